@@ -1,0 +1,365 @@
+//! [`Driver`]: the narrow waist below.
+//!
+//! # Contract
+//!
+//! **Who validates.** The driver does. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
+//! error ([`Code::InvalidHandle`](crate::Code::InvalidHandle), [`InvalidDevice`](crate::Code::InvalidDevice),
+//! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
+//! it was given is the kernel's affair: on a card a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
+//! and sticky; in the simulator it is the same, at the first byte outside the declared accesses.
+//!
+//! **State after an error.** A call that fails changes nothing, unless its documentation says otherwise.
+//!
+//! **Asynchronous errors.** Work runs later than the call that submits it. When it fails, the device's context is lost, and
+//! *every* later call on that device may answer with the sticky code; [`Error::is_asynchronous`](crate::Error::is_asynchronous)
+//! is true of it. No error is ever parked for a call on another device, and dropping things reports nothing.
+//!
+//! **What is asynchronous.** Methods that end in `_async`, and `event_record`, `stream_wait_event`, `launch`,
+//! `graph_launch`: they return when the command is queued. Everything else is done when it returns. The methods that wait
+//! for the device say *blocks*.
+//!
+//! **Streams.** [`Driver::default_stream`] is CUDA's legacy default stream: it waits for all earlier work of the device's
+//! blocking streams, and they wait for its. All streams that [`Driver::stream_create`] makes are non-blocking: they have
+//! no such ties.
+//!
+//! **Capture.** While a stream captures, commands on it become nodes of a graph and nothing runs. The calls that are
+//! marked *not in capture* answer [`StreamCaptureUnsupported`](crate::Code::StreamCaptureUnsupported) and break the capture,
+//! when a capture forbids them to the calling thread ([`CaptureMode`]).
+//!
+//! **Threads.** Every method may be called from every thread at any time. There is no current device and no current
+//! context: handles know their device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::module::Image;
+use crate::properties::{DeviceProperties, Version};
+use crate::{
+    DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer,
+    ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+};
+
+/// How an event is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct EventFlags {
+    /// Whether it takes the time when it is reached. Events without are cheaper.
+    pub timing: bool,
+    /// Whether `event_synchronize` sleeps instead of spinning.
+    pub blocking_sync: bool,
+}
+
+/// How an allocation of pinned host memory is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct HostFlags {
+    /// Whether the host's writes bypass its caches: faster to copy from, very slow to read.
+    pub write_combined: bool,
+}
+
+/// Free and total memory of a device, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MemoryInfo {
+    /// What an allocation could still take.
+    pub free_bytes: u64,
+    /// All there is.
+    pub total_bytes: u64,
+}
+
+/// What a kernel needs of a multiprocessor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FunctionAttributes {
+    /// The most threads a block of this kernel may have.
+    pub max_threads_per_block: u32,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Static shared memory a block.
+    pub shared_memory_bytes: u32,
+    /// Local memory a thread (spills and arrays).
+    pub local_memory_bytes: u32,
+}
+
+/// Who may touch a mapped range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemoryAccess {
+    /// Nobody on that device.
+    None,
+    /// Reads only.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+/// A function of the host that runs in stream order. It must not call the driver.
+pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
+
+/// A GPU and its driver, in CUDA's verbs. See the [module](self) for the contract that all methods share.
+pub trait Driver: Send + Sync + fmt::Debug {
+    // ---- Devices and contexts -------------------------------------------------------------------------------------
+
+    /// `cuda` or `sim`.
+    fn name(&self) -> &'static str;
+
+    /// The version of the CUDA interface that the driver implements.
+    fn version(&self) -> Version;
+
+    /// How many devices there are. Creates no context.
+    fn device_count(&self) -> u32;
+
+    /// What a device is. Creates no context, except on the first call where the driver can only learn it that way.
+    fn device_properties(&self, device: u32) -> Result<DeviceProperties>;
+
+    /// Whether the device has a context already. Creates none.
+    fn context_is_active(&self, device: u32) -> Result<bool>;
+
+    /// Makes sure that the device has a context (some 100 ms on a card, hundreds of MiB of its memory). Every call that
+    /// needs one does so too. *Not in capture.*
+    fn context_initialize(&self, device: u32) -> Result<()>;
+
+    /// Blocks until all work of the device is done. *Not in capture.*
+    fn device_synchronize(&self, device: u32) -> Result<()>;
+
+    /// Free and total memory.
+    fn memory_info(&self, device: u32) -> Result<MemoryInfo>;
+
+    /// Whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
+
+    /// Lets kernels of `device` touch plain memory of `peer`. Enabling twice is
+    /// [`PeerAccessAlreadyEnabled`](crate::Code::PeerAccessAlreadyEnabled).
+    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+
+    /// Takes that back; not on is [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
+    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+
+    // ---- Streams --------------------------------------------------------------------------------------------------
+
+    /// The legacy default stream of a device. It needs no destroying, and destroying it is an error.
+    fn default_stream(&self, device: u32) -> Result<StreamHandle>;
+
+    /// A new non-blocking stream. The priority is clamped to the device's range; smaller is more urgent.
+    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle>;
+
+    /// Gives the stream up. Work on it still runs to its end.
+    fn stream_destroy(&self, stream: StreamHandle) -> Result<()>;
+
+    /// The device of the stream.
+    fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+
+    /// The priority after clamping.
+    fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
+
+    /// Whether all work on the stream is done. *Not in capture of this stream.*
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
+
+    /// Blocks until all work on the stream is done. *Not in capture of this stream.*
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
+
+    /// Later work on the stream waits for the latest record of the event before this call. An event that was never
+    /// recorded holds nothing up. Recording the event again changes nothing for this wait. An event of a capture pulls the
+    /// stream into that capture.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+
+    /// A stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
+    /// stream alone.
+    fn stream_adopt(&self, device: u32, stream: crate::ForeignStream) -> Result<StreamHandle>;
+
+    /// The driver's own number for the stream (`CUstream`), to be given to other libraries.
+    fn stream_native(&self, stream: StreamHandle) -> Result<u64>;
+
+    // ---- Events ---------------------------------------------------------------------------------------------------
+
+    /// A new event. It belongs to the device and counts as complete until it is recorded.
+    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle>;
+
+    /// Gives the event up. Waits that were queued on it keep their meaning.
+    fn event_destroy(&self, event: EventHandle) -> Result<()>;
+
+    /// Records the event on a stream of the same device: it is complete when all earlier work on the stream is. On a
+    /// capturing stream it marks the place in the graph.
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+
+    /// Whether the latest record is complete. An event of a capture is [`CapturedEvent`](crate::Code::CapturedEvent).
+    fn event_query(&self, event: EventHandle) -> Result<bool>;
+
+    /// Blocks until the latest record is complete. An event of a capture is
+    /// [`CapturedEvent`](crate::Code::CapturedEvent).
+    fn event_synchronize(&self, event: EventHandle) -> Result<()>;
+
+    /// Milliseconds from one record to another. Both events need timing and must be recorded
+    /// ([`InvalidHandle`](crate::Code::InvalidHandle)) and complete ([`NotReady`](crate::Code::NotReady)).
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
+
+    // ---- Device memory --------------------------------------------------------------------------------------------
+
+    /// `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May block.
+    /// *Not in capture.*
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// Gives memory of `memory_allocate` back. Blocks until the work that may use it is done. *Not in capture.*
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
+
+    /// A range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
+    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// Gives a reserved range back; all of it must be unmapped.
+    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+
+    /// Physical memory without an address. `bytes` is a multiple of the device's granularity.
+    fn physical_create(&self, device: u32, bytes: u64) -> Result<PhysicalHandle>;
+
+    /// Gives up the handle. The memory lives on while it is mapped.
+    fn physical_release(&self, physical: PhysicalHandle) -> Result<()>;
+
+    /// Maps the physical memory, from `offset` on, at an address of a reserved range. It cannot be touched before
+    /// `memory_set_access`. The same memory may be mapped several times.
+    fn memory_map(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        physical: PhysicalHandle,
+        offset: u64,
+    ) -> Result<()>;
+
+    /// Unmaps whole mappings. The caller has waited for the work that uses them.
+    fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+
+    /// Lets `device` touch a mapped range.
+    fn memory_set_access(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        device: u32,
+        access: MemoryAccess,
+    ) -> Result<()>;
+
+    /// A new pool of the stream-ordered allocator. It keeps what it has until it is trimmed.
+    fn pool_create(&self, device: u32) -> Result<PoolHandle>;
+
+    /// Gives the pool up; its memory goes back when the last allocation from it is freed.
+    fn pool_destroy(&self, pool: PoolHandle) -> Result<()>;
+
+    /// Gives unused memory of the pool back to the device, down to `keep_bytes`.
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()>;
+
+    /// Memory of the pool's device, usable by work that comes later on the stream.
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer>;
+
+    /// Frees such memory once earlier work on the stream is done.
+    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()>;
+
+    // ---- Pinned host memory ---------------------------------------------------------------------------------------
+
+    /// Page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer>;
+
+    /// Gives it back. Blocks until the work that uses it is done. *Not in capture.*
+    fn host_free(&self, pointer: HostPointer) -> Result<()>;
+
+    /// Reads pinned memory from the host, now. Nothing orders it after work that writes there: synchronise first.
+    fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()>;
+
+    /// Writes pinned memory from the host, now. Nothing orders it after work that reads there: synchronise first.
+    fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()>;
+
+    // ---- Copies, fills, host functions ----------------------------------------------------------------------------
+
+    /// Copies between device memory and device or pinned memory, in stream order.
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()>;
+
+    /// Copies ordinary host memory to the device in stream order. Returns when `source` may change; the copy itself may
+    /// still be under way. Blocks for all but small sizes. *Not in capture of this stream.*
+    fn copy_from_host(
+        &self,
+        stream: StreamHandle,
+        target: DevicePointer,
+        source: &[u8],
+        label: Label,
+    ) -> Result<()>;
+
+    /// Copies device memory to ordinary host memory in stream order. Blocks until the bytes are there. *Not in capture of
+    /// this stream.*
+    fn copy_to_host(
+        &self,
+        stream: StreamHandle,
+        target: &mut [u8],
+        source: DevicePointer,
+        label: Label,
+    ) -> Result<()>;
+
+    /// Fills device memory with a pattern, in stream order.
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()>;
+
+    /// Runs a function of the host in stream order; later work on the stream waits for it. In a capture it becomes a node
+    /// and runs at each launch.
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()>;
+
+    // ---- Code -----------------------------------------------------------------------------------------------------
+
+    /// Loads an image. An image of a kind that the device does not take is
+    /// [`InvalidImage`](crate::Code::InvalidImage).
+    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle>;
+
+    /// Unloads it, with its functions. Blocks until the work that uses it is done.
+    fn module_unload(&self, module: ModuleHandle) -> Result<()>;
+
+    /// A kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
+
+    /// What the kernel needs.
+    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes>;
+
+    /// Queues a kernel. A grid or block with a 0, or a block that is too large, is
+    /// [`InvalidValue`](crate::Code::InvalidValue).
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()>;
+
+    /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the
+    /// properties say so beforehand.
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()>;
+
+    // ---- Capture and graphs ---------------------------------------------------------------------------------------
+
+    /// Starts a capture on a stream that is not the legacy default stream.
+    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
+
+    /// Ends it, on the stream that started it, and gives the graph. A forked stream that was not joined is
+    /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined), a broken capture
+    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated); in both cases the capture is over and
+    /// the streams are usable again.
+    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+
+    /// Whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
+    /// [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
+    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo>;
+
+    /// Changes what the next command on a capturing stream will depend on. Nodes are of the graph under construction.
+    fn stream_update_capture_dependencies(
+        &self,
+        stream: StreamHandle,
+        dependencies: &[GraphNodeHandle],
+        update: DependencyUpdate,
+    ) -> Result<()>;
+
+    /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+
+    /// The graph as data.
+    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;
+
+    /// Gives the graph up. Its executables live on.
+    fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
+
+    /// An executable of the graph for one device. Blocks while it is built.
+    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+
+    /// Gives the executable up; a launch that is under way runs to its end.
+    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;
+
+    /// Queues the whole graph as one piece of work on the stream. Launches of one executable run one after the other.
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()>;
+}

@@ -1,0 +1,105 @@
+//! Stream capture and graphs, as the driver speaks of them.
+
+use crate::GraphNodeHandle;
+use crate::command::Label;
+
+/// Which calls of which threads a capture forbids (`cudaStreamCaptureMode`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum CaptureMode {
+    /// Potentially unsafe calls (synchronous allocation, say) of every thread break the capture.
+    #[default]
+    Global,
+    /// Only those of the thread that captures.
+    ThreadLocal,
+    /// None.
+    Relaxed,
+}
+
+/// Whether a stream captures.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CaptureStatus {
+    /// It does not.
+    None,
+    /// It does.
+    Active,
+    /// It did, and an error broke the capture: it must be ended, and will give no graph.
+    Invalidated,
+}
+
+/// The state of a stream's capture.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CaptureInfo {
+    /// Whether it captures.
+    pub status: CaptureStatus,
+    /// The number of the capture, unique in the process; 0 where there is none.
+    pub id: u64,
+    /// The graph under construction; `None` where there is none. It belongs to the capture: it can be read, and extended
+    /// through the stream, but not destroyed.
+    pub graph: Option<crate::GraphHandle>,
+    /// The nodes that the next command on the stream will depend on.
+    pub dependencies: Vec<GraphNodeHandle>,
+}
+
+impl CaptureInfo {
+    /// The state of a stream that does not capture.
+    pub const fn none() -> Self {
+        Self { status: CaptureStatus::None, id: 0, graph: None, dependencies: Vec::new() }
+    }
+}
+
+/// What becomes of the dependencies that a capturing stream has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DependencyUpdate {
+    /// The new ones are added.
+    Add,
+    /// The new ones replace them.
+    Set,
+}
+
+/// What a node of a graph does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum GraphNodeKind {
+    /// A kernel, or library work that the library submitted as a kernel.
+    Kernel,
+    /// Library work of the simulator.
+    Library,
+    /// A copy.
+    Copy,
+    /// A fill.
+    Fill,
+    /// A host function.
+    Host,
+    /// Nothing but dependencies.
+    Empty,
+    /// A wait for an event from outside the graph.
+    WaitEvent,
+    /// The record of an event for the outside.
+    RecordEvent,
+    /// A stream-ordered allocation.
+    Allocate,
+    /// Its counterpart.
+    Free,
+    /// Something that this version has no name for.
+    Other,
+}
+
+/// A graph as data.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GraphDescription {
+    /// The nodes, in an order in which they may run where the driver knows one.
+    pub nodes: Vec<GraphNode>,
+    /// The edges: the second node runs after the first. Indices into `nodes`.
+    pub edges: Vec<(usize, usize)>,
+}
+
+/// One node as data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GraphNode {
+    /// Its handle.
+    pub handle: GraphNodeHandle,
+    /// What it does.
+    pub kind: GraphNodeKind,
+    /// Who submitted it, where the driver knows.
+    pub label: Option<Label>,
+}

@@ -1,0 +1,85 @@
+//! Calls of vendor libraries, as data.
+//!
+//! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)): on a card the driver makes the
+//! call described here; the simulator runs the host function that comes with it. This module knows no dtypes: element
+//! formats are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
+
+use crate::DevicePointer;
+
+/// A call of a vendor library.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum CardCall {
+    /// A matrix product through cuBLASLt.
+    Matmul(MatmulCall),
+}
+
+/// An element format, as `cudaDataType_t` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ElementFormat(pub u32);
+
+impl ElementFormat {
+    /// 32-bit floats (`CUDA_R_32F`).
+    pub const R_32F: Self = Self(0);
+    /// 64-bit floats (`CUDA_R_64F`).
+    pub const R_64F: Self = Self(1);
+    /// IEEE 16-bit floats (`CUDA_R_16F`).
+    pub const R_16F: Self = Self(2);
+    /// 16-bit brain floats (`CUDA_R_16BF`).
+    pub const R_16BF: Self = Self(14);
+}
+
+/// How products are accumulated, as `cublasComputeType_t` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ComputeFormat(pub u32);
+
+impl ComputeFormat {
+    /// 32-bit floats (`CUBLAS_COMPUTE_32F`): IEEE single precision for f32 operands.
+    pub const F32: Self = Self(68);
+    /// 32-bit floats whose operands are rounded to TF32 (`CUBLAS_COMPUTE_32F_FAST_TF32`).
+    pub const F32_FAST_TF32: Self = Self(77);
+    /// 64-bit floats (`CUBLAS_COMPUTE_64F`).
+    pub const F64: Self = Self(70);
+}
+
+/// One matrix of a product: rows lie one after another (row-major).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Matrix {
+    /// Its first element.
+    pub address: DevicePointer,
+    /// Elements from one stored row to the next.
+    pub leading_dimension: u64,
+    /// Elements from one matrix of the batch to the next; 0 repeats the same matrix.
+    pub batch_stride: u64,
+    /// Whether the stored matrix is the transpose of the operand. Never set for the output.
+    pub transposed: bool,
+}
+
+/// `D = alpha · op(A) · op(B) + beta · D`, for each matrix of a batch, row-major: `op(A)` is m×k, `op(B)` is k×n, `D` m×n.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct MatmulCall {
+    /// Rows of the output.
+    pub m: u64,
+    /// Columns of the output.
+    pub n: u64,
+    /// The length that is summed over.
+    pub k: u64,
+    /// How many products; at least 1.
+    pub batch: u64,
+    /// The left operand.
+    pub a: Matrix,
+    /// The right operand.
+    pub b: Matrix,
+    /// The output, and the addend where `beta` is not 0.
+    pub d: Matrix,
+    /// The format of the elements of all three.
+    pub format: ElementFormat,
+    /// How products are accumulated.
+    pub compute: ComputeFormat,
+    /// The factor of the product.
+    pub alpha: f64,
+    /// The factor of the addend.
+    pub beta: f64,
+    /// Scratch memory that the library may use while this command runs: address and bytes.
+    pub workspace: Option<(DevicePointer, u64)>,
+}

@@ -1,0 +1,58 @@
+//! Loadable code.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::host::HostKernel;
+
+/// What [`Driver::module_load`](crate::Driver::module_load) loads.
+#[derive(Clone, Copy)]
+pub enum Image<'a> {
+    /// Machine code for one architecture.
+    Cubin(&'a [u8]),
+    /// PTX text, compiled by the driver when it is loaded.
+    Ptx(&'a str),
+    /// Host functions: what the simulator takes.
+    Host(&'a HostModule),
+}
+
+impl fmt::Debug for Image<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cubin(bytes) => write!(f, "Cubin({} bytes)", bytes.len()),
+            Self::Ptx(text) => write!(f, "Ptx({} bytes)", text.len()),
+            Self::Host(module) => write!(f, "Host({module:?})"),
+        }
+    }
+}
+
+/// Named host functions.
+#[derive(Clone, Default)]
+pub struct HostModule {
+    kernels: Vec<(String, Arc<dyn HostKernel>)>,
+}
+
+impl HostModule {
+    /// A module with one function.
+    pub fn single(name: impl Into<String>, kernel: Arc<dyn HostKernel>) -> Self {
+        Self { kernels: vec![(name.into(), kernel)] }
+    }
+
+    /// The module with one function more.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, kernel: Arc<dyn HostKernel>) -> Self {
+        self.kernels.push((name.into(), kernel));
+        self
+    }
+
+    /// The function of that name.
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn HostKernel>> {
+        self.kernels.iter().find(|(candidate, _)| candidate == name).map(|(_, kernel)| kernel)
+    }
+}
+
+impl fmt::Debug for HostModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.kernels.iter().map(|(name, _)| name)).finish()
+    }
+}
