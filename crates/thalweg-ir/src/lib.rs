@@ -1,1 +1,34 @@
-//! stub
+//! Numbers and loops: dtypes, layouts, and the loop IR in which operators are written once.
+//!
+//! An operator of the table is a [`Body`]: a small DAG over a closed table of primitives. From it are derived
+//! - the CUDA C kernel ([`cuda::print`]),
+//! - the host executor ([`host`]), which is also the definition that the kernel is held against,
+//! - the gradient ([`grad`]),
+//! - the ranges that a launch touches ([`Geometry::span`]).
+//!
+//! What is no loop over a body is a small value too: [`matmul::Matmul`].
+//!
+//! # Invariants
+//! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
+//! - Three readers (printer, executor, gradient) match exhaustively on the same enums: a new primitive does not compile
+//!   until each of them knows it.
+#![forbid(unsafe_code)]
+
+mod body;
+mod dtype;
+mod kernel;
+mod layout;
+
+pub mod cuda;
+pub mod grad;
+pub mod host;
+pub mod matmul;
+
+pub use body::{
+    Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, Place, ReduceOp,
+    Reduction, Scalar, Unary, Value,
+};
+pub use dtype::{DType, Element};
+pub use half::{bf16, f16};
+pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, Unpacked};
+pub use layout::{Layout, LayoutError, Shape, broadcast_shapes, contiguous_strides, element_count};

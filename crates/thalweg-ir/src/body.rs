@@ -1,0 +1,728 @@
+//! [`Body`]: what a loop kernel computes, with nothing about how.
+//!
+//! A body is a small DAG of expressions over a closed table of primitives ([`Unary`], [`Binary`], [`Node`]). It describes
+//! one *point* of an iteration space that has two groups of dimensions:
+//!
+//! - the **rows**, over which everything is independent, and
+//! - the **inner** dimensions, over which reductions run. An elementwise body has none.
+//!
+//! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
+//! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`Place::Row`]) or once a point
+//! ([`Place::Point`]). So a sum is one reduction and a row output; log-softmax is two reductions (maximum, sum of
+//! exponentials) and a point output, and all of it is one kernel.
+//!
+//! # Invariants
+//! - Operands of a node come before it: a body is evaluated front to back.
+//! - Arithmetic happens in [`DType::compute`] types: loads of 16-bit floats are cast right away, outputs on storing.
+//! - A body knows no shapes and no strides. Those are the [`Kernel`](crate::Kernel)'s.
+
+use std::cell::RefCell;
+use std::ops;
+
+use crate::DType;
+
+/// The place of a node in its body.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ExprId(pub u32);
+
+impl ExprId {
+    /// The index into [`Body::nodes`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A constant or a run-time scalar.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Scalar {
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    I64(i64),
+    /// A floating-point number.
+    F64(f64),
+}
+
+impl Scalar {
+    /// The bits that travel in a launch's arguments: 8 bytes, whatever the kind.
+    pub const fn to_bits(self) -> u64 {
+        match self {
+            Self::Bool(value) => value as u64,
+            Self::I64(value) => value as u64,
+            Self::F64(value) => value.to_bits(),
+        }
+    }
+
+    /// The value as an f64.
+    pub const fn to_f64(self) -> f64 {
+        match self {
+            Self::Bool(value) => value as u8 as f64,
+            Self::I64(value) => value as f64,
+            Self::F64(value) => value,
+        }
+    }
+
+    /// The value as an i64; a floating-point number is truncated and saturates.
+    pub const fn to_i64(self) -> i64 {
+        match self {
+            Self::Bool(value) => value as i64,
+            Self::I64(value) => value,
+            Self::F64(value) => value as i64,
+        }
+    }
+
+    /// Whether it is a floating-point number.
+    pub const fn is_floating_point(self) -> bool {
+        matches!(self, Self::F64(_))
+    }
+}
+
+impl From<bool> for Scalar {
+    fn from(value: bool) -> Self {
+        Self::Bool(value)
+    }
+}
+
+impl From<i64> for Scalar {
+    fn from(value: i64) -> Self {
+        Self::I64(value)
+    }
+}
+
+impl From<i32> for Scalar {
+    fn from(value: i32) -> Self {
+        Self::I64(i64::from(value))
+    }
+}
+
+impl From<f64> for Scalar {
+    fn from(value: f64) -> Self {
+        Self::F64(value)
+    }
+}
+
+impl From<f32> for Scalar {
+    fn from(value: f32) -> Self {
+        Self::F64(f64::from(value))
+    }
+}
+
+/// A primitive of one operand. The result has the operand's dtype.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Unary {
+    /// −x; wraps for integers.
+    Neg,
+    /// |x|; wraps for integers.
+    Abs,
+    /// Logical not of a bool.
+    Not,
+    /// √x, correctly rounded.
+    Sqrt,
+    /// eˣ.
+    Exp,
+    /// eˣ − 1.
+    Expm1,
+    /// ln x.
+    Log,
+    /// ln (1 + x).
+    Log1p,
+    /// sin x.
+    Sin,
+    /// cos x.
+    Cos,
+    /// tanh x.
+    Tanh,
+    /// erf x.
+    Erf,
+    /// The largest integer that is not above x.
+    Floor,
+    /// The smallest integer that is not below x.
+    Ceil,
+    /// x without its fraction.
+    Trunc,
+    /// The nearest integer, ties to even.
+    Round,
+}
+
+/// A primitive of two operands of one dtype. The result has that dtype, or `Bool` for comparisons.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Binary {
+    /// a + b; wraps for integers.
+    Add,
+    /// a − b; wraps for integers.
+    Sub,
+    /// a · b; wraps for integers.
+    Mul,
+    /// a / b, correctly rounded for floats; truncates for integers, where a division by 0 gives 0.
+    Div,
+    /// The remainder of the truncating division (C's `fmod` and `%`); 0 for integers where b is 0.
+    Rem,
+    /// a to the power of b. Floats only.
+    Pow,
+    /// The greater; NaN where one is NaN.
+    Max,
+    /// The smaller; NaN where one is NaN.
+    Min,
+    /// a = b.
+    Equal,
+    /// a < b.
+    Less,
+    /// a ≤ b.
+    LessEqual,
+    /// Logical and of bools, bitwise of integers.
+    And,
+    /// Logical or of bools, bitwise of integers.
+    Or,
+    /// Exclusive or of bools, bitwise of integers.
+    Xor,
+}
+
+impl Binary {
+    /// Whether the result is a bool.
+    pub const fn is_comparison(self) -> bool {
+        matches!(self, Self::Equal | Self::Less | Self::LessEqual)
+    }
+}
+
+/// How a reduction combines values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ReduceOp {
+    /// The sum; starts at 0.
+    Sum,
+    /// The product; starts at 1.
+    Product,
+    /// The greatest; NaN where one is NaN; starts at the dtype's lowest value (−∞ for floats).
+    Max,
+    /// The smallest; NaN where one is NaN; starts at the dtype's highest value (∞ for floats).
+    Min,
+}
+
+/// Which dimension of the iteration space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dimension {
+    /// The row dimension of this number.
+    Row(u8),
+    /// The inner dimension of this number.
+    Inner(u8),
+}
+
+/// One expression.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Node {
+    /// A constant of the node's dtype.
+    Constant(Scalar),
+    /// The element of an input at this point, through the input's strides.
+    Load {
+        /// Which input.
+        input: u16,
+    },
+    /// The element of an input at a computed place. Where the guard is false nothing is read and the value is `otherwise`.
+    /// The place is an i64: an offset in elements from the input's first; outside `0..elements` it is a fault on the host
+    /// and undefined on a card, so an index that comes from data needs a guard.
+    Gather {
+        /// Which input.
+        input: u16,
+        /// The place (i64).
+        index: ExprId,
+        /// Whether to read (bool).
+        guard: ExprId,
+        /// The value where the guard is false.
+        otherwise: Scalar,
+    },
+    /// A scalar argument of the launch.
+    Scalar {
+        /// Which one.
+        slot: u16,
+    },
+    /// The coordinate of the point in one dimension (i64). A body that has any keeps its dimensions apart.
+    Index(Dimension),
+    /// The result of an earlier reduction for this row.
+    Reduced {
+        /// Which one.
+        reduction: u16,
+    },
+    /// A primitive of one operand.
+    Unary(Unary, ExprId),
+    /// A primitive of two operands.
+    Binary(Binary, ExprId, ExprId),
+    /// a · b + c, rounded once.
+    Fma(ExprId, ExprId, ExprId),
+    /// The second where the first (bool) is true, else the third.
+    Select(ExprId, ExprId, ExprId),
+    /// The value in the node's dtype: floats to integers truncate and saturate, NaN becomes 0; anything to bool is
+    /// "not 0".
+    Cast(ExprId),
+}
+
+impl Node {
+    /// The nodes that this one reads.
+    pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
+        let list = match *self {
+            Self::Constant(_)
+            | Self::Load { .. }
+            | Self::Scalar { .. }
+            | Self::Index(_)
+            | Self::Reduced { .. } => [None; 3],
+            Self::Unary(_, a) | Self::Cast(a) => [Some(a), None, None],
+            Self::Binary(_, a, b) => [Some(a), Some(b), None],
+            Self::Gather { index, guard, .. } => [Some(index), Some(guard), None],
+            Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+        };
+        list.into_iter().flatten()
+    }
+}
+
+/// How an input is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum InputKind {
+    /// By [`Node::Load`], at the point, through strides.
+    Strided,
+    /// By [`Node::Gather`], anywhere. The input is contiguous.
+    Gathered,
+}
+
+/// An input of a body.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Input {
+    /// The dtype in memory.
+    pub dtype: DType,
+    /// How it is read.
+    pub kind: InputKind,
+}
+
+/// A reduction over the inner dimensions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Reduction {
+    /// How values combine.
+    pub op: ReduceOp,
+    /// The value at each point.
+    pub value: ExprId,
+}
+
+/// How often an output is written.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    /// Once a row.
+    Row,
+    /// Once a point.
+    Point,
+}
+
+/// An output of a body.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Output {
+    /// The value.
+    pub value: ExprId,
+    /// The dtype in memory: the value's dtype, or the 16-bit float that it is rounded to.
+    pub dtype: DType,
+    /// How often it is written.
+    pub place: Place,
+}
+
+/// What a loop kernel computes. See the [module](self).
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Body {
+    /// The expressions; operands come first.
+    pub nodes: Vec<Node>,
+    /// The dtype of each expression.
+    pub dtypes: Vec<DType>,
+    /// The inputs.
+    pub inputs: Vec<Input>,
+    /// The dtype of each scalar argument (`Bool`, `I64` or a floating type; it travels as 8 bytes).
+    pub scalars: Vec<DType>,
+    /// The reductions, in order.
+    pub reductions: Vec<Reduction>,
+    /// The outputs.
+    pub outputs: Vec<Output>,
+}
+
+impl Body {
+    /// The dtype of an expression.
+    pub fn dtype(&self, id: ExprId) -> DType {
+        self.dtypes[id.index()]
+    }
+
+    /// Whether any expression that an output or a reduction needs reads this input.
+    pub fn uses_input(&self, input: usize) -> bool {
+        let live = self.live();
+        self.nodes.iter().zip(live).any(|(node, live)| {
+            live && matches!(*node, Node::Load { input: i } | Node::Gather { input: i, .. } if usize::from(i) == input)
+        })
+    }
+
+    /// Whether the body asks for coordinates, so that its dimensions must not be merged.
+    pub fn uses_coordinates(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
+    }
+
+    /// Which expressions are needed by an output or a reduction.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        for root in self.outputs.iter().map(|o| o.value).chain(self.reductions.iter().map(|r| r.value)) {
+            live[root.index()] = true;
+        }
+        for index in (0..self.nodes.len()).rev() {
+            if live[index] {
+                for operand in self.nodes[index].operands() {
+                    live[operand.index()] = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// Which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an inner
+    /// coordinate), as opposed to once a row. `varies_inside` says of each input whether it has inner dimensions at all;
+    /// a kernel passes what it knows, a body alone assumes that every input has them.
+    pub fn point_dependent(&self, varies_inside: impl Fn(usize) -> bool) -> Vec<bool> {
+        let mut point = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            point[index] = match node {
+                Node::Load { input } => varies_inside(usize::from(*input)),
+                Node::Index(Dimension::Inner(_)) => true,
+                other => other.operands().any(|operand| point[operand.index()]),
+            };
+        }
+        point
+    }
+}
+
+/// Builds a [`Body`]. [`Value`]s borrow it, so that entries of the operator table read like formulas.
+#[derive(Debug, Default)]
+pub struct BodyBuilder {
+    body: RefCell<Body>,
+}
+
+/// An expression under construction. Arithmetic on values adds nodes to their builder; equal nodes are shared.
+#[derive(Clone, Copy)]
+pub struct Value<'b> {
+    builder: &'b BodyBuilder,
+    id: ExprId,
+}
+
+impl BodyBuilder {
+    /// An empty body.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The body.
+    pub fn finish(self) -> Body {
+        self.body.into_inner()
+    }
+
+    /// Adds a strided input and loads it, in its compute type.
+    pub fn input(&self, dtype: DType) -> Value<'_> {
+        let input = self.add_input(dtype, InputKind::Strided);
+        self.node(Node::Load { input }, dtype).to(dtype.compute())
+    }
+
+    /// Adds an input that is gathered from; the number is for [`BodyBuilder::gather`].
+    pub fn gathered_input(&self, dtype: DType) -> u16 {
+        self.add_input(dtype, InputKind::Gathered)
+    }
+
+    fn add_input(&self, dtype: DType, kind: InputKind) -> u16 {
+        let mut body = self.body.borrow_mut();
+        body.inputs.push(Input { dtype, kind });
+        (body.inputs.len() - 1) as u16
+    }
+
+    /// Reads a gathered input at an i64 offset where the guard holds, in its compute type.
+    pub fn gather<'b>(
+        &'b self,
+        input: u16,
+        index: Value<'b>,
+        guard: Value<'b>,
+        otherwise: Scalar,
+    ) -> Value<'b> {
+        let dtype = self.body.borrow().inputs[usize::from(input)].dtype;
+        assert_eq!(index.dtype(), DType::I64, "a gather's index is an i64");
+        assert_eq!(guard.dtype(), DType::Bool, "a gather's guard is a bool");
+        self.node(Node::Gather { input, index: index.id, guard: guard.id, otherwise }, dtype)
+            .to(dtype.compute())
+    }
+
+    /// Adds a scalar argument of this dtype.
+    pub fn scalar(&self, dtype: DType) -> Value<'_> {
+        let slot = {
+            let mut body = self.body.borrow_mut();
+            body.scalars.push(dtype);
+            (body.scalars.len() - 1) as u16
+        };
+        self.node(Node::Scalar { slot }, dtype)
+    }
+
+    /// A constant.
+    pub fn constant(&self, value: impl Into<Scalar>, dtype: DType) -> Value<'_> {
+        self.node(Node::Constant(value.into()), dtype)
+    }
+
+    /// The coordinate in a dimension (i64).
+    pub fn index(&self, dimension: Dimension) -> Value<'_> {
+        self.node(Node::Index(dimension), DType::I64)
+    }
+
+    /// Adds a reduction over the inner dimensions; the value is its result for the row.
+    pub fn reduce<'b>(&'b self, op: ReduceOp, value: Value<'b>) -> Value<'b> {
+        let dtype = value.dtype();
+        let reduction = {
+            let mut body = self.body.borrow_mut();
+            body.reductions.push(Reduction { op, value: value.id });
+            (body.reductions.len() - 1) as u16
+        };
+        self.node(Node::Reduced { reduction }, dtype)
+    }
+
+    /// Adds an output in this dtype; the value is cast to it.
+    pub fn output(&self, value: Value<'_>, dtype: DType, place: Place) {
+        let value = value.to(dtype.compute());
+        self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place });
+    }
+
+    /// Adds a node as it is, or finds the equal one. For code that transforms bodies.
+    pub fn node(&self, node: Node, dtype: DType) -> Value<'_> {
+        let mut body = self.body.borrow_mut();
+        let found = body
+            .nodes
+            .iter()
+            .zip(&body.dtypes)
+            .position(|(other, other_dtype)| same_node(other, &node) && *other_dtype == dtype);
+        let index = found.unwrap_or_else(|| {
+            body.nodes.push(node);
+            body.dtypes.push(dtype);
+            body.nodes.len() - 1
+        });
+        Value { builder: self, id: ExprId(index as u32) }
+    }
+
+    /// The value of a node that was added before.
+    pub fn value(&self, id: ExprId) -> Value<'_> {
+        assert!(id.index() < self.body.borrow().nodes.len(), "the node belongs to this body");
+        Value { builder: self, id }
+    }
+}
+
+/// Equality by bits, so that 0.0 and −0.0 stay apart and a NaN equals itself.
+fn same_node(a: &Node, b: &Node) -> bool {
+    let same_scalar = |x: &Scalar, y: &Scalar| {
+        std::mem::discriminant(x) == std::mem::discriminant(y) && x.to_bits() == y.to_bits()
+    };
+    match (a, b) {
+        (Node::Constant(x), Node::Constant(y)) => same_scalar(x, y),
+        (
+            Node::Gather { input, index, guard, otherwise },
+            Node::Gather { input: input_b, index: index_b, guard: guard_b, otherwise: otherwise_b },
+        ) => input == input_b && index == index_b && guard == guard_b && same_scalar(otherwise, otherwise_b),
+        _ => a == b,
+    }
+}
+
+impl<'b> Value<'b> {
+    /// The builder.
+    pub fn builder(self) -> &'b BodyBuilder {
+        self.builder
+    }
+
+    /// The node.
+    pub fn id(self) -> ExprId {
+        self.id
+    }
+
+    /// The dtype.
+    pub fn dtype(self) -> DType {
+        self.builder.body.borrow().dtype(self.id)
+    }
+
+    /// A constant of this value's dtype.
+    pub fn like(self, value: impl Into<Scalar>) -> Self {
+        self.builder.constant(value, self.dtype())
+    }
+
+    /// The value in another dtype.
+    #[must_use]
+    pub fn to(self, dtype: DType) -> Self {
+        if self.dtype() == dtype { self } else { self.builder.node(Node::Cast(self.id), dtype) }
+    }
+
+    /// A primitive of this operand.
+    #[must_use]
+    pub fn unary(self, op: Unary) -> Self {
+        self.builder.node(Node::Unary(op, self.id), self.dtype())
+    }
+
+    /// A primitive of this and another operand of the same dtype.
+    #[must_use]
+    pub fn binary(self, op: Binary, other: Self) -> Self {
+        let dtype = self.dtype();
+        assert_eq!(dtype, other.dtype(), "{op:?} takes operands of one dtype");
+        self.builder
+            .node(Node::Binary(op, self.id, other.id), if op.is_comparison() { DType::Bool } else { dtype })
+    }
+
+    /// `self · b + c`, rounded once.
+    #[must_use]
+    pub fn mul_add(self, b: Self, c: Self) -> Self {
+        self.builder.node(Node::Fma(self.id, b.id, c.id), self.dtype())
+    }
+
+    /// `yes` where this bool is true, else `no`.
+    #[must_use]
+    pub fn select(self, yes: Self, no: Self) -> Self {
+        assert_eq!(self.dtype(), DType::Bool, "select takes a bool");
+        assert_eq!(yes.dtype(), no.dtype(), "select takes branches of one dtype");
+        self.builder.node(Node::Select(self.id, yes.id, no.id), yes.dtype())
+    }
+}
+
+macro_rules! unary_methods {
+    ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
+        impl Value<'_> {$(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $name(self) -> Self {
+                self.unary(Unary::$op)
+            }
+        )*}
+    };
+}
+
+unary_methods! {
+    /// |x|.
+    abs => Abs;
+    /// Logical not.
+    logical_not => Not;
+    /// √x.
+    sqrt => Sqrt;
+    /// eˣ.
+    exp => Exp;
+    /// eˣ − 1.
+    expm1 => Expm1;
+    /// ln x.
+    log => Log;
+    /// ln (1 + x).
+    log1p => Log1p;
+    /// sin x.
+    sin => Sin;
+    /// cos x.
+    cos => Cos;
+    /// tanh x.
+    tanh => Tanh;
+    /// erf x.
+    erf => Erf;
+    /// ⌊x⌋.
+    floor => Floor;
+    /// ⌈x⌉.
+    ceil => Ceil;
+    /// x towards 0.
+    trunc => Trunc;
+    /// The nearest integer, ties to even.
+    round => Round;
+}
+
+/// What stands on the right of an arithmetic operator: a value, or a number of the left one's dtype.
+pub trait Operand<'b> {
+    /// The operand as a value of the same builder and dtype as `like`.
+    fn value(self, like: Value<'b>) -> Value<'b>;
+}
+
+impl<'b> Operand<'b> for Value<'b> {
+    fn value(self, _: Value<'b>) -> Value<'b> {
+        self
+    }
+}
+
+impl<'b> Operand<'b> for f64 {
+    fn value(self, like: Value<'b>) -> Value<'b> {
+        like.like(self)
+    }
+}
+
+impl<'b> Operand<'b> for i64 {
+    fn value(self, like: Value<'b>) -> Value<'b> {
+        like.like(self)
+    }
+}
+
+macro_rules! binary_methods {
+    ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
+        impl<'b> Value<'b> {$(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $name(self, other: impl Operand<'b>) -> Self {
+                self.binary(Binary::$op, other.value(self))
+            }
+        )*}
+    };
+}
+
+binary_methods! {
+    /// self to the power of other.
+    pow => Pow;
+    /// The greater.
+    maximum => Max;
+    /// The smaller.
+    minimum => Min;
+    /// self = other.
+    eq => Equal;
+    /// self < other.
+    lt => Less;
+    /// self ≤ other.
+    le => LessEqual;
+    /// self ∧ other.
+    and => And;
+    /// self ∨ other.
+    or => Or;
+    /// self ⊕ other.
+    xor => Xor;
+}
+
+impl<'b> Value<'b> {
+    /// self > other.
+    #[must_use]
+    pub fn gt(self, other: impl Operand<'b>) -> Self {
+        other.value(self).lt(self)
+    }
+
+    /// self ≥ other.
+    #[must_use]
+    pub fn ge(self, other: impl Operand<'b>) -> Self {
+        other.value(self).le(self)
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:ident;)*) => {$(
+        impl<'b, O: Operand<'b>> ops::$trait<O> for Value<'b> {
+            type Output = Value<'b>;
+
+            fn $method(self, other: O) -> Value<'b> {
+                self.binary(Binary::$op, other.value(self))
+            }
+        }
+
+        impl<'b> ops::$trait<Value<'b>> for f64 {
+            type Output = Value<'b>;
+
+            fn $method(self, other: Value<'b>) -> Value<'b> {
+                other.like(self).binary(Binary::$op, other)
+            }
+        }
+    )*};
+}
+
+operators! {
+    Add add Add;
+    Sub sub Sub;
+    Mul mul Mul;
+    Div div Div;
+    Rem rem Rem;
+}
+
+impl<'b> ops::Neg for Value<'b> {
+    type Output = Value<'b>;
+
+    fn neg(self) -> Value<'b> {
+        self.unary(Unary::Neg)
+    }
+}

@@ -1,0 +1,229 @@
+//! [`Kernel`]: a body with the choices that make it code, and [`Geometry`]: the numbers of one launch.
+//!
+//! A kernel is compiled once for a *class* of layouts ([`Class`]), never for a shape: sizes and strides are arguments.
+//! Two readers turn the same kernel value into something that runs: [`cuda::print`] writes CUDA C,
+//! [`host`](crate::host) executes it on the CPU, with the same order of every reduction.
+//!
+//! # The order of a reduction
+//! A [`Class`] has a number of `lanes`. Lane *t* of a row combines the points *t*, *t* + lanes, *t* + 2·lanes … in this
+//! order, starting from the operation's neutral value; then lanes are combined as a tree: for `step` = lanes/2, lanes/4 …
+//! 1, lane *t* < `step` becomes `op(lane t, lane t + step)`. With one lane the row is combined front to back. So the order
+//! is data, and every executor gives the same bits for operations that are correctly rounded.
+//!
+//! # Arguments
+//! A launch's arguments are 8-byte words, in this order: the address of each input; the address of each output; each
+//! scalar ([`Scalar::to_bits`](crate::Scalar::to_bits)); the number of rows; the number of points of a row; the extents of
+//! the row dimensions, then of the inner ones; for each input, its row strides and inner strides (strided) or its number of
+//! elements (gathered); for each output, its row strides and, if it is written at points, its inner strides. Strides count
+//! elements. A [`Class::contiguous`] kernel has the two numbers, and neither extents nor strides; gathered inputs still
+//! have their number of elements.
+
+use smallvec::SmallVec;
+
+use crate::body::{Body, InputKind, Place};
+
+/// The layout class and the schedule that a kernel is compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Class {
+    /// How many row dimensions are told apart.
+    pub row_rank: u8,
+    /// How many inner dimensions are told apart.
+    pub inner_rank: u8,
+    /// Whether every strided operand is contiguous over rows and inner dimensions taken together (row-major, rows first;
+    /// row outputs over the rows): then element *i* of each operand belongs to point *i*. Both ranks are then at most 1.
+    pub contiguous: bool,
+    /// Whether offsets and coordinates fit 32 bits.
+    pub narrow_index: bool,
+    /// How many lanes combine a row: a power of two up to 1,024; 1 for bodies without reductions.
+    pub lanes: u16,
+    /// How many consecutive elements a thread handles at a time, where the body has no reductions and is contiguous: 1, 2,
+    /// 4 or 8. Addresses are then aligned to that many elements of each operand.
+    pub vector: u8,
+}
+
+/// A kernel: a body, a class, and a name that says both.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Kernel {
+    /// The name of the entry point: letters, digits and underscores.
+    pub name: String,
+    /// What it computes.
+    pub body: Body,
+    /// What it is compiled for.
+    pub class: Class,
+}
+
+/// Strides or extents; most have few dimensions.
+pub type Dimensions = SmallVec<[u64; 6]>;
+
+/// Where one operand's elements lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OperandGeometry {
+    /// By strides, in elements. The inner ones are empty for row outputs.
+    Strided {
+        /// One a row dimension.
+        row_strides: Dimensions,
+        /// One an inner dimension.
+        inner_strides: Dimensions,
+    },
+    /// Contiguous, with this number of elements, read anywhere.
+    Gathered {
+        /// How many.
+        elements: u64,
+    },
+}
+
+/// The sizes and strides of one launch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// The extents of the row dimensions.
+    pub row_shape: Dimensions,
+    /// The extents of the inner dimensions.
+    pub inner_shape: Dimensions,
+    /// The inputs, then the outputs.
+    pub operands: Vec<OperandGeometry>,
+}
+
+impl Geometry {
+    /// How many rows there are.
+    pub fn rows(&self) -> u64 {
+        self.row_shape.iter().product()
+    }
+
+    /// How many points a row has.
+    pub fn points(&self) -> u64 {
+        self.inner_shape.iter().product()
+    }
+
+    /// How many elements, from its first on, an operand may touch; 0 where nothing is touched.
+    pub fn span(&self, operand: usize) -> u64 {
+        match &self.operands[operand] {
+            OperandGeometry::Gathered { elements } => *elements,
+            OperandGeometry::Strided { row_strides, inner_strides } => {
+                if self.rows() == 0 || (!inner_strides.is_empty() && self.points() == 0) {
+                    return 0;
+                }
+                let last = |shape: &[u64], strides: &[u64]| -> u64 {
+                    shape.iter().zip(strides).map(|(&extent, &stride)| (extent - 1) * stride).sum()
+                };
+                1 + last(&self.row_shape, row_strides) + last(&self.inner_shape, inner_strides)
+            }
+        }
+    }
+}
+
+/// The arguments of one launch, as words. See the [module](self#arguments).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Arguments {
+    words: SmallVec<[u64; 32]>,
+}
+
+impl Arguments {
+    /// Packs the arguments of a launch. `inputs` and `outputs` are addresses, `scalars` their bits.
+    pub fn pack(
+        kernel: &Kernel,
+        geometry: &Geometry,
+        inputs: &[u64],
+        outputs: &[u64],
+        scalars: &[u64],
+    ) -> Self {
+        let body = &kernel.body;
+        assert_eq!(inputs.len(), body.inputs.len(), "{}: one address an input", kernel.name);
+        assert_eq!(outputs.len(), body.outputs.len(), "{}: one address an output", kernel.name);
+        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word a scalar", kernel.name);
+        let mut words = SmallVec::new();
+        words.extend_from_slice(inputs);
+        words.extend_from_slice(outputs);
+        words.extend_from_slice(scalars);
+        words.push(geometry.rows());
+        words.push(geometry.points());
+        if !kernel.class.contiguous {
+            words.extend_from_slice(&geometry.row_shape);
+            words.extend_from_slice(&geometry.inner_shape);
+        }
+        for operand in &geometry.operands {
+            match operand {
+                OperandGeometry::Gathered { elements } => words.push(*elements),
+                OperandGeometry::Strided { row_strides, inner_strides } if !kernel.class.contiguous => {
+                    words.extend_from_slice(row_strides);
+                    words.extend_from_slice(inner_strides);
+                }
+                OperandGeometry::Strided { .. } => {}
+            }
+        }
+        Self { words }
+    }
+
+    /// The words as the bytes of a launch.
+    pub fn as_bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+}
+
+/// The arguments of a launch, read back: addresses of inputs and outputs, scalars, geometry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unpacked {
+    /// The address of each input.
+    pub inputs: SmallVec<[u64; 8]>,
+    /// The address of each output.
+    pub outputs: SmallVec<[u64; 4]>,
+    /// The bits of each scalar.
+    pub scalars: SmallVec<[u64; 8]>,
+    /// Sizes and strides.
+    pub geometry: Geometry,
+}
+
+impl Kernel {
+    /// Reads back what [`Arguments::pack`] packed. `None` if the bytes are not of this kernel's layout.
+    pub fn unpack(&self, bytes: &[u8]) -> Option<Unpacked> {
+        let mut words =
+            bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        if bytes.len() % 8 != 0 {
+            return None;
+        }
+        let (body, class) = (&self.body, &self.class);
+        let mut take = |count: usize| -> Option<Dimensions> {
+            let taken: Dimensions = words.by_ref().take(count).collect();
+            (taken.len() == count).then_some(taken)
+        };
+        let inputs = take(body.inputs.len())?;
+        let outputs = take(body.outputs.len())?;
+        let scalars = take(body.scalars.len())?;
+        let counts = take(2)?;
+        let (row_rank, inner_rank) = (usize::from(class.row_rank), usize::from(class.inner_rank));
+        let (row_shape, inner_shape) = if class.contiguous {
+            (Dimensions::from_slice(&counts[..row_rank]), Dimensions::from_slice(&counts[1..1 + inner_rank]))
+        } else {
+            (take(row_rank)?, take(inner_rank)?)
+        };
+        let mut operands = Vec::with_capacity(body.inputs.len() + body.outputs.len());
+        let kinds = body.inputs.iter().map(|input| match input.kind {
+            InputKind::Strided => Some(true),
+            InputKind::Gathered => None,
+        });
+        let places = body.outputs.iter().map(|output| Some(output.place == Place::Point));
+        for at_points in kinds.chain(places) {
+            operands.push(match at_points {
+                None => OperandGeometry::Gathered { elements: take(1)?[0] },
+                Some(at_points) if class.contiguous => {
+                    let points = if at_points && inner_rank == 1 { counts[1] } else { 1 };
+                    OperandGeometry::Strided {
+                        row_strides: std::iter::repeat_n(points, row_rank).collect(),
+                        inner_strides: std::iter::repeat_n(1, if at_points { inner_rank } else { 0 })
+                            .collect(),
+                    }
+                }
+                Some(at_points) => OperandGeometry::Strided {
+                    row_strides: take(row_rank)?,
+                    inner_strides: take(if at_points { inner_rank } else { 0 })?,
+                },
+            });
+        }
+        let geometry = Geometry { row_shape, inner_shape, operands };
+        take(1).is_none().then(|| Unpacked {
+            inputs: inputs.into_iter().collect(),
+            outputs: outputs.into_iter().collect(),
+            scalars: scalars.into_iter().collect(),
+            geometry,
+        })
+    }
+}

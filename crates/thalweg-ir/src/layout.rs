@@ -1,0 +1,325 @@
+//! [`Layout`]: shape, strides and offset of a tensor over its storage.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+/// Extents of dimensions.
+pub type Shape = SmallVec<[usize; 6]>;
+
+/// Where the elements of a tensor lie in its storage, in elements. Strides are never negative.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Layout {
+    shape: Shape,
+    strides: Shape,
+    offset: usize,
+}
+
+/// Why a view of a layout is impossible.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LayoutError(String);
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for LayoutError {}
+
+fn error<T>(text: String) -> Result<T, LayoutError> {
+    Err(LayoutError(text))
+}
+
+/// The strides of a row-major tensor of this shape.
+pub fn contiguous_strides(shape: &[usize]) -> Shape {
+    let mut strides: Shape = std::iter::repeat_n(1, shape.len()).collect();
+    for dimension in (0..shape.len().saturating_sub(1)).rev() {
+        strides[dimension] = strides[dimension + 1] * shape[dimension + 1].max(1);
+    }
+    strides
+}
+
+/// The shape that both broadcast to (`torch.broadcast_shapes`).
+pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> {
+    let rank = a.len().max(b.len());
+    let at = |shape: &[usize], dimension: usize| {
+        (dimension + shape.len()).checked_sub(rank).map_or(1, |inside| shape[inside])
+    };
+    (0..rank)
+        .map(|dimension| match (at(a, dimension), at(b, dimension)) {
+            (x, y) if x == y => Ok(x),
+            (1, y) => Ok(y),
+            (x, 1) => Ok(x),
+            (x, y) => error(format!(
+                "shapes {a:?} and {b:?} do not broadcast: dimension {dimension} is {x} in one and {y} in the other"
+            )),
+        })
+        .collect()
+}
+
+/// The number of elements of a shape, or an error where it does not fit the address space.
+pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
+    shape
+        .iter()
+        .try_fold(1usize, |count, &extent| count.checked_mul(extent))
+        .filter(|&count| count <= isize::MAX as usize)
+        .map_or_else(|| error(format!("shape {shape:?} has more elements than can be addressed")), Ok)
+}
+
+impl Layout {
+    /// A row-major layout from offset 0.
+    pub fn contiguous(shape: &[usize]) -> Self {
+        Self { shape: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+    }
+
+    /// Any layout. The caller vouches that it lies inside the storage: [`Layout::span`] says what it takes.
+    pub fn new(shape: &[usize], strides: &[usize], offset: usize) -> Result<Self, LayoutError> {
+        if shape.len() != strides.len() {
+            return error(format!("shape {shape:?} and strides {strides:?} have different lengths"));
+        }
+        element_count(shape)?;
+        Ok(Self { shape: shape.into(), strides: strides.into(), offset })
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The strides, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// The first element, counted from the storage's start.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// How many dimensions there are.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// How many elements there are.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// How many elements of the storage lie between the first and the last, both counted; 0 for an empty tensor.
+    pub fn span(&self) -> usize {
+        if self.elements() == 0 {
+            return 0;
+        }
+        1 + self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .map(|(&extent, &stride)| (extent - 1) * stride)
+            .sum::<usize>()
+    }
+
+    /// Whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if extent == 0 {
+                return true;
+            }
+            if extent != 1 {
+                if stride != expected {
+                    return false;
+                }
+                expected *= extent;
+            }
+        }
+        true
+    }
+
+    /// Whether two different coordinates may name the same element (an expanded tensor): such a tensor cannot be written.
+    pub fn may_overlap(&self) -> bool {
+        if self.elements() <= 1 {
+            return false;
+        }
+        let mut dimensions: SmallVec<[(usize, usize); 6]> = self
+            .strides
+            .iter()
+            .zip(&self.shape)
+            .filter(|&(_, &extent)| extent > 1)
+            .map(|(&stride, &extent)| (stride, extent))
+            .collect();
+        dimensions.sort_unstable();
+        let mut reach = 0;
+        for (stride, extent) in dimensions {
+            if stride <= reach {
+                return true;
+            }
+            reach += (extent - 1) * stride;
+        }
+        false
+    }
+
+    /// A dimension counted from the end where it is negative.
+    pub fn dimension(&self, dimension: isize) -> Result<usize, LayoutError> {
+        let rank = self.rank() as isize;
+        let index = if dimension < 0 { dimension + rank } else { dimension };
+        if (0..rank).contains(&index) {
+            Ok(index as usize)
+        } else {
+            error(format!(
+                "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
+                self.shape.as_slice(),
+                -rank,
+                rank - 1
+            ))
+        }
+    }
+
+    /// The layout with its dimensions in another order.
+    pub fn permute(&self, order: &[usize]) -> Result<Self, LayoutError> {
+        let mut seen: SmallVec<[bool; 6]> = std::iter::repeat_n(false, self.rank()).collect();
+        let valid = order.len() == self.rank()
+            && order.iter().all(|&d| d < self.rank() && !std::mem::replace(&mut seen[d], true));
+        if !valid {
+            return error(format!(
+                "{order:?} is no permutation of the dimensions of {:?}",
+                self.shape.as_slice()
+            ));
+        }
+        Ok(Self {
+            shape: order.iter().map(|&d| self.shape[d]).collect(),
+            strides: order.iter().map(|&d| self.strides[d]).collect(),
+            offset: self.offset,
+        })
+    }
+
+    /// The layout with two dimensions swapped.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self, LayoutError> {
+        let mut order: Shape = (0..self.rank()).collect();
+        if a >= self.rank() || b >= self.rank() {
+            return error(format!("cannot swap dimensions {a} and {b} of shape {:?}", self.shape.as_slice()));
+        }
+        order.swap(a, b);
+        self.permute(&order)
+    }
+
+    /// `length` elements of a dimension, from `start` on.
+    pub fn narrow(&self, dimension: usize, start: usize, length: usize) -> Result<Self, LayoutError> {
+        let extent = self.shape[dimension];
+        if start.checked_add(length).is_none_or(|end| end > extent) {
+            return error(format!(
+                "cannot take {length} elements from {start} on: dimension {dimension} of shape {:?} has {extent}",
+                self.shape.as_slice()
+            ));
+        }
+        let mut layout = self.clone();
+        layout.shape[dimension] = length;
+        layout.offset += start * self.strides[dimension];
+        Ok(layout)
+    }
+
+    /// The layout without a dimension, at one place of it.
+    pub fn select(&self, dimension: usize, index: usize) -> Result<Self, LayoutError> {
+        let mut layout = self.narrow(dimension, index, 1)?;
+        layout.shape.remove(dimension);
+        layout.strides.remove(dimension);
+        Ok(layout)
+    }
+
+    /// The layout with a new dimension of extent 1.
+    pub fn unsqueeze(&self, dimension: usize) -> Result<Self, LayoutError> {
+        if dimension > self.rank() {
+            return error(format!("cannot add dimension {dimension} to shape {:?}", self.shape.as_slice()));
+        }
+        let mut layout = self.clone();
+        let stride =
+            if dimension < self.rank() { self.strides[dimension] * self.shape[dimension].max(1) } else { 1 };
+        layout.shape.insert(dimension, 1);
+        layout.strides.insert(dimension, stride);
+        Ok(layout)
+    }
+
+    /// The layout without a dimension of extent 1; unchanged where the extent is another.
+    #[must_use]
+    pub fn squeeze(&self, dimension: usize) -> Self {
+        let mut layout = self.clone();
+        if layout.shape.get(dimension) == Some(&1) {
+            layout.shape.remove(dimension);
+            layout.strides.remove(dimension);
+        }
+        layout
+    }
+
+    /// The layout broadcast to a shape: repeated dimensions get stride 0.
+    pub fn expand(&self, shape: &[usize]) -> Result<Self, LayoutError> {
+        let Some(added) = shape.len().checked_sub(self.rank()) else {
+            return error(format!(
+                "cannot expand shape {:?} to the shorter {shape:?}",
+                self.shape.as_slice()
+            ));
+        };
+        let mut strides: Shape = std::iter::repeat_n(0, added).collect();
+        for (dimension, (&extent, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
+            match shape[added + dimension] {
+                wanted if wanted == extent => strides.push(stride),
+                _ if extent == 1 => strides.push(0),
+                wanted => {
+                    return error(format!(
+                        "cannot expand shape {:?} to {shape:?}: dimension {dimension} is {extent}, not 1 or {wanted}",
+                        self.shape.as_slice()
+                    ));
+                }
+            }
+        }
+        element_count(shape)?;
+        Ok(Self { shape: shape.into(), strides, offset: self.offset })
+    }
+
+    /// The layout seen in another shape of as many elements, or `Ok(None)` where that needs a copy.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Option<Self>, LayoutError> {
+        if element_count(shape)? != self.elements() {
+            return error(format!(
+                "cannot see shape {:?} ({} elements) as {shape:?} ({} elements)",
+                self.shape.as_slice(),
+                self.elements(),
+                element_count(shape)?
+            ));
+        }
+        if self.elements() == 0 || self.is_contiguous() {
+            return Ok(Some(Self {
+                shape: shape.into(),
+                strides: contiguous_strides(shape),
+                offset: self.offset,
+            }));
+        }
+        Ok(self.view_strides(shape).map(|strides| Self { shape: shape.into(), strides, offset: self.offset }))
+    }
+
+    /// Strides for a new shape over the same elements: each run of old dimensions that is contiguous in itself may be
+    /// split anew (the rule of `torch.Tensor.view`).
+    fn view_strides(&self, shape: &[usize]) -> Option<Shape> {
+        let mut strides: Shape = std::iter::repeat_n(0, shape.len()).collect();
+        let mut new = shape.len();
+        let mut old = self.rank();
+        while old > 0 {
+            old -= 1;
+            let base = self.strides[old];
+            let mut run = self.shape[old];
+            while old > 0 && (self.shape[old - 1] == 1 || self.strides[old - 1] == base * run) {
+                old -= 1;
+                run *= self.shape[old];
+            }
+            let mut taken = 1;
+            while new > 0 && (taken < run || shape[new - 1] == 1) {
+                new -= 1;
+                strides[new] = base * taken;
+                taken *= shape[new];
+            }
+            if taken != run {
+                return None;
+            }
+        }
+        (new == 0).then_some(strides)
+    }
+}
