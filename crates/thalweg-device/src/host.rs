@@ -50,11 +50,15 @@ impl std::error::Error for HostFault {}
 /// # Safety
 /// For a range inside the declared accesses of the command that is running, `resolve` returns a pointer to `bytes`
 /// contiguous, initialised bytes that stay mapped while the command runs, and no other command that conflicts with the
-/// declared accesses runs meanwhile.
+/// declared accesses runs meanwhile. Two ranges share bytes exactly where their physical ranges do.
 pub(crate) unsafe trait Resolve {
-    /// The host address of a device range, or why there is none.
-    fn resolve(&self, start: u64, bytes: u64) -> Result<*mut u8, HostFault>;
+    /// The host address of a device range and the physical ranges behind it, or why there are none.
+    fn resolve(&self, start: u64, bytes: u64) -> Result<(*mut u8, PhysicalRanges), HostFault>;
 }
+
+/// Physical ranges: the first physical address and the bytes of each. Virtual memory can be mapped twice, so two
+/// addresses may mean one byte; physical addresses name bytes.
+pub(crate) type PhysicalRanges = SmallVec<[(u64, u64); 1]>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Borrow {
@@ -73,6 +77,7 @@ pub struct HostLaunch<'a> {
     pub arguments: &'a [u8],
     accesses: &'a [Access],
     memory: &'a dyn Resolve,
+    /// The physical ranges that the kernel holds.
     borrows: RefCell<SmallVec<[(u64, u64, Borrow); 16]>>,
 }
 
@@ -137,20 +142,24 @@ impl<'a> HostLaunch<'a> {
                 align_of::<T>()
             )));
         }
+        let (pointer, ranges) = self.memory.resolve(address, bytes)?;
         let mut borrows = self.borrows.borrow_mut();
-        let clash = borrows.iter().any(|&(other, length, other_kind)| {
-            (kind == Borrow::Exclusive || other_kind != kind)
-                && other < address + bytes
-                && address < other + length
-        });
-        if clash {
-            return Err(HostFault(format!(
-                "the kernel holds [{address:#x}, {:#x}) twice, once mutably: in-place kernels ask for cells",
-                address + bytes
-            )));
+        for (start, length) in ranges {
+            let mut held = false;
+            for &(other, other_length, other_kind) in borrows.iter() {
+                let overlaps = other < start + length && start < other + other_length;
+                if overlaps && (kind == Borrow::Exclusive || other_kind != kind) {
+                    return Err(HostFault(format!(
+                        "the kernel holds [{address:#x}, {:#x}) twice, once mutably: in-place kernels ask for cells",
+                        address + bytes
+                    )));
+                }
+                held |= overlaps && other <= start && start + length <= other + other_length;
+            }
+            if !held {
+                borrows.push((start, length, kind));
+            }
         }
-        let pointer = self.memory.resolve(address, bytes)?;
-        borrows.push((address, bytes, kind));
         Ok(pointer.cast())
     }
 }

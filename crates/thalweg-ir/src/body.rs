@@ -252,6 +252,8 @@ pub enum Node {
     /// The value in the node's dtype: floats to integers truncate and saturate, NaN becomes 0; anything to bool is
     /// "not 0".
     Cast(ExprId),
+    /// The operand itself, through which no gradient flows: for the shift of a softmax, whose gradient is 0 by algebra.
+    Detach(ExprId),
 }
 
 impl Node {
@@ -263,7 +265,7 @@ impl Node {
             | Self::Scalar { .. }
             | Self::Index(_)
             | Self::Reduced { .. } => [None; 3],
-            Self::Unary(_, a) | Self::Cast(a) => [Some(a), None, None],
+            Self::Unary(_, a) | Self::Cast(a) | Self::Detach(a) => [Some(a), None, None],
             Self::Binary(_, a, b) => [Some(a), Some(b), None],
             Self::Gather { index, guard, .. } => [Some(index), Some(guard), None],
             Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
@@ -529,6 +531,11 @@ impl<'b> Value<'b> {
         self.id
     }
 
+    /// What it is, for code that transforms bodies.
+    pub fn node(self) -> Node {
+        self.builder.body.borrow().nodes[self.id.index()]
+    }
+
     /// The dtype.
     pub fn dtype(self) -> DType {
         self.builder.body.borrow().dtype(self.id)
@@ -543,6 +550,12 @@ impl<'b> Value<'b> {
     #[must_use]
     pub fn to(self, dtype: DType) -> Self {
         if self.dtype() == dtype { self } else { self.builder.node(Node::Cast(self.id), dtype) }
+    }
+
+    /// This value, through which no gradient flows (`torch.Tensor.detach`).
+    #[must_use]
+    pub fn detach(self) -> Self {
+        self.builder.node(Node::Detach(self.id), self.dtype())
     }
 
     /// A primitive of this operand.
@@ -633,6 +646,12 @@ impl<'b> Operand<'b> for Value<'b> {
 }
 
 impl<'b> Operand<'b> for f64 {
+    fn value(self, like: Value<'b>) -> Value<'b> {
+        like.like(self)
+    }
+}
+
+impl<'b> Operand<'b> for i32 {
     fn value(self, like: Value<'b>) -> Value<'b> {
         like.like(self)
     }

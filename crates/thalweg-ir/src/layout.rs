@@ -120,13 +120,14 @@ impl Layout {
             .sum::<usize>()
     }
 
-    /// Whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter.
+    /// Whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter, and none does where
+    /// there are no elements.
     pub fn is_contiguous(&self) -> bool {
+        if self.elements() == 0 {
+            return true;
+        }
         let mut expected = 1;
         for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
-            if extent == 0 {
-                return true;
-            }
             if extent != 1 {
                 if stride != expected {
                     return false;

@@ -1,1 +1,47 @@
-//! To be written.
+//! Real cards: NVIDIA's driver and libraries, loaded at run time.
+//!
+//! Nothing of CUDA is needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the rest look for their library
+//! when they are called ([`locate`]), and a machine without it gets an error that says where it was looked for.
+//!
+//! # The layers
+//! - `search` finds and loads libraries; `table` holds their entry points; `sys` is our copy of `cuda.h`. Nothing here
+//!   checks arguments.
+//! - `handles`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked against
+//!   them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
+//! - `context` (devices, errors, `fork`), `stream`, `memory`, `staging`, `module`, `graph`, `host_function`, `blaslt` are
+//!   the calls of the trait, group by group; `driver` ties them together.
+//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest.
+//!
+//! # Invariants
+//! - The driver never sees a pointer into the caller's memory that it could use after the call returned.
+//! - An object is destroyed when no call uses it, and its handle is dead from then on.
+//! - A call that a library refuses is an error that names the entry point, what was asked for, and the library's own words.
+//!
+//! # What it does not do
+//! No caching of memory, no policy, no dtypes. Nothing is released when the process ends: the operating system does that
+//! better than a destructor that runs while other libraries shut CUDA down.
+
+mod blaslt;
+mod context;
+mod driver;
+mod graph;
+mod handles;
+mod host_function;
+mod memory;
+mod module;
+mod nvml;
+mod nvrtc;
+#[cfg(test)]
+mod oracle;
+mod pinned;
+mod ranges;
+mod search;
+mod staging;
+mod stream;
+mod sys;
+mod table;
+
+pub use driver::CudaDriver;
+pub use nvml::{Availability, AvailabilityReason, availability, availability_with};
+pub use nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};
+pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};

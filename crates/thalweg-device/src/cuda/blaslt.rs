@@ -1,0 +1,532 @@
+//! Matrix products through cuBLASLt.
+//!
+//! Our matrices are row-major and the library's column-major. A row-major matrix read column by column is its transpose,
+//! and `Dᵀ = Bᵀ · Aᵀ`: so the operands are handed over in swapped order, and nothing is moved.
+//!
+//! What a product needs besides its addresses (descriptor, layouts, and the algorithm that the library's heuristic picks
+//! first) is a *plan*, kept by everything that the choice depends on: shapes, strides, formats, the alignment of the
+//! addresses, the workspace, the device. The same product therefore runs the same algorithm whenever it is asked for in a
+//! process, captured or not, and gives the same bits.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+
+use super::driver::CudaDriver;
+use super::search::{Library, OpenLibrary, SearchEnvironment};
+use super::sys::RawStream;
+use super::table::{Outcome, entry_points, function_at, text_at};
+use crate::command::LibraryLaunch;
+use crate::library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
+use crate::{Code, Error, Result, StreamHandle};
+
+/// `cublasLtMatmulAlgo_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Algorithm {
+    pub(super) data: [u64; 8],
+}
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct HeuristicResult {
+    pub(super) algorithm: Algorithm,
+    pub(super) workspace_bytes: usize,
+    pub(super) status: u32,
+    pub(super) waves: f32,
+    pub(super) reserved: [c_int; 4],
+}
+
+pub(super) const OPERATION_NONE: u32 = 0;
+pub(super) const OPERATION_TRANSPOSE: u32 = 1;
+pub(super) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
+pub(super) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
+pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
+pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
+pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
+pub(super) const PREFERENCE_ALIGNMENT_A_BYTES: u32 = 5;
+
+entry_points! {
+    /// libcublasLt.
+    BlasTable {
+        create = "cublasLtCreate" @ 0 c"cublasLtCreate" (handle: *mut usize);
+        matmul = "cublasLtMatmul" @ 0 c"cublasLtMatmul"
+            (handle: usize, descriptor: usize, alpha: *const c_void, a: u64, a_layout: usize, b: u64, b_layout: usize,
+             beta: *const c_void, c: u64, c_layout: usize, d: u64, d_layout: usize, algorithm: *const Algorithm,
+             workspace: u64, workspace_bytes: usize, stream: RawStream);
+        heuristic = "cublasLtMatmulAlgoGetHeuristic" @ 0 c"cublasLtMatmulAlgoGetHeuristic"
+            (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize, preference: usize,
+             wanted: c_int, results: *mut HeuristicResult, found: *mut c_int);
+        descriptor_create = "cublasLtMatmulDescCreate" @ 0 c"cublasLtMatmulDescCreate"
+            (descriptor: *mut usize, compute: u32, scale: u32);
+        descriptor_set = "cublasLtMatmulDescSetAttribute" @ 0 c"cublasLtMatmulDescSetAttribute"
+            (descriptor: usize, attribute: u32, value: *const c_void, bytes: usize);
+        descriptor_destroy = "cublasLtMatmulDescDestroy" @ 0 c"cublasLtMatmulDescDestroy" (descriptor: usize);
+        layout_create = "cublasLtMatrixLayoutCreate" @ 0 c"cublasLtMatrixLayoutCreate"
+            (layout: *mut usize, format: u32, rows: u64, columns: u64, leading_dimension: i64);
+        layout_set = "cublasLtMatrixLayoutSetAttribute" @ 0 c"cublasLtMatrixLayoutSetAttribute"
+            (layout: usize, attribute: u32, value: *const c_void, bytes: usize);
+        layout_destroy = "cublasLtMatrixLayoutDestroy" @ 0 c"cublasLtMatrixLayoutDestroy" (layout: usize);
+        preference_create = "cublasLtMatmulPreferenceCreate" @ 0 c"cublasLtMatmulPreferenceCreate"
+            (preference: *mut usize);
+        preference_set = "cublasLtMatmulPreferenceSetAttribute" @ 0 c"cublasLtMatmulPreferenceSetAttribute"
+            (preference: usize, attribute: u32, value: *const c_void, bytes: usize);
+        preference_destroy = "cublasLtMatmulPreferenceDestroy" @ 0 c"cublasLtMatmulPreferenceDestroy"
+            (preference: usize);
+    }
+}
+
+type StatusName = unsafe extern "C" fn(u32) -> *const c_char;
+
+/// The functions of the library, shared by the plans that it made.
+struct Api {
+    table: BlasTable,
+    status_name: Option<StatusName>,
+}
+
+impl Api {
+    fn check(&self, outcome: Outcome, detail: impl FnOnce() -> String) -> Result<()> {
+        if outcome.is_success() {
+            return Ok(());
+        }
+        let detail = detail();
+        if outcome.missing.is_some() {
+            let detail = format!("{detail}: the installed cuBLASLt has no such call");
+            return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
+        }
+        // SAFETY: the function takes any number and answers with a string of the library.
+        let name = self.status_name.map(|name| unsafe { text_at(name(outcome.status)) }).unwrap_or_default();
+        Err(Error::new(Code::Library, outcome.call, format!("{name} ({}): {detail}", outcome.status)))
+    }
+}
+
+/// An object of the library that goes back when it is dropped.
+struct Owned {
+    api: Arc<Api>,
+    raw: usize,
+    destroy: unsafe fn(&BlasTable, usize) -> Outcome,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: `raw` is an object of the kind that `destroy` destroys, and this is its only owner.
+        let _ = unsafe { (self.destroy)(&self.api.table, self.raw) };
+    }
+}
+
+/// A matrix as the library sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Layout {
+    rows: u64,
+    columns: u64,
+    leading_dimension: u64,
+    batch_stride: u64,
+    transposed: bool,
+    /// The largest power of two, up to 256, that divides the address.
+    alignment_bytes: u32,
+}
+
+impl Layout {
+    /// The transpose of a row-major operand of `rows` × `columns`.
+    fn new(matrix: &Matrix, rows: u64, columns: u64) -> Self {
+        // As it is stored: a transposed operand has its numbers of rows and columns swapped.
+        let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
+        Self {
+            rows: columns,
+            columns: rows,
+            leading_dimension: matrix.leading_dimension,
+            batch_stride: matrix.batch_stride,
+            transposed: matrix.transposed,
+            alignment_bytes: 1 << matrix.address.address().trailing_zeros().min(8),
+        }
+    }
+
+    const fn operation(&self) -> u32 {
+        if self.transposed { OPERATION_TRANSPOSE } else { OPERATION_NONE }
+    }
+}
+
+/// Everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    device: u32,
+    a: Layout,
+    b: Layout,
+    d: Layout,
+    batch: u64,
+    format: ElementFormat,
+    compute: ComputeFormat,
+    has_addend: bool,
+    workspace_bytes: u64,
+}
+
+impl Key {
+    /// The key of a call whose shapes make sense.
+    fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
+        let (m, n, k) = (call.m, call.n, call.k);
+        let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
+        let d = Layout::new(&call.d, m, n);
+        if k == 0 {
+            return Err("k is 0: the product is a fill, which is another command".to_owned());
+        }
+        if call.d.transposed {
+            return Err("the output cannot be transposed".to_owned());
+        }
+        for (name, layout) in [("b", &a), ("a", &b), ("d", &d)] {
+            if layout.leading_dimension < layout.rows {
+                let (rows, leading) = (layout.rows, layout.leading_dimension);
+                return Err(format!("the rows of {name} have {rows} elements and are {leading} apart"));
+            }
+        }
+        if call.batch > 1 && d.batch_stride == 0 {
+            return Err("all outputs of the batch would lie in one place".to_owned());
+        }
+        if call.beta.is_nan() || call.alpha.is_nan() {
+            return Err("a factor is not a number".to_owned());
+        }
+        let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
+        let (batch, format, compute) = (call.batch, call.format, call.compute);
+        Ok(Self { device, a, b, d, batch, format, compute, has_addend: call.beta != 0.0, workspace_bytes })
+    }
+}
+
+struct Plan {
+    descriptor: Owned,
+    a: Owned,
+    b: Owned,
+    d: Owned,
+    algorithm: Algorithm,
+}
+
+/// Plans are made anew when there are so many.
+const PLANS: usize = 4096;
+
+/// The library, with its handles and plans.
+pub(super) struct BlasLt {
+    api: Arc<Api>,
+    /// One a device, made in its context.
+    handles: Vec<OnceLock<usize>>,
+    plans: RwLock<FxHashMap<Key, Arc<Plan>>>,
+}
+
+fn describe(call: &MatmulCall) -> String {
+    let (m, n, k, batch) = (call.m, call.n, call.k, call.batch);
+    let turned = |matrix: &Matrix| if matrix.transposed { "ᵀ" } else { "" };
+    format!(
+        "{batch} products [{m}×{k}]{} · [{k}×{n}]{}, element format {}, compute format {}, leading dimensions {}, {}, {}",
+        turned(&call.a),
+        turned(&call.b),
+        call.format.0,
+        call.compute.0,
+        call.a.leading_dimension,
+        call.b.leading_dimension,
+        call.d.leading_dimension
+    )
+}
+
+impl BlasLt {
+    fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
+        let library = OpenLibrary::open(Library::CublasLt, environment, "cublasLtCreate")?;
+        let symbol = |name: &CStr| library.symbol(name);
+        // SAFETY: the signatures are those that `cublasLt.h` declares for these symbols, in versions 12 and 13; an
+        // `OpenLibrary` is never unloaded.
+        let (table, status_name) = unsafe {
+            (BlasTable::resolve(|entry| symbol(entry.symbol)), function_at(symbol(c"cublasLtGetStatusName")))
+        };
+        let handles = (0..devices).map(|_| OnceLock::new()).collect();
+        Ok(Self { api: Arc::new(Api { table, status_name }), handles, plans: RwLock::default() })
+    }
+
+    /// The library's handle for a device whose context is current.
+    fn handle(&self, device: u32) -> Result<usize> {
+        let slot = &self.handles[device as usize];
+        if let Some(handle) = slot.get() {
+            return Ok(*handle);
+        }
+        let mut handle = 0_usize;
+        // SAFETY: writes one handle.
+        let outcome = unsafe { self.api.table.create(&raw mut handle) };
+        self.api.check(outcome, || format!("device {device}"))?;
+        // Two threads may come here at once; the handle that is not taken is small, and stays.
+        Ok(*slot.get_or_init(|| handle))
+    }
+
+    fn own(
+        &self,
+        destroy: unsafe fn(&BlasTable, usize) -> Outcome,
+        create: impl FnOnce(&BlasTable, *mut usize) -> Outcome,
+    ) -> Result<Owned> {
+        let mut raw = 0_usize;
+        let outcome = create(&self.api.table, &raw mut raw);
+        self.api.check(outcome, || "an object of a plan".to_owned())?;
+        Ok(Owned { api: Arc::clone(&self.api), raw, destroy })
+    }
+
+    fn layout(&self, format: ElementFormat, layout: &Layout, batch: u64) -> Result<Owned> {
+        let leading = i64::try_from(layout.leading_dimension).unwrap_or(i64::MAX);
+        let owned = self.own(BlasTable::layout_destroy, |table, raw| {
+            // SAFETY: writes one handle.
+            unsafe { table.layout_create(raw, format.0, layout.rows, layout.columns, leading) }
+        })?;
+        let count = i32::try_from(batch).unwrap_or(i32::MAX);
+        let stride = i64::try_from(layout.batch_stride).unwrap_or(i64::MAX);
+        // SAFETY: the first attribute is an `int32_t`, the second an `int64_t`; both are read at once.
+        unsafe {
+            let set = self.api.table.layout_set(owned.raw, LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4);
+            self.api.check(set, || format!("a batch of {batch}"))?;
+            let set =
+                self.api.table.layout_set(owned.raw, LAYOUT_BATCH_OFFSET, (&raw const stride).cast(), 8);
+            self.api.check(set, || format!("matrices {stride} elements apart"))?;
+        }
+        Ok(owned)
+    }
+
+    fn preference(&self, key: &Key) -> Result<Owned> {
+        let owned = self.own(BlasTable::preference_destroy, |table, raw| {
+            // SAFETY: writes one handle.
+            unsafe { table.preference_create(raw) }
+        })?;
+        let table = &self.api.table;
+        let bytes = key.workspace_bytes;
+        // SAFETY: the attribute is a `uint64_t`, read at once.
+        let set = unsafe {
+            table.preference_set(owned.raw, PREFERENCE_WORKSPACE_BYTES, (&raw const bytes).cast(), 8)
+        };
+        self.api.check(set, || format!("a workspace of {bytes} bytes"))?;
+        for (index, layout) in (0..).zip([&key.a, &key.b, &key.d, &key.d]) {
+            let alignment = layout.alignment_bytes;
+            let attribute = PREFERENCE_ALIGNMENT_A_BYTES + index;
+            // SAFETY: the attribute is a `uint32_t`, read at once.
+            let set = unsafe { table.preference_set(owned.raw, attribute, (&raw const alignment).cast(), 4) };
+            self.api.check(set, || format!("an alignment of {alignment} bytes"))?;
+        }
+        Ok(owned)
+    }
+
+    /// The plan for a key; made at the first call.
+    fn plan(&self, key: Key, detail: impl Fn() -> String) -> Result<Arc<Plan>> {
+        if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Arc::new(self.make_plan(&key).map_err(|error| error.with_detail(&detail()))?);
+        let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
+        if plans.len() >= PLANS {
+            plans.clear();
+        }
+        Ok(Arc::clone(plans.entry(key).or_insert(plan)))
+    }
+
+    #[cold]
+    fn make_plan(&self, key: &Key) -> Result<Plan> {
+        let scale =
+            if key.compute == ComputeFormat::F64 { ElementFormat::R_64F } else { ElementFormat::R_32F };
+        let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
+            // SAFETY: writes one handle.
+            unsafe { table.descriptor_create(raw, key.compute.0, scale.0) }
+        })?;
+        let operations =
+            [(DESCRIPTOR_TRANSPOSE_A, key.a.operation()), (DESCRIPTOR_TRANSPOSE_B, key.b.operation())];
+        for (attribute, operation) in operations {
+            // SAFETY: the attribute is an `int32_t`, read at once.
+            let set = unsafe {
+                self.api.table.descriptor_set(descriptor.raw, attribute, (&raw const operation).cast(), 4)
+            };
+            self.api.check(set, || "a transposition".to_owned())?;
+        }
+        let a = self.layout(key.format, &key.a, key.batch)?;
+        let b = self.layout(key.format, &key.b, key.batch)?;
+        let d = self.layout(key.format, &key.d, key.batch)?;
+        let preference = self.preference(key)?;
+        let mut result = HeuristicResult::default();
+        let mut found: c_int = 0;
+        let handle = self.handle(key.device)?;
+        // SAFETY: every object was made above and lives; one result is asked for, and there is room for one.
+        let outcome = unsafe {
+            self.api.table.heuristic(
+                handle,
+                descriptor.raw,
+                a.raw,
+                b.raw,
+                d.raw,
+                d.raw,
+                preference.raw,
+                1,
+                &raw mut result,
+                &raw mut found,
+            )
+        };
+        let none = || "no algorithm for this product and workspace".to_owned();
+        self.api.check(outcome, none)?;
+        self.api.check(Outcome { status: result.status, ..outcome }, none)?;
+        if found < 1 {
+            return Err(Error::new(Code::Library, outcome.call, none()));
+        }
+        Ok(Plan { descriptor, a, b, d, algorithm: result.algorithm })
+    }
+
+    /// Queues a product. The device's context is current.
+    fn matmul(
+        &self,
+        device: u32,
+        stream: RawStream,
+        call: &MatmulCall,
+        label: impl Fn() -> String,
+    ) -> Result<()> {
+        if call.m == 0 || call.n == 0 || call.batch == 0 {
+            return Ok(());
+        }
+        let detail = || format!("{}, for {}", describe(call), label());
+        let key = Key::new(device, call).map_err(|why| {
+            Error::new(Code::InvalidValue, "cublasLtMatmul", format!("{why}: {}", detail()))
+        })?;
+        let plan = self.plan(key, detail)?;
+        let (alpha, beta) = (call.alpha, call.beta);
+        let (alpha_32, beta_32) = (alpha as f32, beta as f32);
+        let (alpha, beta): (*const c_void, *const c_void) = if call.compute == ComputeFormat::F64 {
+            ((&raw const alpha).cast(), (&raw const beta).cast())
+        } else {
+            ((&raw const alpha_32).cast(), (&raw const beta_32).cast())
+        };
+        let (workspace, workspace_bytes) =
+            call.workspace.map_or((0, 0), |(start, bytes)| (start.address(), bytes));
+        let output = call.d.address.address();
+        // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and
+        // are read before the call returns. The addresses are used by kernels only, whose affair they are.
+        let outcome = unsafe {
+            self.api.table.matmul(
+                self.handle(device)?,
+                plan.descriptor.raw,
+                alpha,
+                call.b.address.address(),
+                plan.a.raw,
+                call.a.address.address(),
+                plan.b.raw,
+                beta,
+                output,
+                plan.d.raw,
+                output,
+                plan.d.raw,
+                &raw const plan.algorithm,
+                workspace,
+                usize::try_from(workspace_bytes).unwrap_or(usize::MAX),
+                stream,
+            )
+        };
+        self.api.check(outcome, detail)
+    }
+}
+
+impl CudaDriver {
+    /// cuBLASLt, or why there is none. Loaded at the first call.
+    pub(super) fn blas_lt(&self) -> Result<&BlasLt> {
+        let loaded = self.blas.get_or_init(|| BlasLt::load(&self.environment, self.devices.len()));
+        loaded.as_ref().map_err(Error::clone)
+    }
+
+    pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        let CardCall::Matmul(call) = launch.card;
+        let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
+        self.submit(stream.device)?;
+        let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;
+        // The library's first use of a kernel loads it, which is no part of anybody's capture.
+        let _relaxed = self.cuda.relaxed();
+        blas.matmul(stream.device, stream.raw, call, || launch.label.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DevicePointer;
+
+    fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {
+        Matrix { address: DevicePointer::new(0x1000), leading_dimension, batch_stride: 0, transposed }
+    }
+
+    fn call(m: u64, n: u64, k: u64) -> MatmulCall {
+        MatmulCall {
+            m,
+            n,
+            k,
+            batch: 1,
+            a: matrix(k, false),
+            b: matrix(n, false),
+            d: matrix(n, false),
+            format: ElementFormat::R_32F,
+            compute: ComputeFormat::F32,
+            alpha: 1.0,
+            beta: 0.0,
+            workspace: None,
+        }
+    }
+
+    /// What the library computes from a key: column-major products of the operands it is given.
+    fn column_major(key: &Key, m: u64, n: u64, k: u64, a: &[i64], b: &[i64]) -> Vec<i64> {
+        let at = |layout: &Layout, data: &[i64], row: u64, column: u64| {
+            let (row, column) = if layout.transposed { (column, row) } else { (row, column) };
+            assert!(row < layout.rows && column < layout.columns);
+            data[(row + column * layout.leading_dimension) as usize]
+        };
+        let mut d = vec![0; (key.d.leading_dimension * key.d.columns) as usize];
+        for (row, column) in (0..n).flat_map(|row| (0..m).map(move |column| (row, column))) {
+            let sum = (0..k).map(|inner| at(&key.a, a, row, inner) * at(&key.b, b, inner, column)).sum();
+            d[(row + column * key.d.leading_dimension) as usize] = sum;
+        }
+        d
+    }
+
+    #[test]
+    fn swapped_operands_give_the_row_major_product() {
+        let (m, n, k) = (2, 3, 4);
+        for (turn_a, turn_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut call = call(m, n, k);
+            // Padded rows, so that leading dimensions matter.
+            call.a = matrix(if turn_a { m } else { k } + 1, turn_a);
+            call.b = matrix(if turn_b { k } else { n } + 2, turn_b);
+            call.d = matrix(n + 3, false);
+            let key = Key::new(0, &call).expect("the shapes make sense");
+            let (a, b): (Vec<i64>, Vec<i64>) = ((0..40).collect(), (0..60).map(|x| x * x % 17).collect());
+            let at = |matrix: &Matrix, data: &[i64], row: u64, column: u64| {
+                let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
+                data[(row * matrix.leading_dimension + column) as usize]
+            };
+            let d = column_major(&key, m, n, k, &b, &a);
+            for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                let expected: i64 =
+                    (0..k).map(|i| at(&call.a, &a, row, i) * at(&call.b, &b, i, column)).sum();
+                assert_eq!(
+                    d[(row * (n + 3) + column) as usize],
+                    expected,
+                    "{turn_a} {turn_b} [{row}, {column}]"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_products_are_refused_with_the_reason() {
+        let refuse = |change: fn(&mut MatmulCall)| {
+            let mut call = call(2, 3, 4);
+            change(&mut call);
+            Key::new(0, &call).expect_err("it is impossible")
+        };
+        assert!(refuse(|c| c.k = 0).contains("k is 0"));
+        assert!(refuse(|c| c.a.leading_dimension = 3).contains("rows of a have 4 elements and are 3 apart"));
+        assert!(refuse(|c| c.b.leading_dimension = 2).contains("rows of b"));
+        assert!(refuse(|c| c.d.leading_dimension = 2).contains("rows of d"));
+        assert!(refuse(|c| c.d.transposed = true).contains("output"));
+        assert!(refuse(|c| c.batch = 2).contains("one place"));
+    }
+
+    #[test]
+    fn the_alignment_of_addresses_is_part_of_the_key() {
+        let aligned = call(2, 3, 4);
+        let mut shifted = aligned;
+        shifted.a.address = shifted.a.address.offset(4);
+        let (one, other) = (Key::new(0, &aligned), Key::new(0, &shifted));
+        assert_ne!(one, other);
+        assert_eq!(other.expect("it is possible").b.alignment_bytes, 4);
+    }
+}

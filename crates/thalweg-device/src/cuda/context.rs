@@ -1,0 +1,350 @@
+//! The driver's library, its devices and their contexts; how a status becomes an error.
+//!
+//! A device's *primary* context is used, the one that every other library in the process shares, so memory and streams
+//! can be exchanged with them. It is retained when it is first needed and until the process ends. Other libraries change
+//! the calling thread's current context as they like: each of our calls looks which one is current (a read of the
+//! thread's state) and sets ours when it is another.
+//!
+//! # Fork
+//! A child of a process that had initialised CUDA cannot use it: the driver's threads and its connection to the device
+//! stay with the parent. The driver would answer with misleading errors, so a handler of `fork` marks the child, and every
+//! call there is [`Code::Forked`].
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, OnceLock};
+
+use super::handles::lock;
+use super::search::{Library, OpenLibrary, SearchEnvironment};
+use super::staging::Staging;
+use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};
+use super::table::{EntryPoint, Outcome, function_at, text_at};
+use crate::{Code, DeviceProperties, Error, Result, StreamHandle, Version};
+
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn mark_child() {
+    // Only an atomic store: little else is allowed in the child of a process with threads.
+    FORKED.store(INITIALISED.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Whether CUDA can be used in this process: not in a child of one that had initialised it.
+#[inline]
+pub(super) fn check_not_forked(call: &'static str) -> Result<()> {
+    if FORKED.load(Ordering::Relaxed) { Err(forked(call)) } else { Ok(()) }
+}
+
+#[cold]
+fn forked(call: &'static str) -> Error {
+    let detail = "this process was forked from one that had initialised CUDA, and cannot use it; start workers with \
+                  the spawn method, or fork before the first use of CUDA";
+    Error::new(Code::Forked, call, detail)
+}
+
+/// libcuda, loaded and initialised.
+pub(super) struct Cuda {
+    pub(super) table: CudaTable,
+    pub(super) version: Version,
+}
+
+impl Cuda {
+    /// Loads libcuda and initialises it.
+    pub(super) fn load(environment: &SearchEnvironment) -> Result<Self> {
+        check_not_forked("cuInit")?;
+        let library = OpenLibrary::open(Library::Driver, environment, "cuInit")?;
+        let number = driver_version(&library)?;
+        let find = resolver(&library, number);
+        // SAFETY: `find` answers with the function of each entry's symbol, or the one that `cuGetProcAddress` gives for
+        // its name at the version that brought the signature, which is the same; an `OpenLibrary` is never unloaded.
+        let table = unsafe { CudaTable::resolve(find) };
+        Self::start(table, Version::from_cuda(number))
+    }
+
+    /// Initialises a driver that is loaded.
+    pub(super) fn start(table: CudaTable, version: Version) -> Result<Self> {
+        static AT_FORK: Once = Once::new();
+        let cuda = Self { table, version };
+        AT_FORK.call_once(|| {
+            // SAFETY: the handler is a function of this library, which is never unloaded, and does one atomic store. A
+            // failure (no memory) leaves forks unmarked, which costs a clear message only.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(mark_child)) };
+        });
+        // SAFETY: takes a number, and 0 is the only one allowed.
+        let outcome = unsafe { cuda.table.init(0) };
+        cuda.check(outcome, || format!("no use of CUDA is possible (driver for CUDA {version})"))?;
+        INITIALISED.store(true, Ordering::Relaxed);
+        Ok(cuda)
+    }
+
+    /// `Ok` for success; otherwise an error that names the call, `detail` (what was asked for) and the driver's text.
+    #[inline]
+    pub(super) fn check(&self, outcome: Outcome, detail: impl FnOnce() -> String) -> Result<()> {
+        if outcome.is_success() { Ok(()) } else { Err(self.error(outcome, &detail())) }
+    }
+
+    #[cold]
+    pub(super) fn error(&self, outcome: Outcome, detail: &str) -> Error {
+        if let Some(version) = outcome.missing {
+            let (installed, needed) = (self.version, Version::from_cuda(version.unsigned_abs()));
+            let detail = format!(
+                "{detail}: the installed driver, for CUDA {installed}, has no such call; it needs one for CUDA {needed} or \
+                 later"
+            );
+            return Error::new(Code::LibraryMissing, outcome.call, detail);
+        }
+        let code = Code::from_number(outcome.status);
+        let text = self.status_text(outcome.status, matches!(code, Code::Other(_)));
+        let error = Error::new(code, outcome.call, format!("{detail}: {text}"));
+        // Statuses without a name of ours that the driver documents as the loss of the context.
+        let lost = matches!(outcome.status, 220 | 226 | 714 | 715 | 717 | 718 | 721);
+        if lost { error.asynchronous() } else { error }
+    }
+
+    fn status_text(&self, status: u32, with_name: bool) -> String {
+        let mut text: *const c_char = std::ptr::null();
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: both calls take any number and store a pointer to a string of the library, or null.
+        unsafe {
+            let _ = self.table.get_error_string(status, &raw mut text);
+            let _ = self.table.get_error_name(status, &raw mut name);
+            match (text_at(text), text_at(name)) {
+                (text, name) if with_name && !name.is_empty() => format!("{name}, {text}"),
+                (text, _) if text.is_empty() => "the driver has no text for it".to_owned(),
+                (text, _) => text,
+            }
+        }
+    }
+
+    /// Sets the calling thread free of other threads' captures while the guard lives: for calls that our own bookkeeping
+    /// needs and that touch nothing which a capture could see.
+    pub(super) fn relaxed(&self) -> Relaxed<'_> {
+        let mut mode = sys::MODE_RELAXED;
+        // SAFETY: swaps a number of this thread with the one in `mode`.
+        let outcome = unsafe { self.table.exchange_capture_mode(&raw mut mode) };
+        Relaxed { cuda: self, mode: outcome.is_success().then_some(mode) }
+    }
+}
+
+/// See [`Cuda::relaxed`].
+pub(super) struct Relaxed<'a> {
+    cuda: &'a Cuda,
+    mode: Option<u32>,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: gives the thread back the number that it had.
+            let _ = unsafe { self.cuda.table.exchange_capture_mode(&raw mut mode) };
+        }
+    }
+}
+
+fn driver_version(library: &OpenLibrary) -> Result<u32> {
+    type Get = unsafe extern "C" fn(*mut c_int) -> u32;
+    let mut number: c_int = 0;
+    // SAFETY: the signature of `cuda.h`; the call needs no initialisation and writes one number.
+    let status =
+        unsafe { function_at::<Get>(library.symbol(c"cuDriverGetVersion")).map(|get| get(&raw mut number)) };
+    match (status, u32::try_from(number)) {
+        (Some(0), Ok(number)) => Ok(number),
+        (status, _) => {
+            let code = Code::from_number(status.unwrap_or(Code::LibraryMissing.number()));
+            Err(Error::new(code, "cuDriverGetVersion", format!("{}", library.path.display())))
+        }
+    }
+}
+
+/// How the table is filled: by name and version through `cuGetProcAddress`, else by symbol.
+fn resolver(library: &OpenLibrary, installed: u32) -> impl FnMut(&EntryPoint) -> *const c_void {
+    type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> u32;
+    // SAFETY: the signature that `cuda.h` declares for this symbol since CUDA 12.0.
+    let get = unsafe { function_at::<Get>(library.symbol(c"cuGetProcAddress_v2")) };
+    move |entry| {
+        // Asked for a version that it does not know yet, the driver would give an older signature.
+        if entry.version.unsigned_abs() > installed {
+            return std::ptr::null();
+        }
+        let mut found: *mut c_void = std::ptr::null_mut();
+        if let (Some(get), Ok(name)) = (get, std::ffi::CString::new(entry.name)) {
+            let mut status: c_int = 0;
+            // SAFETY: the name ends with 0, and both results are written to locals.
+            let answer = unsafe {
+                get(
+                    name.as_ptr(),
+                    &raw mut found,
+                    entry.version,
+                    sys::GET_PROC_ADDRESS_LEGACY_STREAM,
+                    &raw mut status,
+                )
+            };
+            if answer == 0 && !found.is_null() {
+                return found;
+            }
+        }
+        library.symbol(entry.symbol)
+    }
+}
+
+/// The panic of a host function, until a call on its device reports it.
+#[derive(Default)]
+pub(super) struct Fault {
+    raised: AtomicBool,
+    text: Mutex<Option<String>>,
+}
+
+impl Fault {
+    pub(super) fn raise(&self, text: String) {
+        lock(&self.text).get_or_insert(text);
+        self.raised.store(true, Ordering::Release);
+    }
+
+    /// Reports it, once.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        if self.raised.load(Ordering::Acquire) { self.report() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn report(&self) -> Result<()> {
+        let mut text = lock(&self.text);
+        self.raised.store(false, Ordering::Release);
+        match text.take() {
+            Some(text) => Err(Error::new(Code::Unknown, "cuLaunchHostFunc", text).asynchronous()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is known of a device's context.
+pub(super) struct Context {
+    pub(super) raw: RawContext,
+    /// The lowest and the greatest priority of a stream.
+    pub(super) priorities: (i32, i32),
+}
+
+/// A device.
+pub(super) struct Device {
+    pub(super) index: u32,
+    pub(super) raw: RawDevice,
+    pub(super) max_threads_per_block: u32,
+    /// Of virtual memory; 0 where there is none.
+    pub(super) granularity: OnceLock<u64>,
+    pub(super) properties: OnceLock<DeviceProperties>,
+    pub(super) default_stream: OnceLock<StreamHandle>,
+    pub(super) fault: std::sync::Arc<Fault>,
+    pub(super) staging: Staging,
+    context: OnceLock<Context>,
+    creation: Mutex<()>,
+}
+
+impl Device {
+    pub(super) fn open(cuda: &Cuda, index: u32) -> Result<Self> {
+        let mut raw: RawDevice = 0;
+        // SAFETY: writes one number.
+        let outcome = unsafe { cuda.table.device_get(&raw mut raw, index as c_int) };
+        cuda.check(outcome, || format!("device {index}"))?;
+        let mut device = Self {
+            index,
+            raw,
+            max_threads_per_block: 0,
+            granularity: OnceLock::new(),
+            properties: OnceLock::new(),
+            default_stream: OnceLock::new(),
+            fault: std::sync::Arc::default(),
+            staging: Staging::default(),
+            context: OnceLock::new(),
+            creation: Mutex::new(()),
+        };
+        device.max_threads_per_block = device.attribute(cuda, sys::DeviceAttribute::MaxThreadsPerBlock)?;
+        Ok(device)
+    }
+
+    pub(super) fn attribute(&self, cuda: &Cuda, attribute: sys::DeviceAttribute) -> Result<u32> {
+        let mut value: c_int = 0;
+        // SAFETY: writes one number; `raw` is a device of this driver.
+        let outcome = unsafe { cuda.table.device_get_attribute(&raw mut value, attribute, self.raw) };
+        cuda.check(outcome, || format!("{attribute:?} of device {}", self.index))?;
+        Ok(value.max(0).unsigned_abs())
+    }
+
+    /// The context, where there is one already.
+    pub(super) fn existing_context(&self) -> Option<&Context> {
+        self.context.get()
+    }
+
+    /// The context; made at the first call.
+    #[inline]
+    pub(super) fn context(&self, cuda: &Cuda) -> Result<&Context> {
+        match self.context.get() {
+            Some(context) => Ok(context),
+            None => self.create_context(cuda),
+        }
+    }
+
+    #[cold]
+    fn create_context(&self, cuda: &Cuda) -> Result<&Context> {
+        let _creation = lock(&self.creation);
+        if let Some(context) = self.context.get() {
+            return Ok(context);
+        }
+        let mut raw = RawContext::default();
+        // SAFETY: writes one handle; `raw` is a device of this driver.
+        let outcome = unsafe { cuda.table.primary_context_retain(&raw mut raw, self.raw) };
+        cuda.check(outcome, || format!("the context of device {}", self.index))?;
+        // SAFETY: the context was just retained, and is never released.
+        let outcome = unsafe { cuda.table.context_set_current(raw) };
+        cuda.check(outcome, || format!("the context of device {}", self.index))?;
+        let (mut least, mut greatest): (c_int, c_int) = (0, 0);
+        // SAFETY: writes two numbers.
+        let outcome = unsafe { cuda.table.context_priority_range(&raw mut least, &raw mut greatest) };
+        cuda.check(outcome, || format!("device {}", self.index))?;
+        Ok(self.context.get_or_init(|| Context { raw, priorities: (least, greatest) }))
+    }
+
+    /// The page size of virtual memory; 0 where the device has none. Needs no context.
+    pub(super) fn granularity(&self, cuda: &Cuda) -> Result<u64> {
+        if let Some(granularity) = self.granularity.get() {
+            return Ok(*granularity);
+        }
+        let supported = self.attribute(cuda, sys::DeviceAttribute::VirtualMemorySupported)? != 0;
+        let mut bytes = 0_usize;
+        if supported {
+            let properties = AllocationProperties::of_device(self.raw);
+            // SAFETY: reads a whole properties struct and writes one number.
+            let outcome = unsafe {
+                cuda.table.allocation_granularity(
+                    &raw mut bytes,
+                    &raw const properties,
+                    sys::GRANULARITY_MINIMUM,
+                )
+            };
+            cuda.check(outcome, || format!("device {}", self.index))?;
+        }
+        Ok(*self.granularity.get_or_init(|| bytes as u64))
+    }
+
+    /// Makes the device's context the calling thread's current one.
+    #[inline]
+    pub(super) fn make_current(&self, cuda: &Cuda) -> Result<()> {
+        let context = self.context(cuda)?;
+        let mut current = RawContext::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe { cuda.table.context_get_current(&raw mut current) };
+        if outcome.is_success() && current == context.raw {
+            return Ok(());
+        }
+        // SAFETY: the context is retained until the process ends.
+        let outcome = unsafe { cuda.table.context_set_current(context.raw) };
+        cuda.check(outcome, || format!("device {}", self.index))
+    }
+
+    /// The text that the driver wrote into a buffer, up to the 0 that ends it.
+    pub(super) fn text(buffer: &[u8]) -> String {
+        CStr::from_bytes_until_nul(buffer).map_or_else(
+            |_| String::from_utf8_lossy(buffer).into_owned(),
+            |text| text.to_string_lossy().into_owned(),
+        )
+    }
+}

@@ -1,0 +1,353 @@
+//! [`CudaDriver`]: the [`Driver`](crate::Driver) of real cards.
+//!
+//! The trait is a list of CUDA's verbs; the modules beside this one implement them group by group. Here are the driver's
+//! state, how it is opened, and the list that ties the two together.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::blaslt::BlasLt;
+use super::context::{Cuda, Device, check_not_forked};
+use super::graph::{Captures, Graph, GraphExec};
+use super::handles::{Table, lock};
+use super::memory::{Physical, Pool};
+use super::module::{Function, Module};
+use super::pinned::Pinned;
+use super::ranges::Ranges;
+use super::search::SearchEnvironment;
+use super::stream::{Event, Stream};
+use super::sys::DeviceAttribute;
+use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::driver::HostFunction;
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::module::Image;
+use crate::properties::{ImageKind, LibrarySupport};
+use crate::{
+    Code, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags, EventHandle,
+    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostFlags,
+    HostPointer, MemoryAccess, MemoryInfo, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+    Version,
+};
+
+/// NVIDIA's driver.
+///
+/// There is one a process ([`CudaDriver::open`]): contexts, streams and memory are the process's too.
+pub struct CudaDriver {
+    pub(super) cuda: Cuda,
+    pub(super) devices: Vec<Device>,
+    pub(super) streams: Table<Stream>,
+    pub(super) events: Table<Event>,
+    pub(super) modules: Table<Module>,
+    pub(super) functions: Table<Function>,
+    pub(super) graphs: Table<Graph>,
+    pub(super) execs: Table<GraphExec>,
+    pub(super) physicals: Table<Physical>,
+    pub(super) pools: Table<Pool>,
+    pub(super) ranges: Ranges,
+    pub(super) pinned: Pinned,
+    pub(super) captures: Captures,
+    pub(super) environment: SearchEnvironment,
+    pub(super) blas: OnceLock<Result<BlasLt>>,
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("version", &self.cuda.version)
+            .field("devices", &self.devices.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaDriver {
+    /// The process's CUDA driver: loaded and initialised at the first call, shared afterwards. Creates no context.
+    ///
+    /// The environment is read at the first call that succeeds ([`SearchEnvironment::from_process`]).
+    ///
+    /// # Errors
+    /// [`LibraryMissing`](Code::LibraryMissing) where there is no driver, with the places that were searched;
+    /// [`NoDevice`](Code::NoDevice) where there is a driver and no device; [`Forked`](Code::Forked) in a child of a
+    /// process that had opened it; what the driver's initialisation answers otherwise.
+    pub fn open() -> Result<Arc<Self>> {
+        static DRIVER: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
+        // Before the lock: the parent may have held it when it forked.
+        check_not_forked("cuInit")?;
+        let mut driver = lock(&DRIVER);
+        if let Some(driver) = &*driver {
+            return Ok(Arc::clone(driver));
+        }
+        let environment = SearchEnvironment::from_process();
+        let cuda = Cuda::load(&environment)?;
+        let opened = Arc::new(Self::with(cuda, environment)?);
+        *driver = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// The driver over an initialised library.
+    pub(super) fn with(cuda: Cuda, environment: SearchEnvironment) -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: writes one number.
+        let outcome = unsafe { cuda.table.device_get_count(&raw mut count) };
+        cuda.check(outcome, || "the number of devices".to_owned())?;
+        if count <= 0 {
+            let detail =
+                "the driver is there, and shows no device: see whether CUDA_VISIBLE_DEVICES hides them";
+            return Err(Error::new(Code::NoDevice, "cuDeviceGetCount", detail));
+        }
+        let devices =
+            (0..count.unsigned_abs()).map(|index| Device::open(&cuda, index)).collect::<Result<_>>()?;
+        Ok(Self {
+            cuda,
+            devices,
+            streams: Table::new("stream"),
+            events: Table::new("event"),
+            modules: Table::new("module"),
+            functions: Table::new("function"),
+            graphs: Table::new("graph"),
+            execs: Table::new("executable graph"),
+            physicals: Table::new("physical memory"),
+            pools: Table::new("pool"),
+            ranges: Ranges::default(),
+            pinned: Pinned::default(),
+            captures: Mutex::default(),
+            environment,
+            blas: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn device(&self, index: u32) -> Result<&Device> {
+        self.devices.get(index as usize).ok_or_else(|| {
+            let detail = format!("there is no device {index}: the driver shows {}", self.devices.len());
+            Error::new(Code::InvalidDevice, "cuDeviceGet", detail)
+        })
+    }
+
+    /// The device, its context made and current for the calling thread.
+    #[inline]
+    pub(super) fn enter(&self, index: u32) -> Result<&Device> {
+        let device = self.device(index)?;
+        device.make_current(&self.cuda)?;
+        Ok(device)
+    }
+
+    /// Enters a device to give it work, or to wait for some: reports a host function that panicked.
+    #[inline]
+    pub(super) fn submit(&self, index: u32) -> Result<&Device> {
+        let device = self.enter(index)?;
+        device.fault.check()?;
+        Ok(device)
+    }
+
+    fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
+        let device = self.device(device)?;
+        if let Some(properties) = device.properties.get() {
+            return Ok(properties.clone());
+        }
+        let properties = self.read_properties(device)?;
+        Ok(device.properties.get_or_init(|| properties).clone())
+    }
+
+    fn read_properties(&self, device: &Device) -> Result<DeviceProperties> {
+        let (cuda, raw) = (&self.cuda, device.raw);
+        let what = || format!("device {}", device.index);
+        let (mut name, mut bus, mut uuid, mut total) = ([0_u8; 256], [0_u8; 32], [0_u8; 16], 0_usize);
+        // SAFETY: each call is given the size of the buffer that it writes, or writes one value of the stated type.
+        unsafe {
+            cuda.check(cuda.table.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, raw), what)?;
+            cuda.check(
+                cuda.table.device_get_pci_bus_id(bus.as_mut_ptr().cast(), bus.len() as i32, raw),
+                what,
+            )?;
+            cuda.check(cuda.table.device_get_uuid(&raw mut uuid, raw), what)?;
+            cuda.check(cuda.table.device_total_memory(&raw mut total, raw), what)?;
+        }
+        let get = |attribute| device.attribute(cuda, attribute);
+        let compute_capability = ComputeCapability {
+            major: get(DeviceAttribute::ComputeCapabilityMajor)?,
+            minor: get(DeviceAttribute::ComputeCapabilityMinor)?,
+        };
+        let granularity = device.granularity(cuda)?;
+        Ok(DeviceProperties {
+            name: Device::text(&name),
+            compute_capability,
+            image_kind: ImageKind::Cubin(compute_capability),
+            total_memory_bytes: total as u64,
+            multi_processor_count: get(DeviceAttribute::MultiprocessorCount)?,
+            warp_size: get(DeviceAttribute::WarpSize)?,
+            max_threads_per_block: device.max_threads_per_block,
+            max_threads_per_multi_processor: get(DeviceAttribute::MaxThreadsPerMultiprocessor)?,
+            shared_memory_per_block_bytes: get(DeviceAttribute::MaxSharedMemoryPerBlock)?,
+            shared_memory_per_block_optin_bytes: get(DeviceAttribute::MaxSharedMemoryPerBlockOptin)?,
+            registers_per_multi_processor: get(DeviceAttribute::MaxRegistersPerMultiprocessor)?,
+            l2_cache_bytes: u64::from(get(DeviceAttribute::L2CacheSize)?),
+            clock_rate_khz: get(DeviceAttribute::ClockRate)?,
+            memory_clock_rate_khz: get(DeviceAttribute::MemoryClockRate)?,
+            memory_bus_width_bits: get(DeviceAttribute::GlobalMemoryBusWidth)?,
+            pci_bus_id: Device::text(&bus),
+            uuid,
+            is_integrated: get(DeviceAttribute::Integrated)? != 0,
+            virtual_memory: granularity != 0,
+            virtual_memory_granularity_bytes: granularity,
+            memory_pools: get(DeviceAttribute::MemoryPoolsSupported)? != 0,
+            stream_priority_range: self.priority_range(device)?,
+            libraries: LibrarySupport { matmul: self.blas_lt().is_ok() },
+        })
+    }
+
+    /// The driver only says for the current context which priorities there are.
+    fn priority_range(&self, device: &Device) -> Result<(i32, i32)> {
+        self.enter(device.index)?;
+        Ok(device.context(&self.cuda)?.priorities)
+    }
+
+    fn context_is_active(&self, device: u32) -> Result<bool> {
+        let device = self.device(device)?;
+        let (mut flags, mut active) = (0_u32, 0_i32);
+        // SAFETY: writes two numbers.
+        let outcome =
+            unsafe { self.cuda.table.primary_context_state(device.raw, &raw mut flags, &raw mut active) };
+        self.cuda.check(outcome, || format!("device {}", device.index))?;
+        Ok(active != 0)
+    }
+
+    fn context_initialize(&self, device: u32) -> Result<()> {
+        self.enter(device).map(drop)
+    }
+
+    fn device_synchronize(&self, device: u32) -> Result<()> {
+        let device = self.submit(device)?;
+        // SAFETY: waits for the current context.
+        let outcome = unsafe { self.cuda.table.context_synchronize() };
+        self.cuda.check(outcome, || format!("device {}", device.index))?;
+        device.fault.check()
+    }
+
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
+        let (first, second) = (self.device(device)?, self.device(peer)?);
+        if device == peer {
+            return Ok(false);
+        }
+        let mut answer = 0;
+        // SAFETY: writes one number.
+        let outcome =
+            unsafe { self.cuda.table.device_can_access_peer(&raw mut answer, first.raw, second.raw) };
+        self.cuda.check(outcome, || format!("device {device} and device {peer}"))?;
+        Ok(answer != 0)
+    }
+
+    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        let peer_context = self.device(peer)?.context(&self.cuda)?.raw;
+        self.enter(device)?;
+        // SAFETY: the peer's context is retained until the process ends.
+        let outcome = unsafe { self.cuda.table.context_enable_peer(peer_context, 0) };
+        self.cuda.check(outcome, || format!("device {device} to memory of device {peer}"))
+    }
+
+    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        let peer_context = self.device(peer)?.context(&self.cuda)?.raw;
+        self.enter(device)?;
+        // SAFETY: the peer's context is retained until the process ends.
+        let outcome = unsafe { self.cuda.table.context_disable_peer(peer_context) };
+        self.cuda.check(outcome, || format!("device {device} to memory of device {peer}"))
+    }
+}
+
+/// The trait's methods: each refuses to work in a forked child, then calls the inherent method of the same name.
+macro_rules! calls {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        #[inline]
+        fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+            check_not_forked(stringify!($name))?;
+            CudaDriver::$name(self, $($argument),*)
+        }
+    )*};
+}
+
+impl Driver for CudaDriver {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn version(&self) -> Version {
+        self.cuda.version
+    }
+
+    fn device_count(&self) -> u32 {
+        u32::try_from(self.devices.len()).unwrap_or(u32::MAX)
+    }
+
+    calls! {
+        fn device_properties(device: u32) -> DeviceProperties;
+        fn context_is_active(device: u32) -> bool;
+        fn context_initialize(device: u32) -> ();
+        fn device_synchronize(device: u32) -> ();
+        fn memory_info(device: u32) -> MemoryInfo;
+        fn can_access_peer(device: u32, peer: u32) -> bool;
+        fn enable_peer_access(device: u32, peer: u32) -> ();
+        fn disable_peer_access(device: u32, peer: u32) -> ();
+
+        fn default_stream(device: u32) -> StreamHandle;
+        fn stream_create(device: u32, priority: i32) -> StreamHandle;
+        fn stream_destroy(stream: StreamHandle) -> ();
+        fn stream_device(stream: StreamHandle) -> u32;
+        fn stream_priority(stream: StreamHandle) -> i32;
+        fn stream_query(stream: StreamHandle) -> bool;
+        fn stream_synchronize(stream: StreamHandle) -> ();
+        fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();
+        fn stream_adopt(device: u32, stream: crate::ForeignStream) -> StreamHandle;
+        fn stream_native(stream: StreamHandle) -> u64;
+
+        fn event_create(device: u32, flags: EventFlags) -> EventHandle;
+        fn event_destroy(event: EventHandle) -> ();
+        fn event_record(event: EventHandle, stream: StreamHandle) -> ();
+        fn event_query(event: EventHandle) -> bool;
+        fn event_synchronize(event: EventHandle) -> ();
+        fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;
+
+        fn memory_allocate(device: u32, bytes: u64) -> DevicePointer;
+        fn memory_free(pointer: DevicePointer) -> ();
+        fn address_reserve(device: u32, bytes: u64) -> DevicePointer;
+        fn address_free(pointer: DevicePointer, bytes: u64) -> ();
+        fn physical_create(device: u32, bytes: u64) -> PhysicalHandle;
+        fn physical_release(physical: PhysicalHandle) -> ();
+        fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> ();
+        fn memory_unmap(pointer: DevicePointer, bytes: u64) -> ();
+        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> ();
+        fn pool_create(device: u32) -> PoolHandle;
+        fn pool_destroy(pool: PoolHandle) -> ();
+        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> ();
+        fn memory_allocate_async(pool: PoolHandle, bytes: u64, stream: StreamHandle) -> DevicePointer;
+        fn memory_free_async(pointer: DevicePointer, stream: StreamHandle) -> ();
+
+        fn host_allocate(bytes: u64, flags: HostFlags) -> HostPointer;
+        fn host_free(pointer: HostPointer) -> ();
+        fn host_read(source: HostPointer, target: &mut [u8]) -> ();
+        fn host_write(target: HostPointer, source: &[u8]) -> ();
+
+        fn copy_async(stream: StreamHandle, copy: &Copy) -> ();
+        fn copy_from_host(stream: StreamHandle, target: DevicePointer, source: &[u8], label: Label) -> ();
+        fn copy_to_host(stream: StreamHandle, target: &mut [u8], source: DevicePointer, label: Label) -> ();
+        fn fill_async(stream: StreamHandle, fill: &Fill) -> ();
+        fn host_function_async(stream: StreamHandle, function: HostFunction, label: Label) -> ();
+
+        fn module_load(device: u32, image: Image<'_>) -> ModuleHandle;
+        fn module_unload(module: ModuleHandle) -> ();
+        fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle;
+        fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
+        fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
+        fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
+
+        fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> ();
+        fn stream_end_capture(stream: StreamHandle) -> GraphHandle;
+        fn stream_capture_info(stream: StreamHandle) -> CaptureInfo;
+        fn stream_update_capture_dependencies(
+            stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
+        ) -> ();
+        fn thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
+        fn graph_describe(graph: GraphHandle) -> GraphDescription;
+        fn graph_destroy(graph: GraphHandle) -> ();
+        fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;
+        fn graph_exec_destroy(exec: GraphExecHandle) -> ();
+        fn graph_launch(exec: GraphExecHandle, stream: StreamHandle) -> ();
+    }
+}

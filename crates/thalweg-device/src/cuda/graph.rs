@@ -1,0 +1,414 @@
+//! Capture and graphs.
+//!
+//! The graph of a running capture has a handle before the capture ends: it can be described, and its nodes can be named as
+//! dependencies. Calls that begin, end or look into captures take one lock, so that such a graph cannot end between the look
+//! and the use; the question whether a stream captures at all, which hot paths ask, takes none.
+//!
+//! A node's handle is the driver's own pointer. It is never followed here, and is only given back to the driver after it was
+//! found among the nodes of the capture that it is used in.
+//!
+//! Locks are taken in this order: entries of tables, the captures, one graph. Nothing waits for an entry while it holds the
+//! captures.
+//!
+//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock.
+
+use std::sync::{Mutex, MutexGuard};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::driver::CudaDriver;
+use super::handles::lock;
+use super::stream::Stream;
+use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
+use crate::graph::{
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
+};
+use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
+
+/// A graph.
+pub(super) struct Graph {
+    raw: Mutex<RawGraph>,
+    device: u32,
+    /// While a capture builds it: the capture's number, and the stream through which it is known.
+    capture: Mutex<Option<(u64, StreamHandle)>>,
+}
+
+/// An executable graph.
+pub(super) struct GraphExec {
+    raw: Mutex<RawGraphExec>,
+    device: u32,
+}
+
+/// Handles of the graphs under construction, by the number of their capture.
+pub(super) type Captures = Mutex<FxHashMap<u64, GraphHandle>>;
+
+/// What the driver says of a stream's capture.
+struct RawInfo {
+    status: u32,
+    id: u64,
+    graph: RawGraph,
+    dependencies: Vec<RawGraphNode>,
+}
+
+const fn mode_number(mode: CaptureMode) -> u32 {
+    match mode {
+        CaptureMode::Global => sys::MODE_GLOBAL,
+        CaptureMode::ThreadLocal => sys::MODE_THREAD_LOCAL,
+        CaptureMode::Relaxed => sys::MODE_RELAXED,
+    }
+}
+
+/// `CUgraphNodeType`.
+const fn node_kind(number: u32) -> GraphNodeKind {
+    match number {
+        0 => GraphNodeKind::Kernel,
+        1 => GraphNodeKind::Copy,
+        2 => GraphNodeKind::Fill,
+        3 => GraphNodeKind::Host,
+        5 => GraphNodeKind::Empty,
+        6 => GraphNodeKind::WaitEvent,
+        7 => GraphNodeKind::RecordEvent,
+        10 => GraphNodeKind::Allocate,
+        11 => GraphNodeKind::Free,
+        _ => GraphNodeKind::Other,
+    }
+}
+
+impl CudaDriver {
+    /// `CUstreamCaptureStatus` of a stream; its device has been entered.
+    #[inline]
+    pub(super) fn capture_status(&self, stream: &Stream, call: &'static str) -> Result<u32> {
+        let mut status = sys::CAPTURE_NONE;
+        // SAFETY: the stream is looked up; writes one number.
+        let outcome = unsafe { self.cuda.table.stream_is_capturing(stream.raw, &raw mut status) };
+        self.cuda.check(outcome, || format!("{call} on a stream of device {}", stream.device))?;
+        Ok(status)
+    }
+
+    /// The graph that the stream captures into, if it does.
+    pub(super) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
+        if self.capture_status(stream, "cuStreamIsCapturing")? != sys::CAPTURE_ACTIVE {
+            return Ok(None);
+        }
+        let info = self.raw_info(stream)?;
+        Ok((info.status == sys::CAPTURE_ACTIVE).then_some(info.graph))
+    }
+
+    fn raw_info(&self, stream: &Stream) -> Result<RawInfo> {
+        let (mut status, mut id, mut graph) = (sys::CAPTURE_NONE, 0_u64, RawGraph::default());
+        let mut nodes: *const RawGraphNode = std::ptr::null();
+        let mut edges: *const EdgeData = std::ptr::null();
+        let mut count = 0_usize;
+        let table = &self.cuda.table;
+        // SAFETY: the stream is looked up; every result is written to a local.
+        let outcome = unsafe {
+            let newer = table.capture_info_v3(
+                stream.raw,
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut nodes,
+                &raw mut edges,
+                &raw mut count,
+            );
+            if newer.missing.is_none() {
+                newer
+            } else {
+                table.capture_info_v2(
+                    stream.raw,
+                    &raw mut status,
+                    &raw mut id,
+                    &raw mut graph,
+                    &raw mut nodes,
+                    &raw mut count,
+                )
+            }
+        };
+        self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
+        let dependencies = if status != sys::CAPTURE_ACTIVE || count == 0 || nodes.is_null() {
+            Vec::new()
+        } else {
+            // SAFETY: the driver says that `count` nodes are at `nodes`; they stay there until the next call on the
+            // stream, and are copied now.
+            unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
+        };
+        Ok(RawInfo { status, id, graph, dependencies })
+    }
+
+    pub(super) fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        let stream = self.streams.get(stream.raw(), "cuStreamBeginCapture")?;
+        self.submit(stream.device)?;
+        let _captures = lock(&self.captures);
+        // SAFETY: the stream is looked up.
+        let outcome = unsafe { self.cuda.table.stream_begin_capture(stream.raw, mode_number(mode)) };
+        self.cuda.check(outcome, || format!("a {mode:?} capture on a stream of device {}", stream.device))
+    }
+
+    pub(super) fn stream_end_capture(&self, handle: StreamHandle) -> Result<GraphHandle> {
+        let call = "cuStreamEndCapture";
+        let stream = self.streams.get(handle.raw(), call)?;
+        self.enter(stream.device)?;
+        let mut captures = lock(&self.captures);
+        let id =
+            self.raw_info(&stream).ok().filter(|info| info.status != sys::CAPTURE_NONE).map(|info| info.id);
+        let mut raw = RawGraph::default();
+        // SAFETY: the stream is looked up; writes one handle.
+        let outcome = unsafe { self.cuda.table.stream_end_capture(stream.raw, &raw mut raw) };
+        let ended = self.cuda.check(outcome, || format!("a stream of device {}", stream.device));
+        // A capture that was broken is over; one that another stream has to end is not.
+        let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
+        let known = id.filter(|_| over).and_then(|id| captures.remove(&id));
+        drop(captures);
+        if let Err(error) = ended {
+            if let Some(graph) = known {
+                self.graphs.remove(graph.raw(), call, |_| Ok(()))?;
+            }
+            return Err(error);
+        }
+        if raw == RawGraph::default() {
+            return Err(Error::new(Code::StreamCaptureInvalidated, call, "the capture gave no graph"));
+        }
+        if let Some(graph) = known {
+            let entry = self.graphs.get(graph.raw(), call)?;
+            *lock(&entry.raw) = raw;
+            *lock(&entry.capture) = None;
+            return Ok(graph);
+        }
+        let graph = Graph { raw: Mutex::new(raw), device: stream.device, capture: Mutex::new(None) };
+        Ok(GraphHandle::from_raw(self.graphs.insert(graph)))
+    }
+
+    pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
+        let call = "cuStreamGetCaptureInfo";
+        let stream = self.streams.get(handle.raw(), call)?;
+        self.enter(stream.device)?;
+        // Allocators ask this all the time, and the answer is nearly always no.
+        if self.capture_status(&stream, call)? == sys::CAPTURE_NONE {
+            return Ok(CaptureInfo::none());
+        }
+        let mut captures = lock(&self.captures);
+        let info = self.raw_info(&stream)?;
+        let status = match info.status {
+            sys::CAPTURE_NONE => return Ok(CaptureInfo::none()),
+            sys::CAPTURE_ACTIVE => CaptureStatus::Active,
+            _ => {
+                let none = CaptureInfo::none();
+                return Ok(CaptureInfo { status: CaptureStatus::Invalidated, id: info.id, ..none });
+            }
+        };
+        let graph = *captures.entry(info.id).or_insert_with(|| {
+            let capture = Mutex::new(Some((info.id, handle)));
+            let graph = Graph { raw: Mutex::new(info.graph), device: stream.device, capture };
+            GraphHandle::from_raw(self.graphs.insert(graph))
+        });
+        let dependencies =
+            info.dependencies.iter().map(|node| GraphNodeHandle::from_raw(node.0 as u64)).collect();
+        Ok(CaptureInfo { status, id: info.id, graph: Some(graph), dependencies })
+    }
+
+    pub(super) fn stream_update_capture_dependencies(
+        &self,
+        stream: StreamHandle,
+        dependencies: &[GraphNodeHandle],
+        update: DependencyUpdate,
+    ) -> Result<()> {
+        let call = "cuStreamUpdateCaptureDependencies";
+        let stream = self.streams.get(stream.raw(), call)?;
+        self.enter(stream.device)?;
+        let _captures = lock(&self.captures);
+        let info = self.raw_info(&stream)?;
+        if info.status == sys::CAPTURE_NONE {
+            return Err(Error::new(Code::IllegalState, call, "the stream does not capture"));
+        }
+        if info.status != sys::CAPTURE_ACTIVE {
+            return Err(Error::new(
+                Code::StreamCaptureInvalidated,
+                call,
+                "the capture was broken by an error",
+            ));
+        }
+        let nodes: FxHashSet<u64> = self.raw_nodes(info.graph)?.iter().map(|node| node.0 as u64).collect();
+        if let Some(wrong) = dependencies.iter().find(|node| !nodes.contains(&node.raw())) {
+            let detail = format!("{wrong:?} is not a node of the graph under construction");
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        let mut raw: Vec<RawGraphNode> =
+            dependencies.iter().map(|node| RawGraphNode(node.raw() as usize)).collect();
+        let flags = match update {
+            DependencyUpdate::Add => sys::DEPENDENCIES_ADD,
+            DependencyUpdate::Set => sys::DEPENDENCIES_SET,
+        };
+        let (table, first, count) = (&self.cuda.table, raw.as_mut_ptr(), raw.len());
+        // SAFETY: `count` nodes of the graph under construction are at `first`; no edge data means plain edges.
+        let outcome = unsafe {
+            let newer = table.update_dependencies_v2(stream.raw, first, std::ptr::null(), count, flags);
+            if newer.missing.is_none() {
+                newer
+            } else {
+                table.update_dependencies_v1(stream.raw, first, count, flags)
+            }
+        };
+        self.cuda.check(outcome, || format!("{count} dependencies"))
+    }
+
+    pub(super) fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut number = mode_number(mode);
+        // SAFETY: swaps a number of this thread with the one in `number`.
+        let outcome = unsafe { self.cuda.table.exchange_capture_mode(&raw mut number) };
+        self.cuda.check(outcome, || format!("{mode:?}"))?;
+        Ok(match number {
+            sys::MODE_THREAD_LOCAL => CaptureMode::ThreadLocal,
+            sys::MODE_RELAXED => CaptureMode::Relaxed,
+            _ => CaptureMode::Global,
+        })
+    }
+
+    /// A looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture that
+    /// builds it, if one does, from ending.
+    fn check_alive(
+        &self,
+        graph: &Graph,
+        call: &'static str,
+    ) -> Result<MutexGuard<'_, FxHashMap<u64, GraphHandle>>> {
+        self.enter(graph.device)?;
+        let builder = *lock(&graph.capture);
+        let Some((id, stream)) = builder else { return Ok(lock(&self.captures)) };
+        let stream = self.streams.get(stream.raw(), call)?;
+        let captures = lock(&self.captures);
+        let info = self.raw_info(&stream)?;
+        if info.status == sys::CAPTURE_ACTIVE && info.id == id {
+            return Ok(captures);
+        }
+        Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
+    }
+
+    fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
+        if lock(&graph.capture).is_none() {
+            return Ok(());
+        }
+        Err(Error::new(Code::IllegalState, call, "the graph belongs to a capture: end the capture first"))
+    }
+
+    fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
+        let table = &self.cuda.table;
+        let mut count = 0_usize;
+        // SAFETY: the graph is alive; with no array only the count is written.
+        let outcome = unsafe { table.graph_get_nodes(graph, std::ptr::null_mut(), &raw mut count) };
+        self.cuda.check(outcome, || "the number of nodes".to_owned())?;
+        let mut nodes = vec![RawGraphNode::default(); count];
+        if count > 0 {
+            // SAFETY: the array has room for `count` nodes, and says so.
+            let outcome = unsafe { table.graph_get_nodes(graph, nodes.as_mut_ptr(), &raw mut count) };
+            self.cuda.check(outcome, || format!("{count} nodes"))?;
+            nodes.truncate(count);
+        }
+        Ok(nodes)
+    }
+
+    fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
+        let table = &self.cuda.table;
+        let null = std::ptr::null_mut::<RawGraphNode>();
+        let mut count = 0_usize;
+        // SAFETY: the graph is alive; with no arrays only the count is written.
+        let mut outcome =
+            unsafe { table.graph_get_edges_v2(graph, null, null, std::ptr::null_mut(), &raw mut count) };
+        let newer = outcome.missing.is_none();
+        if !newer {
+            // SAFETY: as above.
+            outcome = unsafe { table.graph_get_edges_v1(graph, null, null, &raw mut count) };
+        }
+        self.cuda.check(outcome, || "the number of edges".to_owned())?;
+        let mut from = vec![RawGraphNode::default(); count];
+        let mut to = from.clone();
+        let mut data = vec![EdgeData::default(); count];
+        if count > 0 {
+            let (first, second, room) = (from.as_mut_ptr(), to.as_mut_ptr(), &raw mut count);
+            // SAFETY: every array has room for `count` items, and `count` says so.
+            let outcome = unsafe {
+                if newer {
+                    table.graph_get_edges_v2(graph, first, second, data.as_mut_ptr(), room)
+                } else {
+                    table.graph_get_edges_v1(graph, first, second, room)
+                }
+            };
+            self.cuda.check(outcome, || "the edges".to_owned())?;
+        }
+        Ok(from.into_iter().zip(to).take(count).collect())
+    }
+
+    pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
+        let call = "cuGraphGetNodes";
+        let graph = self.graphs.get(graph.raw(), call)?;
+        let _captures = self.check_alive(&graph, call)?;
+        let raw = lock(&graph.raw);
+        let nodes = self.raw_nodes(*raw)?;
+        let index: FxHashMap<RawGraphNode, usize> =
+            nodes.iter().enumerate().map(|(i, node)| (*node, i)).collect();
+        let mut description = GraphDescription::default();
+        for node in &nodes {
+            let mut kind = u32::MAX;
+            // SAFETY: the node was just read from a graph that is alive; writes one number.
+            let outcome = unsafe { self.cuda.table.graph_node_get_type(*node, &raw mut kind) };
+            self.cuda.check(outcome, || "the kind of a node".to_owned())?;
+            let handle = GraphNodeHandle::from_raw(node.0 as u64);
+            description.nodes.push(GraphNode { handle, kind: node_kind(kind), label: None });
+        }
+        for (from, to) in self.raw_edges(*raw)? {
+            if let (Some(&from), Some(&to)) = (index.get(&from), index.get(&to)) {
+                description.edges.push((from, to));
+            }
+        }
+        Ok(description)
+    }
+
+    pub(super) fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        let call = "cuGraphDestroy";
+        self.graphs.remove(graph.raw(), call, |graph| {
+            Self::check_finished(graph, call)?;
+            self.enter(graph.device)?;
+            // SAFETY: the graph is this driver's, no capture builds it, and nobody else holds its entry.
+            let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
+            self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
+        })
+    }
+
+    pub(super) fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+        let call = "cuGraphInstantiate";
+        let graph = self.graphs.get(graph.raw(), call)?;
+        self.enter(device)?;
+        Self::check_finished(&graph, call)?;
+        let mut raw = RawGraphExec::default();
+        // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
+        // the stream that it was captured on.
+        let flags = sys::INSTANTIATE_AUTO_FREE_ON_LAUNCH | sys::INSTANTIATE_USE_NODE_PRIORITY;
+        let source = lock(&graph.raw);
+        // SAFETY: the graph is looked up and locked; writes one handle.
+        let outcome = unsafe { self.cuda.table.graph_instantiate(&raw mut raw, *source, flags) };
+        drop(source);
+        self.cuda.check(outcome, || format!("a graph for device {device}"))?;
+        Ok(GraphExecHandle::from_raw(self.execs.insert(GraphExec { raw: Mutex::new(raw), device })))
+    }
+
+    pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+        self.execs.remove(exec.raw(), "cuGraphExecDestroy", |exec| {
+            self.enter(exec.device)?;
+            // SAFETY: the executable is this driver's, and nobody else holds its entry. One that is running is freed by
+            // the driver when it is done.
+            let outcome = unsafe { self.cuda.table.graph_exec_destroy(*lock(&exec.raw)) };
+            self.cuda.check(outcome, || format!("an executable graph of device {}", exec.device))
+        })
+    }
+
+    pub(super) fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        let call = "cuGraphLaunch";
+        let exec = self.execs.get(exec.raw(), call)?;
+        let stream = self.streams.get(stream.raw(), call)?;
+        self.submit(stream.device)?;
+        let raw = lock(&exec.raw);
+        // SAFETY: both are looked up, and the executable is locked.
+        let outcome = unsafe { self.cuda.table.graph_launch(*raw, stream.raw) };
+        self.cuda.check(outcome, || {
+            format!("an executable of device {} on a stream of device {}", exec.device, stream.device)
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! Functions of the host in stream order, and what captured graphs keep alive.
+//!
+//! The driver is given a number, never a pointer to a closure. A function that was to run once but ended up in a graph (a
+//! capture began on the stream meanwhile) finds its number gone on the second run and reports that, where a pointer would
+//! have been used after its end. What a graph needs for its whole life stays in the registry until the driver says, through
+//! a *user object* that the graph and all its executables share, that none of them is left.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use rustc_hash::FxHashMap;
+
+use super::context::Fault;
+use super::driver::CudaDriver;
+use super::handles::lock;
+use super::pinned::PinnedBlock;
+use super::stream::Stream;
+use super::sys::{self, RawGraph, RawUserObject};
+use crate::command::Label;
+use crate::driver::HostFunction;
+use crate::{Result, StreamHandle};
+
+/// A host function that is on a stream or in a graph.
+#[derive(Clone)]
+struct Call {
+    function: HostFunction,
+    label: Label,
+    fault: Arc<Fault>,
+    /// Whether it belongs to a graph and runs at each launch.
+    repeats: bool,
+}
+
+#[derive(Clone)]
+enum Kept {
+    Call(Call),
+    /// Held only to be dropped.
+    Pinned {
+        _block: Arc<PinnedBlock>,
+    },
+}
+
+static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Kept>>> = LazyLock::new(Mutex::default);
+
+fn register(kept: Kept) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    lock(&REGISTRY).insert(number, kept);
+    number
+}
+
+fn forget(number: u64) {
+    // Dropped outside the lock: what a closure owns may have anything in its destructor.
+    let kept = lock(&REGISTRY).remove(&number);
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
+}
+
+/// What the driver calls, on a thread of its own.
+unsafe extern "C" fn run(data: *mut c_void) {
+    let number = data as u64;
+    let call = match lock(&REGISTRY).get(&number) {
+        Some(Kept::Call(call)) => call.clone(),
+        _ => return,
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| (call.function)()));
+    if let Err(panic) = outcome {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "with no text".to_owned());
+        call.fault.raise(format!("the host function of {} panicked: {text}", call.label));
+    }
+    let once = !call.repeats;
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(call)));
+    if once {
+        forget(number);
+    }
+}
+
+/// What the driver calls when no graph needs a user object any more.
+unsafe extern "C" fn release(data: *mut c_void) {
+    forget(data as u64);
+}
+
+impl CudaDriver {
+    pub(super) fn host_function_async(
+        &self,
+        stream: StreamHandle,
+        function: HostFunction,
+        label: Label,
+    ) -> Result<()> {
+        let call = "cuLaunchHostFunc";
+        let stream = self.streams.get(stream.raw(), call)?;
+        let device = self.submit(stream.device)?;
+        let graph = self.graph_under_construction(&stream)?;
+        let fault = Arc::clone(&device.fault);
+        let number = register(Kept::Call(Call { function, label, fault, repeats: graph.is_some() }));
+        if let Some(graph) = graph {
+            self.give_to_graph(graph, number)?;
+        }
+        // SAFETY: `run` takes any number; the stream is looked up.
+        let outcome = unsafe { self.cuda.table.launch_host_function(stream.raw, run, number as *mut c_void) };
+        let queued = self.cuda.check(outcome, || format!("for {label}"));
+        if queued.is_err() && graph.is_none() {
+            forget(number);
+        }
+        queued
+    }
+
+    /// Makes the graph that the stream captures into, if it does, share the block: its replays use it.
+    ///
+    /// Called after the command was queued, so that a capture that began just before is seen.
+    pub(super) fn keep_for_capture(
+        &self,
+        stream: &Stream,
+        block: impl FnOnce() -> Arc<PinnedBlock>,
+    ) -> Result<()> {
+        match self.graph_under_construction(stream)? {
+            Some(graph) => self.give_to_graph(graph, register(Kept::Pinned { _block: block() })),
+            None => Ok(()),
+        }
+    }
+
+    /// Ties a registered object to the life of a graph and its executables.
+    fn give_to_graph(&self, graph: RawGraph, number: u64) -> Result<()> {
+        let table = &self.cuda.table;
+        let mut object = RawUserObject::default();
+        // SAFETY: `release` takes any number; writes one handle.
+        let outcome = unsafe {
+            table.user_object_create(
+                &raw mut object,
+                number as *mut c_void,
+                release,
+                1,
+                sys::USER_OBJECT_NO_DESTRUCTOR_SYNC,
+            )
+        };
+        if let Err(error) = self.cuda.check(outcome, || "an object of a captured graph".to_owned()) {
+            forget(number);
+            return Err(error);
+        }
+        // SAFETY: the graph is under construction by a capture of a stream that the caller holds; the object was just made
+        // and its only reference moves to the graph.
+        let outcome =
+            unsafe { table.graph_retain_user_object(graph, object, 1, sys::GRAPH_USER_OBJECT_MOVE) };
+        if let Err(error) = self.cuda.check(outcome, || "an object of a captured graph".to_owned()) {
+            // SAFETY: the reference did not move; giving it up runs `release`.
+            let _ = unsafe { table.user_object_release(object, 1) };
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    fn call(repeats: bool, fault: &Arc<Fault>, function: HostFunction) -> u64 {
+        let fault = Arc::clone(fault);
+        register(Kept::Call(Call { function, label: Label::here("test"), fault, repeats }))
+    }
+
+    fn run_number(number: u64) {
+        // SAFETY: `run` takes any number.
+        unsafe { run(number as *mut c_void) };
+    }
+
+    #[test]
+    fn a_single_call_runs_once_whatever_the_driver_does() {
+        let count = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&count);
+        let fault = Arc::default();
+        let number = call(
+            false,
+            &fault,
+            Arc::new(move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+            }),
+        );
+        run_number(number);
+        run_number(number);
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&count), 1, "the closure is dropped");
+    }
+
+    #[test]
+    fn a_graphs_call_runs_until_the_graph_is_gone() {
+        let count = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&count);
+        let fault = Arc::default();
+        let number = call(
+            true,
+            &fault,
+            Arc::new(move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+            }),
+        );
+        run_number(number);
+        run_number(number);
+        // SAFETY: `release` takes any number.
+        unsafe { release(number as *mut c_void) };
+        run_number(number);
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+        assert_eq!(Arc::strong_count(&count), 1, "the closure is dropped");
+    }
+
+    #[test]
+    fn a_panic_becomes_one_error_that_names_the_operator() {
+        let fault: Arc<Fault> = Arc::default();
+        let number = call(false, &fault, Arc::new(|| panic!("on purpose")));
+        run_number(number);
+        let error = fault.check().expect_err("the panic is reported");
+        assert!(error.is_asynchronous());
+        assert!(error.detail().contains("host function of test at") && error.detail().contains("on purpose"));
+        fault.check().expect("once");
+    }
+}

@@ -1,0 +1,423 @@
+//! Compares our copy of NVIDIA's headers with a second, generated one (cudarc's bindings for CUDA 13.0): sizes, alignments
+//! and offsets of structs, constants, and the number and size of every argument.
+//!
+//! Signatures that CUDA 13 replaced by a newer one have no counterpart there; the test of the newer one covers what they
+//! share.
+
+use std::ffi::{CStr, c_void};
+use std::mem::{align_of, offset_of, size_of};
+
+use cudarc::cublaslt::sys as blas;
+use cudarc::driver::sys as cuda;
+use cudarc::nvrtc::sys as nvrtc;
+
+use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
+use super::nvrtc::NvrtcTable;
+use super::sys::{self, *};
+use crate::Code;
+use crate::library::{ComputeFormat, ElementFormat};
+
+/// The sizes of a function's arguments.
+trait Arguments {
+    fn sizes(self) -> Vec<usize>;
+}
+
+macro_rules! arguments {
+    ($($argument:ident)*) => {
+        impl<Answer, $($argument),*> Arguments for unsafe fn($($argument),*) -> Answer {
+            fn sizes(self) -> Vec<usize> {
+                vec![$(size_of::<$argument>()),*]
+            }
+        }
+    };
+}
+
+arguments!();
+arguments!(A);
+arguments!(A B);
+arguments!(A B C);
+arguments!(A B C D);
+arguments!(A B C D E);
+arguments!(A B C D E F);
+arguments!(A B C D E F G);
+arguments!(A B C D E F G H I J);
+arguments!(A B C D E F G H I J K);
+arguments!(A B C D E F G H I J K L M N O P);
+
+macro_rules! generated {
+    ($module:ident: $($function:ident($($argument:tt),*);)*) => {
+        vec![$((stringify!($function), ($module::$function as unsafe fn($($argument),*) -> _).sizes())),*]
+    };
+}
+
+fn compare(ours: Vec<(&'static CStr, Vec<usize>)>, theirs: &[(&str, Vec<usize>)], older: &[&str]) {
+    for (symbol, sizes) in ours {
+        let symbol = symbol.to_str().expect("names are ASCII");
+        match theirs.iter().find(|(name, _)| *name == symbol) {
+            Some((_, expected)) => assert_eq!(sizes, *expected, "arguments of {symbol}"),
+            None => assert!(older.contains(&symbol), "{symbol} is not compared with anything"),
+        }
+    }
+}
+
+#[test]
+fn arguments_of_the_driver() {
+    let theirs = generated! {
+        cuda:
+            cuInit(_);
+            cuGetErrorName(_, _);
+            cuGetErrorString(_, _);
+            cuDeviceGetCount(_);
+            cuDeviceGet(_, _);
+            cuDeviceGetName(_, _, _);
+            cuDeviceGetAttribute(_, _, _);
+            cuDeviceTotalMem_v2(_, _);
+            cuDeviceGetPCIBusId(_, _, _);
+            cuDeviceCanAccessPeer(_, _, _);
+            cuDevicePrimaryCtxRetain(_, _);
+            cuDevicePrimaryCtxGetState(_, _, _);
+            cuCtxGetCurrent(_);
+            cuCtxSetCurrent(_);
+            cuCtxSynchronize();
+            cuCtxGetStreamPriorityRange(_, _);
+            cuCtxEnablePeerAccess(_, _);
+            cuCtxDisablePeerAccess(_);
+            cuMemGetInfo_v2(_, _);
+            cuMemAlloc_v2(_, _);
+            cuMemFree_v2(_);
+            cuMemHostAlloc(_, _, _);
+            cuMemFreeHost(_);
+            cuPointerGetAttribute(_, _, _);
+            cuMemAddressReserve(_, _, _, _, _);
+            cuMemAddressFree(_, _);
+            cuMemCreate(_, _, _, _);
+            cuMemRelease(_);
+            cuMemMap(_, _, _, _, _);
+            cuMemUnmap(_, _);
+            cuMemSetAccess(_, _, _, _);
+            cuMemGetAllocationGranularity(_, _, _);
+            cuMemPoolCreate(_, _);
+            cuMemPoolDestroy(_);
+            cuMemPoolSetAttribute(_, _, _);
+            cuMemPoolTrimTo(_, _);
+            cuMemAllocFromPoolAsync(_, _, _, _);
+            cuMemFreeAsync(_, _);
+            cuMemcpyAsync(_, _, _, _);
+            cuMemcpyHtoDAsync_v2(_, _, _, _);
+            cuMemcpyDtoHAsync_v2(_, _, _, _);
+            cuMemsetD8Async(_, _, _, _);
+            cuMemsetD16Async(_, _, _, _);
+            cuMemsetD32Async(_, _, _, _);
+            cuLaunchHostFunc(_, _, _);
+            cuStreamCreateWithPriority(_, _, _);
+            cuStreamDestroy_v2(_);
+            cuStreamGetPriority(_, _);
+            cuStreamGetCtx(_, _);
+            cuStreamQuery(_);
+            cuStreamSynchronize(_);
+            cuStreamWaitEvent(_, _, _);
+            cuEventCreate(_, _);
+            cuEventDestroy_v2(_);
+            cuEventRecord(_, _);
+            cuEventQuery(_);
+            cuEventSynchronize(_);
+            cuEventElapsedTime_v2(_, _, _);
+            cuModuleLoadDataEx(_, _, _, _, _);
+            cuModuleUnload(_);
+            cuModuleGetFunction(_, _, _);
+            cuFuncGetAttribute(_, _, _);
+            cuFuncSetAttribute(_, _, _);
+            cuFuncGetParamInfo(_, _, _, _);
+            cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
+            cuStreamBeginCapture_v2(_, _);
+            cuStreamEndCapture(_, _);
+            cuStreamIsCapturing(_, _);
+            cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
+            cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
+            cuThreadExchangeStreamCaptureMode(_);
+            cuGraphGetNodes(_, _, _);
+            cuGraphGetEdges_v2(_, _, _, _, _);
+            cuGraphNodeGetType(_, _);
+            cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphLaunch(_, _);
+            cuGraphDestroy(_);
+            cuGraphExecDestroy(_);
+            cuUserObjectCreate(_, _, _, _, _);
+            cuUserObjectRelease(_, _);
+            cuGraphRetainUserObject(_, _, _, _);
+    };
+    let older = [
+        "cuDeviceGetUuid_v2",
+        "cuEventElapsedTime",
+        "cuStreamGetCaptureInfo_v2",
+        "cuStreamUpdateCaptureDependencies",
+        "cuGraphGetEdges",
+    ];
+    compare(CudaTable::signatures(), &theirs, &older);
+}
+
+#[test]
+fn arguments_of_the_libraries() {
+    let theirs = generated! {
+        blas:
+            cublasLtCreate(_);
+            cublasLtMatmul(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
+            cublasLtMatmulAlgoGetHeuristic(_, _, _, _, _, _, _, _, _, _);
+            cublasLtMatmulDescCreate(_, _, _);
+            cublasLtMatmulDescSetAttribute(_, _, _, _);
+            cublasLtMatmulDescDestroy(_);
+            cublasLtMatrixLayoutCreate(_, _, _, _, _);
+            cublasLtMatrixLayoutSetAttribute(_, _, _, _);
+            cublasLtMatrixLayoutDestroy(_);
+            cublasLtMatmulPreferenceCreate(_);
+            cublasLtMatmulPreferenceSetAttribute(_, _, _, _);
+            cublasLtMatmulPreferenceDestroy(_);
+    };
+    compare(BlasTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        nvrtc:
+            nvrtcVersion(_, _);
+            nvrtcCreateProgram(_, _, _, _, _, _);
+            nvrtcDestroyProgram(_);
+            nvrtcCompileProgram(_, _, _);
+            nvrtcGetProgramLogSize(_, _);
+            nvrtcGetProgramLog(_, _);
+            nvrtcGetCUBINSize(_, _);
+            nvrtcGetCUBIN(_, _);
+            nvrtcGetNumSupportedArchs(_);
+            nvrtcGetSupportedArchs(_);
+    };
+    compare(NvrtcTable::signatures(), &theirs, &[]);
+}
+
+macro_rules! same_struct {
+    ($ours:ty, $theirs:ty { $($field:ident = $($other:ident).+),* $(,)? }) => {
+        assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
+        assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), stringify!($ours));
+        $(assert_eq!(
+            offset_of!($ours, $field),
+            offset_of!($theirs, $($other).+),
+            concat!(stringify!($ours), ".", stringify!($field))
+        );)*
+    };
+}
+
+#[test]
+fn layouts_of_structs() {
+    same_struct!(MemoryLocation, cuda::CUmemLocation { kind = type_, id = id });
+    same_struct!(AllocationProperties, cuda::CUmemAllocationProp {
+        kind = type_,
+        handle_types = requestedHandleTypes,
+        location = location,
+        windows_metadata = win32HandleMetaData,
+        compression_kind = allocFlags.compressionType,
+        gpu_direct_capable = allocFlags.gpuDirectRDMACapable,
+        usage = allocFlags.usage,
+        reserved = allocFlags.reserved,
+    });
+    same_struct!(AccessDescription, cuda::CUmemAccessDesc { location = location, flags = flags });
+    same_struct!(PoolProperties, cuda::CUmemPoolProps {
+        kind = allocType,
+        handle_types = handleTypes,
+        location = location,
+        windows_attributes = win32SecurityAttributes,
+        max_bytes = maxSize,
+        usage = usage,
+        reserved = reserved,
+    });
+    same_struct!(EdgeData, cuda::CUgraphEdgeData {
+        from_port = from_port,
+        to_port = to_port,
+        kind = type_,
+        reserved = reserved,
+    });
+    same_struct!([u8; 16], cuda::CUuuid {});
+    same_struct!(RawHostFunction, cuda::CUhostFn {});
+    same_struct!(Algorithm, blas::cublasLtMatmulAlgo_t { data = data });
+    same_struct!(HeuristicResult, blas::cublasLtMatmulHeuristicResult_t {
+        algorithm = algo,
+        workspace_bytes = workspaceSize,
+        status = state,
+        waves = wavesCount,
+        reserved = reserved,
+    });
+    for size in [
+        size_of::<RawContext>(),
+        size_of::<RawStream>(),
+        size_of::<RawEvent>(),
+        size_of::<RawModule>(),
+        size_of::<RawFunction>(),
+        size_of::<RawGraph>(),
+        size_of::<RawGraphExec>(),
+        size_of::<RawGraphNode>(),
+        size_of::<RawPool>(),
+        size_of::<RawUserObject>(),
+    ] {
+        assert_eq!(size, size_of::<*mut c_void>());
+    }
+}
+
+macro_rules! same_numbers {
+    ($($ours:expr => $theirs:expr;)*) => {
+        $(assert_eq!($ours as u64, $theirs as u64, stringify!($theirs));)*
+    };
+}
+
+#[test]
+fn constants_of_the_driver() {
+    same_numbers! {
+        sys::ALLOCATION_PINNED => cuda::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        sys::LOCATION_DEVICE => cuda::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        sys::ACCESS_NONE => cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        sys::ACCESS_READ => cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
+        sys::ACCESS_READ_WRITE => cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        sys::GRANULARITY_MINIMUM =>
+            cuda::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        sys::POOL_RELEASE_THRESHOLD => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        sys::STREAM_NON_BLOCKING => cuda::CUstream_flags::CU_STREAM_NON_BLOCKING;
+        sys::EVENT_BLOCKING_SYNC => cuda::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
+        sys::EVENT_DISABLE_TIMING => cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        sys::HOST_PORTABLE => cuda::CU_MEMHOSTALLOC_PORTABLE;
+        sys::HOST_WRITE_COMBINED => cuda::CU_MEMHOSTALLOC_WRITECOMBINED;
+        sys::CAPTURE_NONE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        sys::CAPTURE_ACTIVE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        sys::MODE_GLOBAL => cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        sys::MODE_THREAD_LOCAL => cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        sys::MODE_RELAXED => cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        sys::DEPENDENCIES_ADD =>
+            cuda::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_ADD_CAPTURE_DEPENDENCIES;
+        sys::DEPENDENCIES_SET =>
+            cuda::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+        sys::INSTANTIATE_AUTO_FREE_ON_LAUNCH =>
+            cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0;
+        sys::INSTANTIATE_USE_NODE_PRIORITY =>
+            cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        sys::USER_OBJECT_NO_DESTRUCTOR_SYNC => cuda::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
+        sys::GRAPH_USER_OBJECT_MOVE => cuda::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE;
+        sys::LAUNCH_PARAMETER_END => cuda::CU_LAUNCH_PARAM_END_AS_INT;
+        sys::LAUNCH_PARAMETER_BUFFER_POINTER => cuda::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT;
+        sys::LAUNCH_PARAMETER_BUFFER_SIZE => cuda::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT;
+        sys::JIT_ERROR_LOG_BUFFER => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER;
+        sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+        sys::POINTER_MEMORY_TYPE => cuda::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        sys::MEMORY_TYPE_DEVICE => cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        sys::GET_PROC_ADDRESS_LEGACY_STREAM =>
+            cuda::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    }
+}
+
+#[test]
+fn attributes_of_devices_and_functions() {
+    use cuda::CUdevice_attribute as Device;
+    use cuda::CUfunction_attribute as Function;
+    same_numbers! {
+        DeviceAttribute::MaxThreadsPerBlock => Device::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        DeviceAttribute::MaxSharedMemoryPerBlock => Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK;
+        DeviceAttribute::WarpSize => Device::CU_DEVICE_ATTRIBUTE_WARP_SIZE;
+        DeviceAttribute::ClockRate => Device::CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
+        DeviceAttribute::MultiprocessorCount => Device::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        DeviceAttribute::Integrated => Device::CU_DEVICE_ATTRIBUTE_INTEGRATED;
+        DeviceAttribute::MemoryClockRate => Device::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE;
+        DeviceAttribute::GlobalMemoryBusWidth => Device::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+        DeviceAttribute::L2CacheSize => Device::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        DeviceAttribute::MaxThreadsPerMultiprocessor =>
+            Device::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR;
+        DeviceAttribute::ComputeCapabilityMajor => Device::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        DeviceAttribute::ComputeCapabilityMinor => Device::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+        DeviceAttribute::MaxRegistersPerMultiprocessor =>
+            Device::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR;
+        DeviceAttribute::MaxSharedMemoryPerBlockOptin =>
+            Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        DeviceAttribute::VirtualMemorySupported =>
+            Device::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        DeviceAttribute::MemoryPoolsSupported => Device::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        FunctionAttribute::MaxThreadsPerBlock => Function::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        FunctionAttribute::SharedSizeBytes => Function::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        FunctionAttribute::LocalSizeBytes => Function::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+        FunctionAttribute::Registers => Function::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        FunctionAttribute::MaxDynamicSharedSizeBytes =>
+            Function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    }
+}
+
+#[test]
+fn constants_of_the_libraries() {
+    use blas::cublasLtMatmulPreferenceAttributes_t as Preference;
+    same_numbers! {
+        blaslt::DESCRIPTOR_TRANSPOSE_A => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        blaslt::DESCRIPTOR_TRANSPOSE_B => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
+        blaslt::LAYOUT_BATCH_COUNT =>
+            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+        blaslt::LAYOUT_BATCH_OFFSET =>
+            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        blaslt::PREFERENCE_WORKSPACE_BYTES => Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 1 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 2 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 3 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES;
+        ElementFormat::R_32F.0 => blas::cudaDataType::CUDA_R_32F;
+        ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
+        ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
+        ElementFormat::R_16BF.0 => blas::cudaDataType::CUDA_R_16BF;
+        ComputeFormat::F32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        ComputeFormat::F32_FAST_TF32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
+        ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
+        super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
+        super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+    }
+}
+
+#[test]
+fn numbers_and_names_of_errors() {
+    use cuda::CUresult as Status;
+    for (code, status) in [
+        (Code::InvalidValue, Status::CUDA_ERROR_INVALID_VALUE),
+        (Code::OutOfMemory, Status::CUDA_ERROR_OUT_OF_MEMORY),
+        (Code::NotInitialized, Status::CUDA_ERROR_NOT_INITIALIZED),
+        (Code::Deinitialized, Status::CUDA_ERROR_DEINITIALIZED),
+        (Code::StubLibrary, Status::CUDA_ERROR_STUB_LIBRARY),
+        (Code::DeviceUnavailable, Status::CUDA_ERROR_DEVICE_UNAVAILABLE),
+        (Code::NoDevice, Status::CUDA_ERROR_NO_DEVICE),
+        (Code::InvalidDevice, Status::CUDA_ERROR_INVALID_DEVICE),
+        (Code::InvalidImage, Status::CUDA_ERROR_INVALID_IMAGE),
+        (Code::InvalidContext, Status::CUDA_ERROR_INVALID_CONTEXT),
+        (Code::MapFailed, Status::CUDA_ERROR_MAP_FAILED),
+        (Code::UnmapFailed, Status::CUDA_ERROR_UNMAP_FAILED),
+        (Code::AlreadyMapped, Status::CUDA_ERROR_ALREADY_MAPPED),
+        (Code::NoBinaryForDevice, Status::CUDA_ERROR_NO_BINARY_FOR_GPU),
+        (Code::NotMapped, Status::CUDA_ERROR_NOT_MAPPED),
+        (Code::EccUncorrectable, Status::CUDA_ERROR_ECC_UNCORRECTABLE),
+        (Code::PeerAccessUnsupported, Status::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED),
+        (Code::InvalidPtx, Status::CUDA_ERROR_INVALID_PTX),
+        (Code::UnsupportedPtxVersion, Status::CUDA_ERROR_UNSUPPORTED_PTX_VERSION),
+        (Code::OperatingSystem, Status::CUDA_ERROR_OPERATING_SYSTEM),
+        (Code::InvalidHandle, Status::CUDA_ERROR_INVALID_HANDLE),
+        (Code::IllegalState, Status::CUDA_ERROR_ILLEGAL_STATE),
+        (Code::NotFound, Status::CUDA_ERROR_NOT_FOUND),
+        (Code::NotReady, Status::CUDA_ERROR_NOT_READY),
+        (Code::IllegalAddress, Status::CUDA_ERROR_ILLEGAL_ADDRESS),
+        (Code::LaunchOutOfResources, Status::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES),
+        (Code::LaunchTimeout, Status::CUDA_ERROR_LAUNCH_TIMEOUT),
+        (Code::PeerAccessAlreadyEnabled, Status::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+        (Code::PeerAccessNotEnabled, Status::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+        (Code::ContextIsDestroyed, Status::CUDA_ERROR_CONTEXT_IS_DESTROYED),
+        (Code::Assert, Status::CUDA_ERROR_ASSERT),
+        (Code::MisalignedAddress, Status::CUDA_ERROR_MISALIGNED_ADDRESS),
+        (Code::LaunchFailed, Status::CUDA_ERROR_LAUNCH_FAILED),
+        (Code::NotPermitted, Status::CUDA_ERROR_NOT_PERMITTED),
+        (Code::NotSupported, Status::CUDA_ERROR_NOT_SUPPORTED),
+        (Code::StreamCaptureUnsupported, Status::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        (Code::StreamCaptureInvalidated, Status::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (Code::StreamCaptureMerge, Status::CUDA_ERROR_STREAM_CAPTURE_MERGE),
+        (Code::StreamCaptureUnmatched, Status::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED),
+        (Code::StreamCaptureUnjoined, Status::CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
+        (Code::StreamCaptureIsolation, Status::CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+        (Code::StreamCaptureImplicit, Status::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+        (Code::CapturedEvent, Status::CUDA_ERROR_CAPTURED_EVENT),
+        (Code::StreamCaptureWrongThread, Status::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
+        (Code::GraphExecUpdateFailure, Status::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE),
+        (Code::Unknown, Status::CUDA_ERROR_UNKNOWN),
+    ] {
+        assert_eq!((code.number(), code.name()), (status as u32, format!("{status:?}").as_str()));
+    }
+}

@@ -1,0 +1,283 @@
+//! Pinned host memory, and how the host reads and writes it.
+//!
+//! A block is shared by the table of live blocks, by the calls that are using it, and by captured graphs that copy from or
+//! to it. `host_free` takes it out of the table; the memory goes back when the last of the others lets go of it, so
+//! neither a call in flight nor a later replay finds it gone.
+//!
+//! The host touches a block through relaxed atomics only, since a copy engine or another thread may touch the same bytes at
+//! the same time: such a race gives stale or torn bytes, and no undefined behaviour. (Two threads may meet with accesses
+//! of different widths at the ends of a range. Rust has not said what that means; the compiler and the processor treat it
+//! as any other torn access.)
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use super::context::Cuda;
+use super::driver::CudaDriver;
+use super::handles::lock;
+use super::sys;
+use crate::{Code, Error, HostFlags, HostPointer, Result};
+
+/// One allocation of pinned memory. Dropping it gives nothing back: see [`PinnedBlock::free`].
+#[derive(Debug)]
+pub(super) struct PinnedBlock {
+    start: u64,
+    bytes: u64,
+}
+
+impl PinnedBlock {
+    /// Allocates in the current context, for all devices. Zeroed.
+    pub(super) fn allocate(cuda: &Cuda, bytes: u64, write_combined: bool) -> Result<Self> {
+        let mut pointer: *mut c_void = std::ptr::null_mut();
+        let flags = sys::HOST_PORTABLE | if write_combined { sys::HOST_WRITE_COMBINED } else { 0 };
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: writes one pointer.
+        let outcome = unsafe { cuda.table.host_allocate(&raw mut pointer, size, flags) };
+        cuda.check(outcome, || format!("{bytes} bytes of pinned host memory"))?;
+        // SAFETY: the driver gave `size` bytes at this address, and nobody else knows it yet.
+        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, size) };
+        Ok(Self { start: pointer as u64, bytes })
+    }
+
+    /// The address for the driver.
+    pub(super) const fn pointer(&self) -> *mut c_void {
+        self.start as *mut c_void
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Gives the memory back. The caller has the only share of the block, and drops it on success.
+    fn free(&self, cuda: &Cuda) -> Result<()> {
+        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nobody else has
+        // a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
+        let outcome = unsafe { cuda.table.host_free(self.pointer()) };
+        cuda.check(outcome, || format!("{} bytes at {:#x}", self.bytes, self.start))
+    }
+
+    /// Copies out of the block. The range must lie in it.
+    pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
+        self.assert_inside(offset, target.len());
+        let mut address = self.start + offset;
+        let head = ((8 - address % 8) % 8).min(target.len() as u64) as usize;
+        let (head, rest) = target.split_at_mut(head);
+        let (words, tail) = rest.as_chunks_mut::<8>();
+        for byte in head {
+            *byte = self.byte(address).load(Ordering::Relaxed);
+            address += 1;
+        }
+        for word in words {
+            *word = self.word(address).load(Ordering::Relaxed).to_ne_bytes();
+            address += 8;
+        }
+        for byte in tail {
+            *byte = self.byte(address).load(Ordering::Relaxed);
+            address += 1;
+        }
+    }
+
+    /// Copies into the block. The range must lie in it.
+    pub(super) fn write(&self, offset: u64, source: &[u8]) {
+        self.assert_inside(offset, source.len());
+        let mut address = self.start + offset;
+        let head = ((8 - address % 8) % 8).min(source.len() as u64) as usize;
+        let (head, rest) = source.split_at(head);
+        let (words, tail) = rest.as_chunks::<8>();
+        for byte in head {
+            self.byte(address).store(*byte, Ordering::Relaxed);
+            address += 1;
+        }
+        for word in words {
+            self.word(address).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            address += 8;
+        }
+        for byte in tail {
+            self.byte(address).store(*byte, Ordering::Relaxed);
+            address += 1;
+        }
+    }
+
+    /// Copies from one block to another, or within one.
+    pub(super) fn copy(source: &Self, source_offset: u64, target: &Self, target_offset: u64, bytes: u64) {
+        let mut buffer = [0_u8; 4096];
+        let mut done = 0;
+        // Ranges that overlap are copied as the copy engine does: front to back.
+        while done < bytes {
+            let step = (bytes - done).min(buffer.len() as u64);
+            let part = &mut buffer[..step as usize];
+            source.read(source_offset + done, part);
+            target.write(target_offset + done, part);
+            done += step;
+        }
+    }
+
+    fn assert_inside(&self, offset: u64, bytes: usize) {
+        assert!(
+            offset <= self.bytes && bytes as u64 <= self.bytes - offset,
+            "a range outside its pinned block"
+        );
+    }
+
+    fn byte(&self, address: u64) -> &AtomicU8 {
+        // SAFETY: `assert_inside` held for the range that `address` is from; the block is mapped while `self` is
+        // borrowed (it is freed only when nobody holds it), and all of the host's accesses to it are atomic.
+        unsafe { AtomicU8::from_ptr(address as *mut u8) }
+    }
+
+    fn word(&self, address: u64) -> &AtomicU64 {
+        debug_assert_eq!(address % 8, 0);
+        // SAFETY: as in `byte`; all eight bytes are in the range, and the address is a multiple of 8.
+        unsafe { AtomicU64::from_ptr(address as *mut u64) }
+    }
+}
+
+/// The live blocks by address, and those that were freed while somebody used them.
+#[derive(Default)]
+pub(super) struct Pinned {
+    live: RwLock<BTreeMap<u64, Arc<PinnedBlock>>>,
+    retired: Mutex<Vec<Arc<PinnedBlock>>>,
+}
+
+impl Pinned {
+    /// The block that holds `[pointer, pointer + bytes)`, and the offset in it.
+    pub(super) fn find(
+        &self,
+        pointer: HostPointer,
+        bytes: u64,
+        call: &'static str,
+    ) -> Result<(Arc<PinnedBlock>, u64)> {
+        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
+        let address = pointer.address();
+        let block = live.range(..=address).next_back().map(|(_, block)| block);
+        match block {
+            Some(block)
+                if address - block.start < block.bytes && bytes <= block.bytes - (address - block.start) =>
+            {
+                Ok((Arc::clone(block), address - block.start))
+            }
+            Some(block) if address - block.start < block.bytes => {
+                let (start, length) = (block.start, block.bytes);
+                let detail = format!(
+                    "{bytes} bytes at {address:#x} do not fit: the pinned allocation at {start:#x} has {length}"
+                );
+                Err(Error::new(Code::InvalidValue, call, detail))
+            }
+            _ => {
+                let detail = format!("{address:#x} lies in no live allocation of pinned memory");
+                Err(Error::new(Code::InvalidValue, call, detail))
+            }
+        }
+    }
+}
+
+impl CudaDriver {
+    pub(super) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+        if bytes == 0 {
+            return Err(Error::new(Code::InvalidValue, "cuMemHostAlloc", "0 bytes of pinned host memory"));
+        }
+        // The memory is for all devices, so any context will do: one that exists, if there is one.
+        let device = self.devices.iter().find(|device| device.existing_context().is_some());
+        self.enter(device.map_or(0, |device| device.index))?;
+        let block = PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?;
+        let start = block.start;
+        let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+        live.insert(start, Arc::new(block));
+        Ok(HostPointer::new(start))
+    }
+
+    pub(super) fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        let address = pointer.address();
+        // The driver waits for the device's work in any current context.
+        let device = self.devices.iter().find(|device| device.existing_context().is_some());
+        self.enter(device.map_or(0, |device| device.index))?;
+        let block = {
+            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            live.remove(&address).ok_or_else(|| {
+                let detail = format!("{pointer:?} is not the start of a live allocation of pinned memory");
+                Error::new(Code::InvalidValue, "cuMemFreeHost", detail)
+            })?
+        };
+        if Arc::strong_count(&block) > 1 {
+            // A call in flight or a captured graph has a share; a block that left the table gains no new ones.
+            lock(&self.pinned.retired).push(block);
+        } else if let Err(error) = block.free(&self.cuda) {
+            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            live.insert(address, block);
+            return Err(error);
+        }
+        self.release_retired();
+        Ok(())
+    }
+
+    /// Frees the retired blocks that nobody shares any more.
+    fn release_retired(&self) {
+        let idle: Vec<Arc<PinnedBlock>> = {
+            let mut retired = lock(&self.pinned.retired);
+            retired.extract_if(.., |block| Arc::strong_count(block) == 1).collect()
+        };
+        for block in idle {
+            // The caller freed another block: what this one answers is no answer to that call. It is tried again later.
+            if block.free(&self.cuda).is_err() {
+                lock(&self.pinned.retired).push(block);
+            }
+        }
+    }
+
+    pub(super) fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let (block, offset) = self.pinned.find(source, target.len() as u64, "host_read")?;
+        block.read(offset, target);
+        Ok(())
+    }
+
+    pub(super) fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let (block, offset) = self.pinned.find(target, source.len() as u64, "host_write")?;
+        block.write(offset, source);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block over memory of the test's own.
+    fn block(memory: &mut [u64]) -> PinnedBlock {
+        PinnedBlock { start: memory.as_mut_ptr() as u64, bytes: memory.len() as u64 * 8 }
+    }
+
+    #[test]
+    fn every_offset_and_length_is_copied_exactly() {
+        let mut memory = [0_u64; 5];
+        let block = block(&mut memory);
+        for offset in 0..17 {
+            for length in 0..23_u8 {
+                block.write(0, &[0xEE; 40]);
+                let source: Vec<u8> = (0..length).map(|byte| byte + 1).collect();
+                block.write(offset, &source);
+                let mut target = vec![0; source.len()];
+                block.read(offset, &mut target);
+                assert_eq!(target, source, "offset {offset}");
+                let mut all = [0; 40];
+                block.read(0, &mut all);
+                let touched = all.iter().filter(|byte| **byte != 0xEE).count();
+                assert_eq!(touched, source.len(), "offset {offset}, length {length}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside its pinned block")]
+    fn a_range_outside_is_our_own_bug() {
+        let mut memory = [0_u64; 2];
+        block(&mut memory).read(9, &mut [0; 8]);
+    }
+}

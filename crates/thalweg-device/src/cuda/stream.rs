@@ -1,0 +1,216 @@
+//! Streams and events.
+
+use std::ffi::c_int;
+
+use super::context::Device;
+use super::driver::CudaDriver;
+use super::sys::{self, RawContext, RawEvent, RawStream};
+use crate::{Code, Error, EventFlags, EventHandle, ForeignStream, Result, StreamHandle};
+
+/// Whose a stream is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StreamOwner {
+    /// The device's: the legacy default stream.
+    Device,
+    /// This driver's.
+    Driver,
+    /// Another library's.
+    Foreign,
+}
+
+/// A stream.
+pub(super) struct Stream {
+    pub(super) raw: RawStream,
+    pub(super) device: u32,
+    owner: StreamOwner,
+}
+
+/// An event.
+pub(super) struct Event {
+    raw: RawEvent,
+    device: u32,
+}
+
+impl CudaDriver {
+    pub(super) fn default_stream(&self, device: u32) -> Result<StreamHandle> {
+        let device = self.device(device)?;
+        Ok(*device.default_stream.get_or_init(|| {
+            let stream = Stream { raw: RawStream(0), device: device.index, owner: StreamOwner::Device };
+            StreamHandle::from_raw(self.streams.insert(stream))
+        }))
+    }
+
+    pub(super) fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
+        let device = self.enter(device)?;
+        let (least, greatest) = device.context(&self.cuda)?.priorities;
+        // The greatest priority is the smallest number.
+        let priority = priority.clamp(greatest.min(least), least.max(greatest));
+        let mut raw = RawStream::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe {
+            self.cuda.table.stream_create(&raw mut raw, sys::STREAM_NON_BLOCKING, priority as c_int)
+        };
+        self.cuda.check(outcome, || format!("a stream of priority {priority} on device {}", device.index))?;
+        let stream = Stream { raw, device: device.index, owner: StreamOwner::Driver };
+        Ok(StreamHandle::from_raw(self.streams.insert(stream)))
+    }
+
+    pub(super) fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        let call = "cuStreamDestroy";
+        self.streams.remove(stream.raw(), call, |stream| match stream.owner {
+            StreamOwner::Device => {
+                Err(Error::new(Code::InvalidHandle, call, "the legacy default stream cannot be destroyed"))
+            }
+            StreamOwner::Foreign => Ok(()),
+            StreamOwner::Driver => {
+                self.enter(stream.device)?;
+                // SAFETY: the stream is this driver's, and nobody else holds its entry.
+                let outcome = unsafe { self.cuda.table.stream_destroy(stream.raw) };
+                self.cuda.check(outcome, || format!("a stream of device {}", stream.device))
+            }
+        })
+    }
+
+    pub(super) fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+        Ok(self.streams.get(stream.raw(), "cuStreamGetDevice")?.device)
+    }
+
+    pub(super) fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
+        let stream = self.streams.get(stream.raw(), "cuStreamGetPriority")?;
+        self.enter(stream.device)?;
+        let mut priority: c_int = 0;
+        // SAFETY: the stream is looked up; writes one number.
+        let outcome = unsafe { self.cuda.table.stream_get_priority(stream.raw, &raw mut priority) };
+        self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
+        Ok(priority)
+    }
+
+    pub(super) fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        let stream = self.streams.get(stream.raw(), "cuStreamQuery")?;
+        let device = self.enter(stream.device)?;
+        // SAFETY: the stream is looked up.
+        let outcome = unsafe { self.cuda.table.stream_query(stream.raw) };
+        self.ready(device, outcome, "a stream")
+    }
+
+    pub(super) fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        let stream = self.streams.get(stream.raw(), "cuStreamSynchronize")?;
+        let device = self.enter(stream.device)?;
+        // SAFETY: the stream is looked up.
+        let outcome = unsafe { self.cuda.table.stream_synchronize(stream.raw) };
+        self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
+        device.fault.check()
+    }
+
+    /// A query's answer: not ready is `false`.
+    fn ready(&self, device: &Device, outcome: super::table::Outcome, what: &str) -> Result<bool> {
+        if outcome.status == Code::NotReady.number() {
+            return Ok(false);
+        }
+        self.cuda.check(outcome, || format!("{what} of device {}", device.index))?;
+        device.fault.check().map(|()| true)
+    }
+
+    pub(super) fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let stream = self.streams.get(stream.raw(), "cuStreamWaitEvent")?;
+        let event = self.events.get(event.raw(), "cuStreamWaitEvent")?;
+        self.enter(stream.device)?;
+        // SAFETY: both are looked up.
+        let outcome = unsafe { self.cuda.table.stream_wait_event(stream.raw, event.raw, 0) };
+        let what = || format!("a stream of device {}, an event of device {}", stream.device, event.device);
+        self.cuda.check(outcome, what)
+    }
+
+    pub(super) fn stream_adopt(&self, device: u32, foreign: ForeignStream) -> Result<StreamHandle> {
+        let device = self.enter(device)?;
+        let native = usize::try_from(foreign.native()).unwrap_or_default();
+        // 1 is CUDA's other name of the legacy default stream.
+        let raw = RawStream(if native == 1 { 0 } else { native });
+        let mut context = RawContext::default();
+        // SAFETY: whoever made the `ForeignStream` promised that it is a live stream.
+        let outcome = unsafe { self.cuda.table.stream_get_context(raw, &raw mut context) };
+        self.cuda.check(outcome, || format!("the stream {native:#x} as one of device {}", device.index))?;
+        if context != device.context(&self.cuda)?.raw {
+            let detail =
+                format!("the stream {native:#x} is not of device {}'s primary context", device.index);
+            return Err(Error::new(Code::InvalidContext, "cuStreamGetCtx", detail));
+        }
+        let stream = Stream { raw, device: device.index, owner: StreamOwner::Foreign };
+        Ok(StreamHandle::from_raw(self.streams.insert(stream)))
+    }
+
+    pub(super) fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
+        Ok(self.streams.get(stream.raw(), "stream_native")?.raw.0 as u64)
+    }
+
+    pub(super) fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
+        let device = self.enter(device)?;
+        let timing = if flags.timing { 0 } else { sys::EVENT_DISABLE_TIMING };
+        let sleep = if flags.blocking_sync { sys::EVENT_BLOCKING_SYNC } else { 0 };
+        let mut raw = RawEvent::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe { self.cuda.table.event_create(&raw mut raw, timing | sleep) };
+        self.cuda.check(outcome, || format!("an event of device {}", device.index))?;
+        Ok(EventHandle::from_raw(self.events.insert(Event { raw, device: device.index })))
+    }
+
+    pub(super) fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        self.events.remove(event.raw(), "cuEventDestroy", |event| {
+            self.enter(event.device)?;
+            // SAFETY: the event is this driver's, and nobody else holds its entry.
+            let outcome = unsafe { self.cuda.table.event_destroy(event.raw) };
+            self.cuda.check(outcome, || format!("an event of device {}", event.device))
+        })
+    }
+
+    pub(super) fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        let call = "cuEventRecord";
+        let event = self.events.get(event.raw(), call)?;
+        let stream = self.streams.get(stream.raw(), call)?;
+        if event.device != stream.device {
+            let (of, on) = (event.device, stream.device);
+            let detail = format!("an event of device {of} cannot be recorded on a stream of device {on}");
+            return Err(Error::new(Code::InvalidHandle, call, detail));
+        }
+        self.enter(stream.device)?;
+        // SAFETY: both are looked up.
+        let outcome = unsafe { self.cuda.table.event_record(event.raw, stream.raw) };
+        self.cuda.check(outcome, || format!("on a stream of device {}", stream.device))
+    }
+
+    pub(super) fn event_query(&self, event: EventHandle) -> Result<bool> {
+        let event = self.events.get(event.raw(), "cuEventQuery")?;
+        let device = self.enter(event.device)?;
+        // SAFETY: the event is looked up.
+        let outcome = unsafe { self.cuda.table.event_query(event.raw) };
+        self.ready(device, outcome, "an event")
+    }
+
+    pub(super) fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        let event = self.events.get(event.raw(), "cuEventSynchronize")?;
+        let device = self.enter(event.device)?;
+        // SAFETY: the event is looked up.
+        let outcome = unsafe { self.cuda.table.event_synchronize(event.raw) };
+        self.cuda.check(outcome, || format!("an event of device {}", event.device))?;
+        device.fault.check()
+    }
+
+    pub(super) fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let call = "cuEventElapsedTime";
+        let first = self.events.get(start.raw(), call)?;
+        // The same event twice is one entry, looked up once.
+        let second = if start == end { None } else { Some(self.events.get(end.raw(), call)?) };
+        let last = second.as_ref().map_or(first.raw, |event| event.raw);
+        self.enter(first.device)?;
+        let mut milliseconds = 0.0_f32;
+        let table = &self.cuda.table;
+        // SAFETY: both events are looked up; writes one number. The second signature is the first one's.
+        let mut outcome = unsafe { table.event_elapsed_v2(&raw mut milliseconds, first.raw, last) };
+        if outcome.missing.is_some() {
+            // SAFETY: as above.
+            outcome = unsafe { table.event_elapsed_v1(&raw mut milliseconds, first.raw, last) };
+        }
+        self.cuda.check(outcome, || "the time between two events".to_owned())?;
+        Ok(milliseconds)
+    }
+}

@@ -1,0 +1,126 @@
+//! Tables of entry points: how a function of a shared library is called.
+//!
+//! [`entry_points!`] turns a list of C signatures into a struct with one optional function a field, and one method a
+//! function that answers with an [`Outcome`]: the status, and which call it was. An entry point that the installed
+//! library lacks is an outcome too, so that an old driver gives an error that names the entry point and the version that
+//! brought it, and everything else keeps working.
+//!
+//! The table checks nothing about arguments: its methods are `unsafe`, and their callers argue.
+
+use std::ffi::{CStr, c_char, c_void};
+
+/// One function of a shared library.
+pub(super) struct EntryPoint {
+    /// The name in the documentation (`cuMemAlloc`): what errors say.
+    pub(super) name: &'static str,
+    /// The exported symbol of the signature that we call (`cuMemAlloc_v2`).
+    pub(super) symbol: &'static CStr,
+    /// The version of CUDA that brought this signature, as CUDA numbers it; 0 where versions mean nothing.
+    pub(super) version: i32,
+}
+
+/// The answer of an entry point.
+#[must_use]
+#[derive(Clone, Copy)]
+pub(super) struct Outcome {
+    /// What was called.
+    pub(super) call: &'static str,
+    /// The library's status; 0 is success everywhere.
+    pub(super) status: u32,
+    /// Set where the library has no such entry point: the version that has it.
+    pub(super) missing: Option<i32>,
+}
+
+impl Outcome {
+    pub(super) const fn is_success(self) -> bool {
+        self.status == 0 && self.missing.is_none()
+    }
+}
+
+/// The text that a C library keeps at `text`.
+///
+/// # Safety
+/// `text` is null or points to a string that ends with 0 and is not written meanwhile.
+pub(super) unsafe fn text_at(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Turns a pointer that a loader gave into an optional function.
+///
+/// # Safety
+/// `F` is a type of `extern "C"` function, and `pointer` is null or the address of a function of that signature.
+pub(super) unsafe fn function_at<F: Copy>(pointer: *const c_void) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    // SAFETY: both are one pointer wide, and the caller promises the signature.
+    (!pointer.is_null()).then(|| unsafe { std::mem::transmute_copy::<*const c_void, F>(&pointer) })
+}
+
+macro_rules! entry_points {
+    (
+        $(#[$meta:meta])*
+        $table:ident {
+            $($field:ident = $name:literal @ $version:literal $symbol:literal ($($argument:ident: $type:ty),* $(,)?);)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub(super) struct $table {
+            $($field: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
+        }
+
+        impl $table {
+            /// Fills the table through `find`.
+            ///
+            /// # Safety
+            /// `find` answers null or the address of the C function of the entry point, in the signature that belongs
+            /// to its symbol; the functions stay loaded for the rest of the process.
+            pub(super) unsafe fn resolve(
+                mut find: impl FnMut(&$crate::cuda::table::EntryPoint) -> *const std::ffi::c_void,
+            ) -> Self {
+                Self {
+                    $($field: {
+                        let found = find(&$crate::cuda::table::EntryPoint {
+                            name: $name,
+                            symbol: $symbol,
+                            version: $version,
+                        });
+                        // SAFETY: the caller's promise.
+                        unsafe { $crate::cuda::table::function_at(found) }
+                    },)*
+                }
+            }
+
+            $(
+                /// # Safety
+                /// What the library's documentation asks of the arguments.
+                // Signatures are C's: some are long.
+                #[allow(clippy::too_many_arguments)]
+                #[inline]
+                pub(super) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::Outcome {
+                    match self.$field {
+                        Some(function) => {
+                            // SAFETY: `resolve` promised the signature; the caller promises the arguments.
+                            let status = unsafe { function($($argument),*) };
+                            $crate::cuda::table::Outcome { call: $name, status, missing: None }
+                        }
+                        None => $crate::cuda::table::Outcome { call: $name, status: 0, missing: Some($version) },
+                    }
+                }
+            )*
+        }
+
+        #[cfg(test)]
+        impl $table {
+            /// Symbol and sizes of the arguments of every entry, for the comparison with generated bindings.
+            #[allow(dead_code)] // NVML has no generated bindings to be compared with
+            pub(super) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
+                vec![$(($symbol, vec![$(size_of::<$type>()),*])),*]
+            }
+        }
+    };
+}
+
+pub(super) use entry_points;

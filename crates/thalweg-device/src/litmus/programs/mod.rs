@@ -1,0 +1,36 @@
+//! The programs, by what they probe.
+//!
+//! The derivations rest on the CUDA C++ programming guide (streams, events, implicit synchronisation, graphs) and on the
+//! driver API's reference for `cuStreamWaitEvent`, `cuEventRecord` and the page on API synchronisation behaviour. Two
+//! statements carry most of them: commands of one stream execute in issue order, and commands of different streams have
+//! no order unless an event, a synchronisation or the default stream's rule gives one.
+
+mod events;
+mod graphs;
+mod host;
+mod reuse;
+mod streams;
+
+use std::sync::OnceLock;
+
+use super::Program;
+
+/// All litmus programs.
+pub fn programs() -> &'static [Program] {
+    static ALL: OnceLock<Vec<Program>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        [streams::PROGRAMS, events::PROGRAMS, host::PROGRAMS, reuse::PROGRAMS, graphs::PROGRAMS].concat()
+    })
+}
+
+/// The names that every list of programs uses.
+mod vocabulary {
+    pub(super) use super::super::Cell::{X, Y, Z};
+    pub(super) use super::super::Event::{E, F};
+    pub(super) use super::super::Graph::{G, H};
+    pub(super) use super::super::Pinned::{P, Q};
+    pub(super) use super::super::Register::{R, S};
+    pub(super) use super::super::Step::*;
+    pub(super) use super::super::Stream::{A, B, C, Default as DEFAULT};
+    pub(super) use super::super::{Place, Program};
+}

@@ -1,0 +1,342 @@
+//! Runs litmus programs on a driver and counts outcomes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Cell, Event, Graph, Observation, Pinned, Place, Program, Register, Step, Stream};
+use crate::conformance::{Arguments, Fixture, Kernel, wait_us};
+use crate::{
+    CaptureMode, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventFlags, EventHandle, Fill,
+    FillPattern, GraphExecHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
+};
+
+/// Bytes from one cell to the next: cells share no cache line and no memory sector.
+const STRIDE: u64 = 256;
+const CELLS: u64 = 3;
+const PINNED: u64 = 2;
+
+/// How long a poll may go on before the driver counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs the program `repetitions` times, each with other delays, and counts the outcomes.
+///
+/// # Errors
+/// What the driver answers: a litmus program makes no call that may fail.
+pub fn run(program: &Program, fixture: &Fixture, repetitions: u64, seed: u64) -> Result<Observation> {
+    let machine = Machine::new(fixture)?;
+    let mut counts = BTreeMap::new();
+    for repetition in 0..repetitions {
+        let outcome = machine.run_once(program, Random::new(seed, repetition))?;
+        *counts.entry(outcome).or_insert(0) += 1;
+    }
+    Ok(Observation { program: *program, counts })
+}
+
+/// Steele, Lea and Flood's splitmix64: small, and any seed will do.
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, stream: u64) -> Self {
+        let mut random = Self(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        random.next();
+        random
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u32 {
+        (self.next() % limit) as u32
+    }
+
+    /// Mostly nothing, sometimes a little, sometimes more than a launch takes.
+    fn delay_us(&mut self) -> u32 {
+        match self.below(4) {
+            0 | 1 => 0,
+            2 => self.below(10),
+            _ => 10 + self.below(50),
+        }
+    }
+}
+
+/// The objects of all programs, made once a program and reset for each repetition.
+struct Machine<'f> {
+    fixture: &'f Fixture,
+    streams: [StreamHandle; 4],
+    cells: DevicePointer,
+    pinned: HostPointer,
+    registers: Arc<[AtomicU32; 2]>,
+}
+
+impl Drop for Machine<'_> {
+    fn drop(&mut self) {
+        let driver = self.driver();
+        let _ = driver.device_synchronize(self.fixture.device);
+        for &stream in &self.streams[1..] {
+            let _ = driver.stream_destroy(stream);
+        }
+        let _ = driver.memory_free(self.cells);
+        let _ = driver.host_free(self.pinned);
+    }
+}
+
+/// What lives for one repetition.
+struct Repetition {
+    events: [EventHandle; 2],
+    graphs: Mutex<[Option<GraphExecHandle>; 2]>,
+    barrier: Barrier,
+}
+
+impl<'f> Machine<'f> {
+    fn new(fixture: &'f Fixture) -> Result<Self> {
+        let (driver, device) = (&fixture.driver, fixture.device);
+        Ok(Self {
+            fixture,
+            streams: [
+                driver.default_stream(device)?,
+                driver.stream_create(device, 0)?,
+                driver.stream_create(device, 0)?,
+                driver.stream_create(device, 0)?,
+            ],
+            cells: driver.memory_allocate(device, CELLS * STRIDE)?,
+            pinned: driver.host_allocate(PINNED * STRIDE, HostFlags::default())?,
+            registers: Arc::default(),
+        })
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        &*self.fixture.driver
+    }
+
+    fn run_once(&self, program: &Program, random: Random) -> Result<Vec<u32>> {
+        self.reset()?;
+        let driver = self.driver();
+        let flags = EventFlags::default();
+        let repetition = Repetition {
+            events: [
+                driver.event_create(self.fixture.device, flags)?,
+                driver.event_create(self.fixture.device, flags)?,
+            ],
+            graphs: Mutex::default(),
+            barrier: Barrier::new(program.threads.len()),
+        };
+        let ran = self.run_threads(program, &repetition, random);
+        let done = driver.device_synchronize(self.fixture.device);
+        for event in repetition.events {
+            // The program may have given it up already.
+            let _ = driver.event_destroy(event);
+        }
+        let graphs = repetition.graphs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for exec in graphs.into_iter().flatten() {
+            let _ = driver.graph_exec_destroy(exec);
+        }
+        ran.and(done)?;
+        program.observed.iter().map(|&place| self.observe(place)).collect()
+    }
+
+    fn reset(&self) -> Result<()> {
+        let (driver, stream) = (self.driver(), self.stream(Stream::A));
+        let label = Label::here("reset of a litmus program");
+        let count = CELLS * STRIDE;
+        let fill = Fill { target: self.cells, pattern: FillPattern::U8(0), count, label };
+        driver.fill_async(stream, &fill)?;
+        driver.stream_synchronize(stream)?;
+        driver.host_write(self.pinned, &[0; (PINNED * STRIDE) as usize])?;
+        self.registers.iter().for_each(|register| register.store(0, Ordering::SeqCst));
+        Ok(())
+    }
+
+    fn run_threads(&self, program: &Program, repetition: &Repetition, mut random: Random) -> Result<()> {
+        if let [steps] = program.threads {
+            return self.run_thread(steps, repetition, random);
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = program
+                .threads
+                .iter()
+                .map(|steps| {
+                    let own = Random::new(random.next(), 0);
+                    scope.spawn(move || self.run_thread(steps, repetition, own))
+                })
+                .collect();
+            // All are joined before the first error is given.
+            let results: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            results.into_iter().try_for_each(|result| {
+                result.unwrap_or_else(|_| {
+                    Err(Error::new(Code::Unknown, "litmus", "a call panicked on its thread"))
+                })
+            })
+        })
+    }
+
+    fn run_thread(&self, steps: &[Step], repetition: &Repetition, mut random: Random) -> Result<()> {
+        let mut result = Ok(());
+        for &step in steps {
+            // After an error only the barriers are passed, so that no other thread waits for this one for ever.
+            if step == Step::Barrier {
+                repetition.barrier.wait();
+            } else if result.is_ok() {
+                if random.below(3) == 0 {
+                    wait_us(random.below(20));
+                }
+                result = self.step(step, repetition, &mut random);
+            }
+        }
+        result
+    }
+
+    fn step(&self, step: Step, repetition: &Repetition, random: &mut Random) -> Result<()> {
+        let driver = self.driver();
+        let event = |event: Event| repetition.events[event as usize];
+        match step {
+            Step::Record(which, stream) => driver.event_record(event(which), self.stream(stream)),
+            Step::Wait(stream, which) => driver.stream_wait_event(self.stream(stream), event(which)),
+            Step::Destroy(which) => driver.event_destroy(event(which)),
+            Step::SyncStream(stream) => driver.stream_synchronize(self.stream(stream)),
+            Step::SyncEvent(which) => driver.event_synchronize(event(which)),
+            Step::SyncDevice => driver.device_synchronize(self.fixture.device),
+            Step::PollStream(stream) => poll(|| driver.stream_query(self.stream(stream))),
+            Step::PollEvent(which) => poll(|| driver.event_query(event(which))),
+            Step::Query(register, which) => {
+                self.set(register, u32::from(driver.event_query(event(which))?));
+                Ok(())
+            }
+            Step::HostWrite(pinned, value) => driver.host_write(self.pinned(pinned), &value.to_le_bytes()),
+            Step::HostRead(register, pinned) => {
+                let value = self.read_pinned(pinned)?;
+                self.set(register, value);
+                Ok(())
+            }
+            Step::HostCopy(to, from) => {
+                self.set(to, self.registers[from as usize].load(Ordering::SeqCst));
+                Ok(())
+            }
+            Step::Begin(stream) => driver.stream_begin_capture(self.stream(stream), CaptureMode::Relaxed),
+            Step::End(stream, graph) => self.end_capture(stream, graph, repetition),
+            Step::Launch(stream, graph) => {
+                let execs = repetition.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+                let exec = execs[graph as usize].unwrap_or(GraphExecHandle::from_raw(0));
+                driver.graph_launch(exec, self.stream(stream))
+            }
+            command => self.submit(command, random),
+        }
+    }
+
+    /// The steps that put work on a stream.
+    fn submit(&self, step: Step, random: &mut Random) -> Result<()> {
+        let driver = self.driver();
+        let label = Label::here("litmus");
+        let kernel = |stream, kernel, arguments: Arguments| {
+            self.fixture.kernels.launch(driver, self.stream(stream), kernel, arguments)
+        };
+        let word = |cell, value| Arguments::new(self.cell(cell), 1, value);
+        let copy = |stream, target, source| {
+            driver.copy_async(self.stream(stream), &Copy { target, source, bytes: 4, label })
+        };
+        let (device, host) =
+            (|cell| Endpoint::Device(self.cell(cell)), |pinned| Endpoint::Pinned(self.pinned(pinned)));
+        match step {
+            Step::Write(stream, cell, value) => {
+                kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(random.delay_us()))
+            }
+            Step::WriteLate(stream, cell, value) => {
+                kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(150 + random.below(100)))
+            }
+            Step::Add(stream, cell, value) => {
+                kernel(stream, Kernel::Add, word(cell, value).with_delay_us(random.delay_us()))
+            }
+            Step::Move(stream, to, from) => {
+                let arguments = word(to, 0).with_source(self.cell(from)).with_delay_us(random.delay_us());
+                kernel(stream, Kernel::Copy, arguments)
+            }
+            Step::Copy(stream, to, from) => copy(stream, device(to), device(from)),
+            Step::CopyIn(stream, to, from) => copy(stream, device(to), host(from)),
+            Step::CopyOut(stream, to, from) => copy(stream, host(to), device(from)),
+            Step::Fill(stream, cell, value) => {
+                let pattern = FillPattern::U32(u32::from(value));
+                driver.fill_async(
+                    self.stream(stream),
+                    &Fill { target: self.cell(cell), pattern, count: 1, label },
+                )
+            }
+            Step::Upload(stream, cell, value) => {
+                driver.copy_from_host(self.stream(stream), self.cell(cell), &value.to_le_bytes(), label)
+            }
+            Step::Download(stream, register, cell) => {
+                let mut bytes = [0; 4];
+                driver.copy_to_host(self.stream(stream), &mut bytes, self.cell(cell), label)?;
+                self.set(register, u32::from_le_bytes(bytes));
+                Ok(())
+            }
+            Step::Call(stream, register, value) => {
+                let registers = Arc::clone(&self.registers);
+                let set = move || registers[register as usize].store(value, Ordering::SeqCst);
+                driver.host_function_async(self.stream(stream), Arc::new(set), label)
+            }
+            other => unreachable!("{other:?} puts no work on a stream"),
+        }
+    }
+
+    fn end_capture(&self, stream: Stream, graph: Graph, repetition: &Repetition) -> Result<()> {
+        let driver = self.driver();
+        let captured = driver.stream_end_capture(self.stream(stream))?;
+        let exec = driver.graph_instantiate(captured, self.fixture.device);
+        driver.graph_destroy(captured)?;
+        repetition.graphs.lock().unwrap_or_else(PoisonError::into_inner)[graph as usize] = Some(exec?);
+        Ok(())
+    }
+
+    fn observe(&self, place: Place) -> Result<u32> {
+        match place {
+            Place::Register(register) => Ok(self.registers[register as usize].load(Ordering::SeqCst)),
+            Place::Pinned(pinned) => self.read_pinned(pinned),
+            Place::Cell(cell) => {
+                let (stream, mut bytes) = (self.stream(Stream::A), [0; 4]);
+                self.driver().copy_to_host(stream, &mut bytes, self.cell(cell), Label::here("observe"))?;
+                Ok(u32::from_le_bytes(bytes))
+            }
+        }
+    }
+
+    fn stream(&self, stream: Stream) -> StreamHandle {
+        self.streams[stream as usize]
+    }
+
+    fn cell(&self, cell: Cell) -> DevicePointer {
+        self.cells.offset(cell as u64 * STRIDE)
+    }
+
+    fn pinned(&self, pinned: Pinned) -> HostPointer {
+        self.pinned.offset(pinned as u64 * STRIDE)
+    }
+
+    fn read_pinned(&self, pinned: Pinned) -> Result<u32> {
+        let mut bytes = [0; 4];
+        self.driver().host_read(self.pinned(pinned), &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn set(&self, register: Register, value: u32) {
+        self.registers[register as usize].store(value, Ordering::SeqCst);
+    }
+}
+
+fn poll(mut ask: impl FnMut() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !ask()? {
+        if start.elapsed() > PATIENCE {
+            let detail = "a query answered `not ready` for 20 s: the work does not get ahead";
+            return Err(Error::new(Code::LaunchTimeout, "litmus", detail));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}

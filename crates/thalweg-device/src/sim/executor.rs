@@ -1,0 +1,396 @@
+//! The executor: commands, the edges between them, and the range lock.
+//!
+//! Each command counts its unfinished predecessors and lists its successors. Stream order, event waits, the ties of the
+//! legacy default stream and the edges of graphs are all the same edges. A command whose count is 0 is *ready*; a worker
+//! takes it when the range lock admits it.
+//!
+//! # The range lock
+//! What runs holds the physical bytes that it touches. A command is admitted only if nothing that runs touches the same
+//! bytes in conflict. This is not ordering for the program, which gets none where it asked for none; it is what makes
+//! every program sound: a racy one gets one of the orders. The host holds bytes in the same way while it reads or writes
+//! pinned memory or takes memory away; while it waits for that, conflicting commands are not admitted, so it waits for
+//! what runs and never for what is queued.
+//!
+//! # Invariants
+//! - A command is in exactly one state: waiting, ready, running, gone. Its slot is used again with another generation, so a
+//!   [`CommandId`] tells for ever whether its command is gone.
+//! - Edges lead from older commands to newer ones: there are no cycles.
+//! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
+//! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use super::memory::{Memory, Piece, Resolved};
+use super::refusal::Refusal;
+use super::schedule::Ready;
+use super::task::{Task, Work};
+use crate::Code;
+
+/// A command, for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CommandId {
+    index: u32,
+    generation: u32,
+}
+
+/// Commands that something comes after.
+pub(super) type Frontier = SmallVec<[CommandId; 2]>;
+
+/// What a command is.
+pub(super) enum Body {
+    /// Work for a worker.
+    Task(Arc<Task>),
+    /// A place in the order; it may take the time.
+    Mark(Option<Arc<Stamp>>),
+    /// A stream-ordered free of the allocation at this address.
+    PoolFree(u64),
+}
+
+/// When a place in the order was reached.
+#[derive(Debug, Default)]
+pub(super) struct Stamp(AtomicU64);
+
+impl Stamp {
+    /// Nanoseconds since the machine started.
+    pub(super) fn nanoseconds(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Slot {
+    generation: u32,
+    pending: u32,
+    level: u8,
+    /// Whether a host thread waits for it.
+    awaited: bool,
+    body: Option<Body>,
+    successors: SmallVec<[u32; 4]>,
+    /// Where its accesses are, and the epoch of the memory when that was looked up.
+    resolved: Option<(u64, Resolved)>,
+}
+
+/// What a worker has to do with a command that it took.
+pub(super) struct Job {
+    index: u32,
+    pub(super) task: Arc<Task>,
+    pub(super) start: Start,
+}
+
+/// How a command begins.
+pub(super) enum Start {
+    /// It runs, with its bytes held.
+    Run(Resolved),
+    /// Its device is lost: it does not run.
+    Skip,
+    /// It touches what it may not.
+    Fail(Refusal),
+}
+
+/// Bytes held, or waited for, by a host thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Claim(u64);
+
+struct Held {
+    holder: Holder,
+    pieces: SmallVec<[Piece; 4]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Command(u32),
+    Host(Claim),
+}
+
+/// Commands and the range lock.
+pub(super) struct Executor {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    pub(super) ready: Ready,
+    running: Vec<Held>,
+    waiting_claims: Vec<Held>,
+    last_claim: u64,
+    lost: Vec<Option<Refusal>>,
+    started: Instant,
+    live: usize,
+    /// Marks that are complete but whose successors have not been told yet.
+    completing: Vec<u32>,
+    /// Addresses whose stream-ordered frees have been reached.
+    pub(super) freed: Vec<u64>,
+    /// Whether a worker may find more to do than before.
+    pub(super) wake_workers: bool,
+    /// Whether something that a host thread waits for has happened.
+    pub(super) wake_hosts: bool,
+}
+
+impl Executor {
+    pub(super) fn new(devices: u32) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: Ready::default(),
+            running: Vec::new(),
+            waiting_claims: Vec::new(),
+            last_claim: 0,
+            lost: vec![None; devices as usize],
+            started: Instant::now(),
+            live: 0,
+            completing: Vec::new(),
+            freed: Vec::new(),
+            wake_workers: false,
+            wake_hosts: false,
+        }
+    }
+
+    /// Why the device is lost, if it is.
+    pub(super) fn lost(&self, device: u32) -> Option<&Refusal> {
+        self.lost[device as usize].as_ref()
+    }
+
+    /// How many commands are not complete.
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Whether the command is complete.
+    pub(super) fn is_done(&self, id: CommandId) -> bool {
+        self.slots[id.index as usize].generation != id.generation
+    }
+
+    /// Whether all are complete. Those that are not will wake the host threads.
+    pub(super) fn await_all(&mut self, ids: &[CommandId]) -> bool {
+        let mut done = true;
+        for &id in ids {
+            if !self.is_done(id) {
+                self.slots[id.index as usize].awaited = true;
+                done = false;
+            }
+        }
+        done
+    }
+
+    /// Forgets what is complete.
+    pub(super) fn prune(&self, frontier: &mut Frontier) {
+        frontier.retain(|id| !self.is_done(*id));
+    }
+
+    /// Queues a command after others.
+    pub(super) fn add(
+        &mut self,
+        body: Body,
+        level: u8,
+        predecessors: impl IntoIterator<Item = CommandId>,
+    ) -> CommandId {
+        let index = self.vacant_slot();
+        let mut pending = 0;
+        for predecessor in predecessors {
+            let slot = &mut self.slots[predecessor.index as usize];
+            if slot.generation == predecessor.generation {
+                slot.successors.push(index);
+                pending += 1;
+            }
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.pending = pending;
+        slot.level = level;
+        slot.body = Some(body);
+        let id = CommandId { index, generation: slot.generation };
+        self.live += 1;
+        if pending == 0 {
+            self.make_ready(index);
+            self.complete_marks();
+        }
+        id
+    }
+
+    fn vacant_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.slots.len()).expect("fewer than 2^32 commands are queued");
+            self.slots.push(Slot {
+                generation: 0,
+                pending: 0,
+                level: 0,
+                awaited: false,
+                body: None,
+                successors: SmallVec::new(),
+                resolved: None,
+            });
+            index
+        })
+    }
+
+    fn make_ready(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        match slot.body.as_ref().expect("a waiting command has a body") {
+            Body::Task(task) if matches!(task.work, Work::Host(_)) => self.ready.push_host(index),
+            Body::Task(_) => {
+                self.ready.push(slot.level, index);
+                self.wake_workers = true;
+            }
+            Body::Mark(_) | Body::PoolFree(_) => self.completing.push(index),
+        }
+    }
+
+    /// Completes all marks that have been reached, and those that are reached by that.
+    fn complete_marks(&mut self) {
+        while let Some(index) = self.completing.pop() {
+            match self.slots[index as usize].body.take() {
+                Some(Body::Mark(Some(stamp))) => {
+                    let nanoseconds = self.started.elapsed().as_nanos() as u64;
+                    stamp.0.store(nanoseconds, Ordering::Relaxed);
+                }
+                Some(Body::PoolFree(address)) => self.freed.push(address),
+                _ => {}
+            }
+            self.retire(index);
+        }
+    }
+
+    /// The command is complete: its successors wait for one thing less.
+    fn retire(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.resolved = None;
+        self.wake_hosts |= std::mem::take(&mut slot.awaited);
+        let successors = std::mem::take(&mut slot.successors);
+        self.free.push(index);
+        self.live -= 1;
+        for successor in successors {
+            let slot = &mut self.slots[successor as usize];
+            slot.pending -= 1;
+            if slot.pending == 0 {
+                self.make_ready(successor);
+            }
+        }
+    }
+
+    // ---- Workers --------------------------------------------------------------------------------------------------
+
+    /// The next command for a worker, with its bytes held.
+    pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
+        let Self { ready, slots, running, waiting_claims, lost, .. } = self;
+        let index = ready.take(|index| {
+            let slot = &mut slots[index as usize];
+            let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
+            if lost[task.device as usize].is_some() {
+                return true;
+            }
+            if slot.resolved.as_ref().is_none_or(|(epoch, _)| *epoch != memory.epoch) {
+                let resolved = memory.resolve(task.device, &task.accesses, task.toucher());
+                slot.resolved = resolved.ok().map(|resolved| (memory.epoch, resolved));
+            }
+            match &slot.resolved {
+                Some((_, resolved)) => !running
+                    .iter()
+                    .chain(waiting_claims.iter())
+                    .any(|held| conflict(&held.pieces, &resolved.pieces)),
+                None => true,
+            }
+        })?;
+        let job = self.start(index, memory);
+        self.wake_workers |= self.ready.queued() > 0;
+        Some(job)
+    }
+
+    /// The next host function.
+    pub(super) fn take_host(&mut self) -> Option<Job> {
+        let index = self.ready.take_host()?;
+        let task = self.take_task(index);
+        let lost = self.lost(task.device).is_some();
+        Some(Job { index, task, start: if lost { Start::Skip } else { Start::Run(Resolved::default()) } })
+    }
+
+    fn start(&mut self, index: u32, memory: &Memory) -> Job {
+        let resolved = self.slots[index as usize].resolved.take();
+        let task = self.take_task(index);
+        let start = match resolved {
+            _ if self.lost(task.device).is_some() => Start::Skip,
+            Some((_, resolved)) => {
+                let pieces = resolved.pieces.clone();
+                self.running.push(Held { holder: Holder::Command(index), pieces });
+                Start::Run(resolved)
+            }
+            None => match memory.resolve(task.device, &task.accesses, task.toucher()) {
+                Ok(_) => unreachable!("it did not resolve a moment ago, under the same lock"),
+                Err(text) => {
+                    let detail = format!("`{}` failed: {text}", task.label);
+                    Start::Fail(Refusal::new(Code::IllegalAddress, detail))
+                }
+            },
+        };
+        Job { index, task, start }
+    }
+
+    fn take_task(&mut self, index: u32) -> Arc<Task> {
+        match self.slots[index as usize].body.take() {
+            Some(Body::Task(task)) => task,
+            _ => unreachable!("only tasks are ready"),
+        }
+    }
+
+    /// A command has run, or will not: lets go of its bytes and completes it.
+    pub(super) fn finish(&mut self, index: u32, device: u32, outcome: Result<(), Refusal>) {
+        self.let_go(Holder::Command(index));
+        if let Err(refusal) = outcome {
+            self.lost[device as usize].get_or_insert(refusal);
+            self.wake_hosts = true;
+        }
+        self.retire(index);
+        self.complete_marks();
+    }
+
+    // ---- The host's part of the range lock ------------------------------------------------------------------------
+
+    /// Asks for bytes.
+    pub(super) fn claim(&mut self, pieces: SmallVec<[Piece; 4]>) -> Claim {
+        self.last_claim += 1;
+        let claim = Claim(self.last_claim);
+        self.waiting_claims.push(Held { holder: Holder::Host(claim), pieces });
+        claim
+    }
+
+    /// Holds the bytes that were asked for, if nothing that runs touches them in conflict.
+    pub(super) fn try_hold(&mut self, claim: Claim) -> bool {
+        let position = self.waiting_claims.iter().position(|held| held.holder == Holder::Host(claim));
+        let position = position.expect("the claim is waiting");
+        let wanted = &self.waiting_claims[position].pieces;
+        if self.running.iter().any(|held| conflict(&held.pieces, wanted)) {
+            return false;
+        }
+        let held = self.waiting_claims.swap_remove(position);
+        self.running.push(held);
+        true
+    }
+
+    /// Lets go of a claim's bytes.
+    pub(super) fn release(&mut self, claim: Claim) {
+        self.let_go(Holder::Host(claim));
+    }
+
+    /// Whether something that runs touches these bytes in conflict.
+    pub(super) fn is_touched(&self, pieces: &[Piece]) -> bool {
+        self.running.iter().any(|held| conflict(&held.pieces, pieces))
+    }
+
+    fn let_go(&mut self, holder: Holder) {
+        if let Some(position) = self.running.iter().position(|held| held.holder == holder) {
+            self.running.swap_remove(position);
+        }
+        self.wake_workers |= self.ready.queued() > 0;
+        self.wake_hosts |= !self.waiting_claims.is_empty();
+    }
+}
+
+impl Job {
+    /// The number under which the executor knows the command while it runs.
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+fn conflict(left: &[Piece], right: &[Piece]) -> bool {
+    left.iter().any(|piece| right.iter().any(|other| piece.conflicts(other)))
+}

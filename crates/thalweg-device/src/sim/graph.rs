@@ -1,0 +1,209 @@
+//! Graphs: captured nodes, their description, and launches.
+//!
+//! A launch queues every node as a command of its own, with the edges of the graph, between a mark that comes after the
+//! stream and a mark that the stream comes after. Launches of one executable come one after the other. Tasks are shared by
+//! all launches.
+//!
+//! Invariant: a node's predecessors have smaller numbers than the node.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::executor::{Body, CommandId, Frontier};
+use super::refusal::{Outcome, Refusal};
+use super::state::{State, unknown};
+use super::task::Task;
+use crate::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind};
+
+/// Bits of a node's number in its handle, and of the graph's number above it.
+const NODE_BITS: u32 = 24;
+const GRAPH_BITS: u32 = 24;
+
+/// A graph.
+pub(super) struct Graph {
+    /// Unique among the graphs of the driver.
+    serial: u64,
+    nodes: Vec<Node>,
+    /// Whether its capture is over.
+    pub(super) is_complete: bool,
+}
+
+/// A node.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) kind: GraphNodeKind,
+    pub(super) level: u8,
+    pub(super) task: Option<Arc<Task>>,
+    pub(super) predecessors: SmallVec<[u32; 2]>,
+}
+
+/// A graph that can be launched.
+pub(super) struct Executable {
+    nodes: Arc<[Node]>,
+    /// The nodes that no other comes after.
+    sinks: SmallVec<[u32; 2]>,
+    last_launch: Frontier,
+}
+
+impl Graph {
+    pub(super) fn new(serial: u64) -> Self {
+        Self { serial, nodes: Vec::new(), is_complete: false }
+    }
+
+    /// Adds a node and returns its number.
+    pub(super) fn push(&mut self, node: Node) -> Outcome<u32> {
+        if self.nodes.len() >> NODE_BITS != 0 {
+            let detail = format!("a graph of the simulator has at most {} nodes", 1 << NODE_BITS);
+            return Err(Refusal::new(Code::NotSupported, detail));
+        }
+        let index = self.nodes.len() as u32;
+        debug_assert!(node.predecessors.iter().all(|&predecessor| predecessor < index));
+        self.nodes.push(node);
+        Ok(index)
+    }
+
+    /// Adds copies of nodes, the first of them after `entry`. Returns the last of them.
+    pub(super) fn append(&mut self, nodes: &[Node], entry: &[u32]) -> Outcome<SmallVec<[u32; 2]>> {
+        let base = self.nodes.len() as u32;
+        for node in nodes {
+            let mut node = node.clone();
+            if node.predecessors.is_empty() {
+                node.predecessors = SmallVec::from_slice(entry);
+            } else {
+                node.predecessors.iter_mut().for_each(|predecessor| *predecessor += base);
+            }
+            self.push(node)?;
+        }
+        Ok(sinks(nodes).into_iter().map(|sink| sink + base).collect())
+    }
+
+    /// Which nodes lie before these, these included.
+    pub(super) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
+        let mut found = vec![false; self.nodes.len()];
+        for &node in nodes {
+            found[node as usize] = true;
+        }
+        for index in (0..self.nodes.len()).rev() {
+            if found[index] {
+                for &predecessor in &self.nodes[index].predecessors {
+                    found[predecessor as usize] = true;
+                }
+            }
+        }
+        found
+    }
+
+    /// The handle of a node: the number of its graph and its own, with a bit that makes it no other handle.
+    pub(super) fn handle(&self, index: u32) -> GraphNodeHandle {
+        let graph = self.serial & ((1 << GRAPH_BITS) - 1);
+        GraphNodeHandle::from_raw(1 << 63 | graph << NODE_BITS | u64::from(index))
+    }
+
+    /// The number of a node of this graph.
+    pub(super) fn index(&self, handle: GraphNodeHandle) -> Option<u32> {
+        let index = (handle.raw() & ((1 << NODE_BITS) - 1)) as u32;
+        ((index as usize) < self.nodes.len() && self.handle(index) == handle).then_some(index)
+    }
+
+    fn describe(&self) -> GraphDescription {
+        let node = |(index, node): (usize, &Node)| GraphNode {
+            handle: self.handle(index as u32),
+            kind: node.kind,
+            label: node.task.as_ref().map(|task| task.label),
+        };
+        let edges = self.nodes.iter().enumerate().flat_map(|(index, node)| {
+            node.predecessors.iter().map(move |&predecessor| (predecessor as usize, index))
+        });
+        GraphDescription { nodes: self.nodes.iter().enumerate().map(node).collect(), edges: edges.collect() }
+    }
+}
+
+fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
+    let mut has_successor = vec![false; nodes.len()];
+    for &predecessor in nodes.iter().flat_map(|node| &node.predecessors) {
+        has_successor[predecessor as usize] = true;
+    }
+    (0..nodes.len() as u32).filter(|&index| !has_successor[index as usize]).collect()
+}
+
+impl State {
+    pub(super) fn next_graph_serial(&mut self) -> u64 {
+        self.last_graph_serial += 1;
+        self.last_graph_serial
+    }
+
+    fn graph(&self, handle: u64) -> Outcome<&Graph> {
+        self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
+    }
+
+    fn complete_graph(&self, handle: u64) -> Outcome<&Graph> {
+        let graph = self.graph(handle)?;
+        if graph.is_complete {
+            return Ok(graph);
+        }
+        Err(Refusal::new(Code::InvalidValue, "the graph is under construction: end its capture first"))
+    }
+
+    pub(super) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
+        Ok(self.graph(handle)?.describe())
+    }
+
+    pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
+        self.complete_graph(handle)?;
+        self.drop_graph(handle);
+        Ok(())
+    }
+
+    pub(super) fn drop_graph(&mut self, handle: u64) {
+        if let Some(graph) = self.graphs.remove(handle) {
+            self.trash.push(Box::new(graph));
+        }
+    }
+
+    pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
+        self.usable(device)?;
+        let nodes: Arc<[Node]> = self.complete_graph(handle)?.nodes.as_slice().into();
+        let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new() };
+        Ok(self.executables.insert(executable))
+    }
+
+    pub(super) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
+        let executable = self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
+        self.trash.push(Box::new(executable));
+        Ok(())
+    }
+
+    pub(super) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
+        let own = self.enter(stream)?;
+        let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;
+        let nodes = Arc::clone(&executable.nodes);
+        if self.stream(own).capture.is_some() {
+            return self.capture_graph(own, &nodes);
+        }
+        let (sinks, mut before) = (executable.sinks.clone(), executable.last_launch.clone());
+        before.extend(self.frontier(own));
+        let level = self.stream(own).level();
+        let entry = self.executor.add(Body::Mark(None), level, before);
+        let mut commands: Vec<CommandId> = Vec::with_capacity(nodes.len());
+        for node in nodes.iter() {
+            let body = match &node.task {
+                Some(task) => Body::Task(Arc::clone(task)),
+                None => Body::Mark(None),
+            };
+            let command = if node.predecessors.is_empty() {
+                self.executor.add(body, node.level, [entry])
+            } else {
+                let predecessors = node.predecessors.iter().map(|&index| commands[index as usize]);
+                self.executor.add(body, node.level, predecessors)
+            };
+            commands.push(command);
+        }
+        let ends = sinks.iter().map(|&index| commands[index as usize]).chain([entry]);
+        let exit = self.executor.add(Body::Mark(None), level, ends);
+        self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);
+        let executable = self.executables.get_mut(handle).expect("found above");
+        executable.last_launch = Frontier::from_slice(&[exit]);
+        Ok(())
+    }
+}

@@ -1,0 +1,406 @@
+//! The machine: one lock around all state, the threads that execute commands, and how threads wait.
+//!
+//! Every call of the driver and every step of a worker is a short critical section on one [`State`]. Commands run outside
+//! it. [`Locked`] is the only way in; when it is dropped it wakes exactly those threads for which something changed, after
+//! the lock is free.
+//!
+//! Waking a thread costs microseconds, more than a small command. So a worker that runs out of work looks around for a few
+//! microseconds before it sleeps, at most one worker does so at a time, and while one does nobody is woken. The same holds
+//! for a host thread that waits.
+//!
+//! Invariant, *no lost wake-up*: a thread decides to sleep under the lock, after it has found nothing to do under the same
+//! lock; whoever changes that holds the lock later and sees it counted as sleeping.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use smallvec::SmallVec;
+
+use super::executor::{Claim, CommandId, Job, Start};
+use super::memory::Piece;
+use super::state::State;
+
+/// How long a thread looks around before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// How many host functions can wait for the program at once.
+const HOST_THREADS: usize = 64;
+
+/// How many commands may be queued. Who submits more waits, as with CUDA: a program that never waits for its work would
+/// otherwise fill the host's memory.
+const QUEUE_COMMANDS: usize = 1 << 16;
+
+/// State, and what threads wait on.
+pub(super) struct Machine {
+    state: Mutex<State>,
+    /// Workers without work.
+    work: Condvar,
+    /// Threads for host functions without a host function.
+    host_work: Condvar,
+    /// Host threads that wait for commands or bytes.
+    host: Condvar,
+    /// Changes when workers may find more to do.
+    work_progress: AtomicU32,
+    /// Changes when something happened that a host thread waits for.
+    host_progress: AtomicU32,
+}
+
+/// Who is doing what.
+#[derive(Debug, Default)]
+pub(super) struct Crew {
+    shutdown: bool,
+    threads: Vec<JoinHandle<()>>,
+    spinning: usize,
+    sleeping: usize,
+    wakeups: usize,
+    host_threads: usize,
+    host_thread_limit: usize,
+    host_starting: usize,
+    host_sleeping: usize,
+    host_wakeups: usize,
+    host_waiters: usize,
+    throttled: usize,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// Starts `workers` threads, and one for host functions.
+    pub(super) fn start(state: State, workers: usize) -> io::Result<Arc<Self>> {
+        let machine = Arc::new(Self {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            host_work: Condvar::new(),
+            host: Condvar::new(),
+            work_progress: AtomicU32::new(0),
+            host_progress: AtomicU32::new(0),
+        });
+        {
+            let mut locked = machine.lock();
+            let crew = &mut locked.crew;
+            (crew.host_threads, crew.host_starting, crew.host_thread_limit) = (1, 1, HOST_THREADS);
+        }
+        for number in 0..=workers {
+            let own = Arc::clone(&machine);
+            let thread = if number < workers {
+                Builder::new().name(format!("sim-worker-{number}")).spawn(move || own.work())
+            } else {
+                Builder::new().name("sim-host-0".to_owned()).spawn(move || own.work_host())
+            };
+            match thread {
+                Ok(thread) => machine.lock().crew.threads.push(thread),
+                Err(error) => {
+                    machine.shut_down();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(machine)
+    }
+
+    /// Enters the critical section.
+    pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
+        // A panic inside the critical section is a bug of ours that has been reported already; the state is no worse for
+        // the threads that did not panic.
+        let guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { machine: self, guard: Some(guard) }
+    }
+
+    /// Enters the critical section once the queue has room.
+    pub(super) fn lock_to_submit(self: &Arc<Self>) -> Locked<'_> {
+        let mut locked = self.lock();
+        if locked.executor.live() >= QUEUE_COMMANDS {
+            locked.crew.throttled += 1;
+            while locked.executor.live() >= QUEUE_COMMANDS {
+                locked = locked.wait_for_progress();
+            }
+            locked.crew.throttled -= 1;
+        }
+        locked
+    }
+
+    /// Lets running commands end, forgets the queued ones and ends the threads. A thread of the machine that calls this
+    /// (from the destructor of a value that a command owned) ends by itself.
+    pub(super) fn shut_down(self: &Arc<Self>) {
+        let mut locked = self.lock();
+        locked.crew.shutdown = true;
+        let threads = std::mem::take(&mut locked.crew.threads);
+        self.work_progress.fetch_add(1, Ordering::Relaxed);
+        drop(locked);
+        self.work.notify_all();
+        self.host_work.notify_all();
+        let this_thread = std::thread::current().id();
+        for thread in threads {
+            if thread.thread().id() != this_thread {
+                thread.join().expect("panics of commands are caught; a worker has no other");
+            }
+        }
+    }
+
+    // ---- Threads --------------------------------------------------------------------------------------------------
+
+    fn work(self: Arc<Self>) {
+        let mut locked = self.lock();
+        let mut has_looked_around = false;
+        while !locked.crew.shutdown {
+            if let Some(job) = locked.take() {
+                locked = locked.execute(job);
+                has_looked_around = false;
+            } else if !has_looked_around && locked.crew.spinning == 0 {
+                locked = locked.look_around();
+                has_looked_around = true;
+            } else {
+                locked = locked.sleep();
+                has_looked_around = false;
+            }
+        }
+    }
+
+    fn work_host(self: Arc<Self>) {
+        let mut locked = self.lock();
+        locked.crew.host_starting -= 1;
+        while !locked.crew.shutdown {
+            if let Some(job) = locked.executor.take_host() {
+                locked = locked.execute(job);
+            } else {
+                locked.crew.host_sleeping += 1;
+                while locked.crew.host_wakeups == 0 && !locked.crew.shutdown {
+                    locked = locked.wait(&self.host_work);
+                }
+                locked.crew.host_wakeups = locked.crew.host_wakeups.saturating_sub(1);
+                locked.crew.host_sleeping -= 1;
+            }
+        }
+    }
+
+    fn spawn_host_thread(self: &Arc<Self>, number: usize) {
+        let own = Arc::clone(self);
+        let thread = Builder::new().name(format!("sim-host-{number}")).spawn(move || own.work_host());
+        let mut locked = self.lock();
+        match thread {
+            Ok(thread) => locked.crew.threads.push(thread),
+            // The threads that exist will come round to it.
+            Err(_) => {
+                locked.crew.host_starting -= 1;
+                locked.crew.host_threads -= 1;
+                locked.crew.host_thread_limit = locked.crew.host_threads;
+            }
+        }
+    }
+}
+
+/// The critical section. Dropping it ends it and wakes who must be woken.
+pub(super) struct Locked<'a> {
+    machine: &'a Arc<Machine>,
+    /// `None` only while it is being dropped.
+    guard: Option<MutexGuard<'a, State>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.guard.as_ref().expect("held until the drop")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard.as_mut().expect("held until the drop")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let Some(mut guard) = self.guard.take() else { return };
+        let wake = self.machine.wake(&mut guard);
+        let trash = std::mem::take(&mut guard.trash);
+        drop(guard);
+        self.machine.deliver(wake);
+        trash.into_iter().for_each(drop_quietly);
+    }
+}
+
+/// Who is to be woken.
+#[derive(Default)]
+struct Wake {
+    worker: bool,
+    hosts: bool,
+    host_workers: usize,
+    new_host_threads: std::ops::Range<usize>,
+}
+
+impl Machine {
+    /// Settles what the critical section left behind and decides who is to be woken.
+    fn wake(&self, state: &mut State) -> Wake {
+        state.settle();
+        let mut wake = Wake::default();
+        let State { executor, crew, .. } = state;
+        if std::mem::take(&mut executor.wake_workers) {
+            self.work_progress.fetch_add(1, Ordering::Relaxed);
+            if crew.spinning == 0 && crew.wakeups < crew.sleeping {
+                crew.wakeups += 1;
+                wake.worker = true;
+            }
+        }
+        let throttle_opens = crew.throttled > 0 && executor.live() < QUEUE_COMMANDS;
+        if std::mem::take(&mut executor.wake_hosts) || throttle_opens {
+            self.host_progress.fetch_add(1, Ordering::Relaxed);
+            wake.hosts = crew.host_waiters > 0;
+        }
+        let served = crew.host_wakeups + crew.host_starting;
+        let unserved = executor.ready.host_queued().saturating_sub(served);
+        if unserved > 0 {
+            wake.host_workers = unserved.min(crew.host_sleeping - crew.host_wakeups);
+            crew.host_wakeups += wake.host_workers;
+            let room = crew.host_thread_limit.saturating_sub(crew.host_threads);
+            let more = (unserved - wake.host_workers).min(room);
+            wake.new_host_threads = crew.host_threads..crew.host_threads + more;
+            crew.host_threads += more;
+            crew.host_starting += more;
+        }
+        wake
+    }
+
+    fn deliver(self: &Arc<Self>, wake: Wake) {
+        if wake.worker {
+            self.work.notify_one();
+        }
+        if wake.hosts {
+            self.host.notify_all();
+        }
+        for _ in 0..wake.host_workers {
+            self.host_work.notify_one();
+        }
+        for number in wake.new_host_threads {
+            self.spawn_host_thread(number);
+        }
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// Leaves the critical section while a command runs, and completes it.
+    fn execute(self, job: Job) -> Self {
+        let machine = self.machine;
+        drop(self);
+        let (index, device) = (job.index(), job.task.device);
+        let outcome = match job.start {
+            // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
+            // cannot be unmapped, since that takes a claim on the same bytes.
+            Start::Run(resolved) => unsafe { job.task.run(&resolved) },
+            Start::Skip => Ok(()),
+            Start::Fail(refusal) => Err(refusal),
+        };
+        drop_quietly(job.task);
+        let mut locked = machine.lock();
+        locked.executor.finish(index, device, outcome);
+        locked
+    }
+
+    /// Leaves the critical section for a moment.
+    pub(super) fn outside(self, body: impl FnOnce()) -> Self {
+        let machine = self.machine;
+        drop(self);
+        body();
+        machine.lock()
+    }
+
+    /// Waits a few microseconds for work, outside the critical section.
+    fn look_around(mut self) -> Self {
+        let machine = self.machine;
+        self.crew.spinning += 1;
+        let seen = machine.work_progress.load(Ordering::Relaxed);
+        drop(self);
+        spin_while(|| machine.work_progress.load(Ordering::Relaxed) == seen);
+        let mut locked = machine.lock();
+        locked.crew.spinning -= 1;
+        locked
+    }
+
+    /// Sleeps until there is work, or the end.
+    fn sleep(mut self) -> Self {
+        self.crew.sleeping += 1;
+        while self.crew.wakeups == 0 && !self.crew.shutdown {
+            let machine = self.machine;
+            self = self.wait(&machine.work);
+        }
+        self.crew.wakeups = self.crew.wakeups.saturating_sub(1);
+        self.crew.sleeping -= 1;
+        self
+    }
+
+    /// Waits on a condition, outside the critical section.
+    fn wait(mut self, condition: &Condvar) -> Self {
+        let machine = self.machine;
+        let mut guard = self.guard.take().expect("held until the drop");
+        let wake = machine.wake(&mut guard);
+        let guard = if wake.new_host_threads.is_empty() {
+            machine.deliver(wake);
+            condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        } else {
+            // Starting threads takes the lock: the caller looks again afterwards.
+            drop(guard);
+            machine.deliver(wake);
+            machine.state.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        Locked { machine, guard: Some(guard) }
+    }
+
+    /// Waits, as a host thread, until something happened that a host thread waits for.
+    fn wait_for_progress(mut self) -> Self {
+        let machine = self.machine;
+        let seen = machine.host_progress.load(Ordering::Relaxed);
+        drop(self);
+        spin_while(|| machine.host_progress.load(Ordering::Relaxed) == seen);
+        self = machine.lock();
+        self.crew.host_waiters += 1;
+        while machine.host_progress.load(Ordering::Relaxed) == seen {
+            self = self.wait(&machine.host);
+        }
+        self.crew.host_waiters -= 1;
+        self
+    }
+
+    /// Waits until all these commands are complete.
+    pub(super) fn wait_for(mut self, commands: &[CommandId]) -> Self {
+        while !self.executor.await_all(commands) {
+            self = self.wait_for_progress();
+        }
+        self
+    }
+
+    /// Waits until nothing that runs touches these bytes in conflict, and holds them.
+    pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> (Self, Claim) {
+        let claim = self.executor.claim(pieces);
+        while !self.executor.try_hold(claim) {
+            self = self.wait_for_progress();
+        }
+        (self, claim)
+    }
+}
+
+/// Waits for a short while, as long as the condition holds.
+fn spin_while(condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while condition() {
+        for _ in 0..32 {
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() > SPIN {
+            break;
+        }
+    }
+}
+
+/// Drops a value of the program. A destructor that panics takes no thread of ours with it.
+fn drop_quietly<T>(value: T) {
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(value)));
+}

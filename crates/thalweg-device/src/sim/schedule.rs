@@ -1,0 +1,85 @@
+//! Which ready command runs next.
+//!
+//! The one place where the order of unordered commands is decided. The rule here serves speed: the most urgent stream
+//! first, and within a priority the command that became ready first, passing over those that conflict with what is
+//! running. Other rules, made to find bugs, belong here and nowhere else.
+//!
+//! Host functions have a queue of their own, as they have threads of their own: a host function that waits for the program
+//! holds up its stream and nothing else.
+
+use std::collections::VecDeque;
+
+/// How many priorities there are, from the lowest to the greatest.
+pub(super) const LEVELS: usize = 6;
+
+/// How many commands of one priority are looked at before a worker gives up. The first is always among them, and it can
+/// run as soon as nothing conflicts with it, so this bounds the search and holds nothing up for ever.
+const WINDOW: usize = 64;
+
+/// Commands that wait for nothing but a worker.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    /// The most urgent level last.
+    levels: [VecDeque<u32>; LEVELS],
+    queued: usize,
+    host: VecDeque<u32>,
+}
+
+impl Ready {
+    /// A command became ready.
+    pub(super) fn push(&mut self, level: u8, command: u32) {
+        self.levels[level as usize].push_back(command);
+        self.queued += 1;
+    }
+
+    /// A host function became ready.
+    pub(super) fn push_host(&mut self, command: u32) {
+        self.host.push_back(command);
+    }
+
+    /// The next command that may run now.
+    pub(super) fn take(&mut self, mut admissible: impl FnMut(u32) -> bool) -> Option<u32> {
+        if self.queued == 0 {
+            return None;
+        }
+        for level in self.levels.iter_mut().rev() {
+            if let Some(position) = level.iter().take(WINDOW).position(|&command| admissible(command)) {
+                self.queued -= 1;
+                return level.remove(position);
+            }
+        }
+        None
+    }
+
+    /// The next host function.
+    pub(super) fn take_host(&mut self) -> Option<u32> {
+        self.host.pop_front()
+    }
+
+    /// How many commands are ready, host functions aside.
+    pub(super) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// How many host functions are ready.
+    pub(super) fn host_queued(&self) -> usize {
+        self.host.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urgent_first_then_first_come() {
+        let mut ready = Ready::default();
+        for (level, command) in [(0, 1), (2, 2), (0, 3), (2, 4)] {
+            ready.push(level, command);
+        }
+        assert_eq!(ready.take(|command| command != 2), Some(4), "2 may not run now");
+        let rest: Vec<_> = std::iter::from_fn(|| ready.take(|_| true)).collect();
+        assert_eq!(rest, [2, 1, 3]);
+        assert_eq!(ready.queued(), 0);
+    }
+}

@@ -1,0 +1,181 @@
+//! What a command does: kernels, copies, fills and host functions, executed on a thread of the machine.
+//!
+//! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
+//! the executor resolved for it when it was chosen to run.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::memory::{HostAddress, Resolved, Toucher};
+use super::refusal::Refusal;
+use crate::command::{Access, FillPattern, Label};
+use crate::host::{HostFault, HostKernel, HostLaunch, PhysicalRanges, Resolve};
+use crate::{Code, HostFunction};
+
+/// Work with the bytes that it touches and the one who asked for it.
+pub(super) struct Task {
+    pub(super) device: u32,
+    pub(super) label: Label,
+    pub(super) accesses: SmallVec<[Access; 4]>,
+    pub(super) work: Work,
+}
+
+/// What is done.
+pub(super) enum Work {
+    /// A kernel, or library work.
+    Kernel {
+        kernel: Arc<dyn HostKernel>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        arguments: SmallVec<[u8; 96]>,
+    },
+    /// From the first access to the second, as if through a buffer.
+    Copy,
+    /// From host memory that was put aside to the only access.
+    CopyIn(Box<[u8]>),
+    /// From the only access to host memory whose owner waits for this command.
+    CopyOut(HostTarget),
+    /// The pattern over the only access.
+    Fill(FillPattern),
+    /// A function of the host.
+    Host(HostFunction),
+}
+
+/// Host memory that a blocked caller lends.
+pub(super) struct HostTarget(HostAddress);
+
+impl HostTarget {
+    /// # Safety
+    /// The memory is valid for writes, and nobody else uses it, until the command is complete.
+    pub(super) unsafe fn new(target: &mut [u8]) -> Self {
+        Self(HostAddress::new(target.as_mut_ptr()))
+    }
+}
+
+impl Task {
+    /// Which rules bind its accesses.
+    pub(super) fn toucher(&self) -> Toucher {
+        if matches!(self.work, Work::Kernel { .. }) { Toucher::Kernel } else { Toucher::Copy }
+    }
+
+    /// Does the work. A panic of the program's code is a failed launch.
+    ///
+    /// # Safety
+    /// `resolved` is what [`Memory::resolve`](super::memory::Memory::resolve) found for the accesses of this task, it is
+    /// still true, and until this returns no other command and no host access touches these bytes in conflict.
+    pub(super) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
+        let failed = |text: String| {
+            Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label))
+        };
+        // SAFETY: the caller's promise.
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { self.execute(resolved) }));
+        match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(HostFault(text))) => Err(failed(text)),
+            Err(payload) => {
+                let text = panic_text(payload.as_ref()).to_owned();
+                // The payload is the program's own value: what its destructor does is caught as well.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+                Err(failed(format!("it panicked: {text}")))
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn execute(&self, resolved: &Resolved) -> Result<(), HostFault> {
+        let bytes = |access: usize| self.accesses[access].bytes as usize;
+        let pointer = |access: usize| resolved.pointers[access].map(HostAddress::pointer);
+        match &self.work {
+            Work::Kernel { kernel, grid, block, arguments } => {
+                let memory = Reach { accesses: &self.accesses, resolved };
+                let launch = HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory);
+                return kernel.run(&launch);
+            }
+            Work::Host(function) => function(),
+            Work::Copy => {
+                if let (Some(source), Some(target)) = (pointer(0), pointer(1)) {
+                    // SAFETY: both ranges are resolved and locked for this command; they may overlap.
+                    unsafe { std::ptr::copy(source, target, bytes(0)) };
+                }
+            }
+            Work::CopyIn(source) => {
+                if let Some(target) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command and as long as the buffer, which is
+                    // memory of its own.
+                    unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+                }
+            }
+            Work::CopyOut(HostTarget(target)) => {
+                if let Some(source) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command; the owner of the target waits.
+                    unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes(0)) };
+                }
+            }
+            Work::Fill(pattern) => {
+                if let Some(target) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command, which makes no other reference to it.
+                    let target = unsafe { std::slice::from_raw_parts_mut(target, bytes(0)) };
+                    fill(target, *pattern);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fill(target: &mut [u8], pattern: FillPattern) {
+    match pattern {
+        FillPattern::U8(value) => target.fill(value),
+        FillPattern::U16(value) => repeat(target, value.to_le_bytes()),
+        FillPattern::U32(value) => repeat(target, value.to_le_bytes()),
+    }
+}
+
+fn repeat<const N: usize>(target: &mut [u8], unit: [u8; N]) {
+    for chunk in target.chunks_exact_mut(N) {
+        chunk.copy_from_slice(&unit);
+    }
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
+}
+
+/// The memory that a running kernel can reach.
+struct Reach<'a> {
+    accesses: &'a [Access],
+    resolved: &'a Resolved,
+}
+
+// SAFETY: `Task::run` is only called with accesses that were resolved under the machine's lock and are held in the range
+// lock until it returns, so the bytes stay mapped and no conflicting command runs. The bytes are initialised: files and
+// anonymous mappings read as zeros before they are written. The pieces of an access are its physical ranges in order.
+unsafe impl Resolve for Reach<'_> {
+    fn resolve(&self, start: u64, bytes: u64) -> Result<(*mut u8, PhysicalRanges), HostFault> {
+        let inside = |access: &Access| {
+            access.start <= start && start.saturating_add(bytes) <= access.start.saturating_add(access.bytes)
+        };
+        let number = self.accesses.iter().position(inside);
+        let found = number.and_then(|number| Some((number, self.resolved.pointers[number]?)));
+        let Some((number, base)) = found else {
+            return Err(HostFault(format!("{bytes} bytes from {start:#x} on are not declared")));
+        };
+        let offset = start - self.accesses[number].start;
+        let mut ranges = PhysicalRanges::new();
+        let (mut skip, mut left) = (offset, bytes);
+        for piece in self.resolved.pieces.iter().filter(|piece| piece.access as usize == number) {
+            let before = skip.min(piece.bytes);
+            let length = (piece.bytes - before).min(left);
+            if length > 0 {
+                ranges.push((piece.start + before, length));
+            }
+            skip -= before;
+            left -= length;
+        }
+        Ok((base.pointer().wrapping_add(offset as usize), ranges))
+    }
+}

@@ -1,0 +1,93 @@
+//! Copies, fills, and the host's way to pinned memory.
+//!
+//! The addresses of a copy or fill are checked when it is submitted, so that a wrong pointer is an error of the call that
+//! passed it, and again when it runs.
+
+use smallvec::SmallVec;
+
+use super::executor::CommandId;
+use super::machine::Locked;
+use super::memory::{HostAddress, Toucher};
+use super::refusal::{Outcome, Refusal};
+use super::state::State;
+use super::task::{Task, Work};
+use crate::command::{Access, AccessMode, Copy, Endpoint, Fill, Label};
+use crate::{Code, GraphNodeKind};
+
+/// Queues a command that no kernel is, after a check of what it touches.
+pub(super) fn submit(
+    state: &mut State,
+    own: u64,
+    label: Label,
+    accesses: &[Access],
+    work: Work,
+    kind: GraphNodeKind,
+) -> Outcome<Option<CommandId>> {
+    let device = state.stream(own).device;
+    state
+        .memory
+        .resolve(device, accesses, Toucher::Copy)
+        .map_err(|text| Refusal::new(Code::InvalidValue, format!("`{label}`: {text}")))?;
+    let task = Task { device, label, accesses: SmallVec::from_slice(accesses), work };
+    state.submit(own, task, kind)
+}
+
+/// Queues a copy.
+pub(super) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
+    let own = state.enter(stream)?;
+    let access = |endpoint: Endpoint, mode: AccessMode| {
+        let start = match endpoint {
+            Endpoint::Device(pointer) => pointer.address(),
+            Endpoint::Pinned(pointer) => pointer.address(),
+        };
+        Access { start, bytes: copy.bytes, mode }
+    };
+    let accesses = [access(copy.source, AccessMode::Read), access(copy.target, AccessMode::Write)];
+    submit(state, own, copy.label, &accesses, Work::Copy, GraphNodeKind::Copy).map(|_| ())
+}
+
+/// Queues a fill.
+pub(super) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
+    let own = state.enter(stream)?;
+    let unit = fill.pattern.bytes();
+    let refuse = |detail| Err(Refusal::new(Code::InvalidValue, detail));
+    if !fill.target.address().is_multiple_of(unit) {
+        return refuse(format!("{:?} is not aligned to the pattern of {unit} bytes", fill.target));
+    }
+    let Some(bytes) = fill.count.checked_mul(unit) else {
+        return refuse(format!("{} times {unit} bytes: more than there are addresses", fill.count));
+    };
+    let accesses = [Access::write(fill.target, bytes)];
+    submit(state, own, fill.label, &accesses, Work::Fill(fill.pattern), GraphNodeKind::Fill).map(|_| ())
+}
+
+/// Holds a range of pinned memory while `body` touches it. Waits for running commands only.
+pub(super) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> Outcome<()> {
+    let resolved = locked
+        .memory
+        .resolve_pinned(&access)
+        .map_err(|text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}")))?;
+    let Some(pointer) = resolved.pointers[0].map(HostAddress::pointer) else { return Ok(()) };
+    let epoch = locked.memory.epoch;
+    let (mut locked, claim) = locked.hold(resolved.pieces);
+    let is_same = locked.memory.epoch == epoch || locked.memory.resolve_pinned(&access).is_ok();
+    if !is_same {
+        locked.executor.release(claim);
+        return Err(Refusal::new(Code::InvalidValue, "another thread freed the pinned memory meanwhile"));
+    }
+    let mut locked = locked.outside(|| body(pointer));
+    locked.executor.release(claim);
+    Ok(())
+}
+
+/// Stream-ordered allocation does not go into a graph here.
+pub(super) fn refuse_pools_in_capture(state: &State, own: u64) -> Outcome<()> {
+    if state.stream(own).capture.is_none() {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Code::NotSupported,
+        "the simulator captures no stream-ordered allocation: allocate before the capture, or from a pool of addresses \
+         that outlives the graph",
+    ))
+}

@@ -1,0 +1,13 @@
+//! The integration tests of the crate, in one binary.
+
+/// The tests lie in `tests/it/`.
+mod it {
+    mod conformance;
+    mod cuda_libraries;
+    mod litmus;
+    mod sim_capture;
+    mod sim_faults;
+    mod sim_memory;
+    mod sim_order;
+    mod sim_support;
+}

@@ -1,0 +1,89 @@
+//! The litmus programs on the simulator, and on a card where one is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use thalweg_device::Driver;
+use thalweg_device::conformance::Fixture;
+use thalweg_device::litmus::{self, Observation};
+
+use super::conformance::{card, simulator};
+
+fn run_all(driver: Arc<dyn Driver>, repetitions: u64, seed: u64) -> Vec<Observation> {
+    let fixture = Fixture::new(driver, 0).expect("the kernels of the suite load");
+    litmus::programs()
+        .iter()
+        .map(|program| {
+            let observation = litmus::run(program, &fixture, repetitions, seed)
+                .unwrap_or_else(|error| panic!("{}: {error}", program.name));
+            println!("{observation}");
+            observation
+        })
+        .collect()
+}
+
+fn assert_allowed(observations: &[Observation]) {
+    let forbidden: Vec<_> = observations
+        .iter()
+        .filter(|observation| !observation.is_allowed())
+        .map(ToString::to_string)
+        .collect();
+    assert!(forbidden.is_empty(), "outcomes that CUDA does not allow:\n{}", forbidden.join("\n"));
+}
+
+#[test]
+fn the_simulator_stays_inside_what_cuda_allows() {
+    let observations = run_all(simulator(1, 2), 60, 1);
+    assert_allowed(&observations);
+    // A simulator that ran everything at the call would pass as well: at least somewhere a race must be lost.
+    let both = observations.iter().filter(|seen| seen.program.is_racy() && seen.counts.len() > 1).count();
+    assert!(both > 0, "no racy program showed more than one outcome: the simulator is not asynchronous");
+}
+
+#[test]
+fn one_worker_stays_inside_what_cuda_allows() {
+    assert_allowed(&run_all(simulator(1, 1), 30, 2));
+}
+
+#[test]
+fn four_workers_stay_inside_what_cuda_allows() {
+    assert_allowed(&run_all(simulator(1, 4), 60, 3));
+}
+
+#[test]
+fn a_card_stays_inside_what_cuda_allows() {
+    if let Some(driver) = card() {
+        assert_allowed(&run_all(driver, 200, 4));
+    }
+}
+
+#[test]
+fn the_programs_are_well_formed() {
+    let programs = litmus::programs();
+    assert!(programs.len() >= 20, "{} programs", programs.len());
+    let mut names = BTreeMap::new();
+    for program in programs {
+        assert!(names.insert(program.name, ()).is_none(), "{} twice", program.name);
+        assert!(!program.allowed.is_empty(), "{} allows nothing", program.name);
+        assert!(program.about.ends_with(['.', ')']), "{}: what it is about is a sentence", program.name);
+        for outcome in program.allowed {
+            assert_eq!(outcome.len(), program.observed.len(), "{}: {outcome:?}", program.name);
+            assert!(outcome.iter().all(|&value| value < 256), "{}: values fit one byte", program.name);
+        }
+    }
+    let racy = programs.iter().filter(|program| program.is_racy()).count();
+    assert!(racy >= 10 && programs.len() - racy >= 10, "{racy} racy of {}", programs.len());
+}
+
+/// A program whose only allowed outcome is wrong: the harness must see that.
+#[test]
+fn the_harness_sees_what_is_forbidden() {
+    let fixture = Fixture::new(simulator(1, 1), 0).unwrap();
+    let mut program = litmus::programs()[0];
+    program.allowed = &[&[77]];
+    let observation = litmus::run(&program, &fixture, 3, 0).unwrap();
+    assert!(!observation.is_allowed());
+    assert_eq!(observation.forbidden().map(|(_, count)| count).sum::<u64>(), 3);
+    assert!(observation.to_string().starts_with("FAILED"), "{observation}");
+    assert!(observation.to_json("x").contains("\"passed\":false"));
+}

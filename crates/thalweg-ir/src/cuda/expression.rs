@@ -1,0 +1,326 @@
+//! Nodes as C++ expressions: types, literals, primitives, casts.
+
+use crate::body::{Dimension, Node};
+use crate::{Binary, Body, DType, ExprId, ReduceOp, Scalar, Unary, bf16, f16};
+
+use super::writer::Writer;
+
+/// The type of a value of this dtype.
+pub(super) const fn value_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "bool",
+        DType::U8 => "u8",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+        DType::F16 => "f16",
+        DType::Bf16 => "bf16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+    }
+}
+
+/// The type of an element in memory.
+pub(super) const fn memory_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "u8",
+        other => value_type(other),
+    }
+}
+
+/// The type of the word in which a scalar argument travels.
+pub(super) const fn scalar_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "u64",
+        DType::U8 | DType::I32 | DType::I64 => "i64",
+        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => "f64",
+    }
+}
+
+/// An element as it is stored, from a value of dtype `from`.
+pub(super) fn stored(value: &str, from: DType, to: DType) -> String {
+    let cast = cast(value, from, to);
+    if to == DType::Bool { format!("u8({cast})") } else { cast }
+}
+
+/// A literal.
+pub(super) fn literal(value: Scalar, dtype: DType) -> String {
+    match dtype {
+        DType::Bool => (value.to_f64() != 0.0).to_string(),
+        DType::U8 => format!("u8({})", value.to_i64() as u8),
+        DType::I32 => match value.to_i64() as i32 {
+            i32::MIN => "(-2147483647 - 1)".to_string(),
+            negative @ i32::MIN..0 => format!("({negative})"),
+            other => other.to_string(),
+        },
+        DType::I64 => match value.to_i64() {
+            i64::MIN => "(-9223372036854775807ll - 1)".to_string(),
+            negative @ i64::MIN..0 => format!("({negative}ll)"),
+            other => format!("{other}ll"),
+        },
+        DType::F16 => format!("f16{{0x{:04x}}}", f16::from_f32(value.to_f64() as f32).to_bits()),
+        DType::Bf16 => format!("bf16{{0x{:04x}}}", bf16::from_f32(value.to_f64() as f32).to_bits()),
+        DType::F32 => {
+            let value = value.to_f64() as f32;
+            match value {
+                _ if !value.is_finite() => format!("__uint_as_float(0x{:08x}u)", value.to_bits()),
+                _ if value.is_sign_negative() => format!("({value:?}f)"),
+                _ => format!("{value:?}f"),
+            }
+        }
+        DType::F64 => {
+            let value = value.to_f64();
+            match value {
+                _ if !value.is_finite() => format!("__longlong_as_double(i64(0x{:016x}ull))", value.to_bits()),
+                _ if value.is_sign_negative() => format!("({value:?})"),
+                _ => format!("{value:?}"),
+            }
+        }
+    }
+}
+
+/// The value with which a reduction starts.
+pub(super) fn neutral(op: ReduceOp, dtype: DType) -> String {
+    let value = match (op, dtype) {
+        (ReduceOp::Sum, _) => Scalar::I64(0),
+        (ReduceOp::Product, _) => Scalar::I64(1),
+        (ReduceOp::Max, DType::F32 | DType::F64) => Scalar::F64(f64::NEG_INFINITY),
+        (ReduceOp::Min, DType::F32 | DType::F64) => Scalar::F64(f64::INFINITY),
+        (ReduceOp::Max, DType::I64) => Scalar::I64(i64::MIN),
+        (ReduceOp::Min, DType::I64) => Scalar::I64(i64::MAX),
+        (ReduceOp::Max, DType::I32) => Scalar::I64(i32::MIN.into()),
+        (ReduceOp::Min, DType::I32) => Scalar::I64(i32::MAX.into()),
+        (ReduceOp::Max, _) => Scalar::I64(0),
+        (ReduceOp::Min, DType::Bool) => Scalar::Bool(true),
+        (ReduceOp::Min, _) => Scalar::I64(255),
+    };
+    literal(value, dtype)
+}
+
+/// The primitive that combines two values of a reduction.
+pub(super) const fn combining(op: ReduceOp) -> Binary {
+    match op {
+        ReduceOp::Sum => Binary::Add,
+        ReduceOp::Product => Binary::Mul,
+        ReduceOp::Max => Binary::Max,
+        ReduceOp::Min => Binary::Min,
+    }
+}
+
+/// A value in another dtype. A 16-bit float is reached and left through f32.
+fn cast(x: &str, from: DType, to: DType) -> String {
+    use DType::{Bf16, Bool, F16, F32, F64, I32, I64, U8};
+    match (from, to) {
+        _ if from == to => x.to_string(),
+        (F16, F32) => format!("f32_from_f16({x})"),
+        (Bf16, F32) => format!("f32_from_bf16({x})"),
+        (F16 | Bf16, _) => cast(&cast(x, from, F32), F32, to),
+        (F32, F16) => format!("f16_from_f32({x})"),
+        (F32, Bf16) => format!("bf16_from_f32({x})"),
+        (_, F16 | Bf16) => cast(&cast(x, from, F32), F32, to),
+        (_, Bool) => format!("{x} != 0"),
+        (F32 | F64, U8 | I32 | I64) => format!("{}_saturate({x})", value_type(to)),
+        _ => format!("{}({x})", value_type(to)),
+    }
+}
+
+/// Checks that arithmetic has an operand of a type in which there is arithmetic.
+fn assert_computes(what: &dyn std::fmt::Debug, dtype: DType) {
+    assert!(dtype == dtype.compute(), "{what:?} on {dtype}: arithmetic on 16-bit floats is done in float32");
+}
+
+fn unary(op: Unary, x: &str, dtype: DType) -> String {
+    assert_computes(&op, dtype);
+    let function = |name: &str| {
+        assert!(dtype.is_floating_point(), "{op:?} on {dtype}: the operand is no float");
+        format!("{name}{}({x})", if dtype == DType::F32 { "f" } else { "" })
+    };
+    match op {
+        Unary::Neg => match dtype {
+            DType::F32 | DType::F64 => format!("-{x}"),
+            other => format!("{}(0 - u64({x}))", value_type(other)),
+        },
+        Unary::Abs => match dtype {
+            DType::F32 | DType::F64 => function("fabs"),
+            DType::U8 | DType::Bool => x.to_string(),
+            other => format!("{x} < 0 ? {}(0 - u64({x})) : {x}", value_type(other)),
+        },
+        Unary::Not => {
+            assert!(dtype == DType::Bool, "Not on {dtype}: the operand is no bool");
+            format!("!{x}")
+        }
+        Unary::Sqrt => function("sqrt"),
+        Unary::Exp => function("exp"),
+        Unary::Expm1 => function("expm1"),
+        Unary::Log => function("log"),
+        Unary::Log1p => function("log1p"),
+        Unary::Sin => function("sin"),
+        Unary::Cos => function("cos"),
+        Unary::Tanh => function("tanh"),
+        Unary::Erf => function("erf"),
+        Unary::Floor => function("floor"),
+        Unary::Ceil => function("ceil"),
+        Unary::Trunc => function("trunc"),
+        Unary::Round => function("rint"),
+    }
+}
+
+/// A primitive of two operands, which are names or literals.
+pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
+    assert_computes(&op, dtype);
+    let float = dtype.is_floating_point();
+    let bool = dtype == DType::Bool;
+    let arithmetic = |sign: &str| {
+        assert!(!bool, "{op:?} on bool: the operands are no numbers");
+        if float {
+            format!("{a} {sign} {b}")
+        } else {
+            format!("{}(u64({a}) {sign} u64({b}))", value_type(dtype))
+        }
+    };
+    let logic = |of_bools: &str, of_integers: &str| {
+        assert!(!float, "{op:?} on {dtype}: the operands are neither bools nor integers");
+        if bool {
+            format!("{a} {of_bools} {b}")
+        } else {
+            format!("{}({a} {of_integers} {b})", value_type(dtype))
+        }
+    };
+    match op {
+        Binary::Add => arithmetic("+"),
+        Binary::Sub => arithmetic("-"),
+        Binary::Mul => arithmetic("*"),
+        Binary::Div if float => format!("{a} / {b}"),
+        Binary::Div => format!("divide<{}>({a}, {b})", value_type(dtype)),
+        Binary::Rem if float => format!("{}({a}, {b})", if dtype == DType::F32 { "fmodf" } else { "fmod" }),
+        Binary::Rem => format!("remainder_of<{}>({a}, {b})", value_type(dtype)),
+        Binary::Pow => {
+            assert!(float, "Pow on {dtype}: the operands are no floats");
+            format!("{}({a}, {b})", if dtype == DType::F32 { "powf" } else { "pow" })
+        }
+        Binary::Max => format!("maximum<{}>({a}, {b})", value_type(dtype)),
+        Binary::Min => format!("minimum<{}>({a}, {b})", value_type(dtype)),
+        Binary::Equal => format!("{a} == {b}"),
+        Binary::Less => format!("{a} < {b}"),
+        Binary::LessEqual => format!("{a} <= {b}"),
+        Binary::And => logic("&&", "&"),
+        Binary::Or => logic("||", "|"),
+        Binary::Xor => logic("!=", "^"),
+    }
+}
+
+/// A body being printed: which of its values have a name already.
+pub(super) struct Statements<'k> {
+    body: &'k Body,
+    /// How the element of an input is written.
+    load: Box<dyn Fn(usize) -> String + 'k>,
+}
+
+/// The values that are defined at a place of the text, by node.
+pub(super) type Defined = Vec<bool>;
+
+impl<'k> Statements<'k> {
+    /// Statements over a body, whose loads are written by `load`.
+    pub fn new(body: &'k Body, load: impl Fn(usize) -> String + 'k) -> Self {
+        Self { body, load: Box::new(load) }
+    }
+
+    /// No value is defined.
+    pub fn nothing(&self) -> Defined {
+        vec![false; self.body.nodes.len()]
+    }
+
+    /// The name of a defined value, or its literal.
+    pub fn name(&self, id: ExprId) -> String {
+        match self.body.nodes[id.index()] {
+            Node::Constant(value) => literal(value, self.body.dtype(id)),
+            Node::Reduced { reduction } => format!("reduced{reduction}"),
+            Node::Detach(operand) => self.name(operand),
+            _ => format!("v{}", id.0),
+        }
+    }
+
+    /// The nodes that the roots need and that `wanted` admits, without those that are defined.
+    fn missing<'s>(
+        &'s self,
+        roots: &[ExprId],
+        defined: &'s Defined,
+        wanted: impl Fn(usize) -> bool + 's,
+    ) -> impl Iterator<Item = usize> + 's {
+        let mut needed = self.nothing();
+        roots.iter().for_each(|root| needed[root.index()] = true);
+        for index in (0..needed.len()).rev() {
+            if needed[index] && !defined[index] {
+                self.body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        (0..needed.len()).filter(move |&index| needed[index] && !defined[index] && wanted(index))
+    }
+
+    /// The inputs that [`Statements::define`] would load.
+    pub fn loads(&self, roots: &[ExprId], defined: &Defined) -> Vec<usize> {
+        let mut inputs: Vec<usize> = self
+            .missing(roots, defined, |_| true)
+            .filter_map(|index| match self.body.nodes[index] {
+                Node::Load { input } => Some(usize::from(input)),
+                _ => None,
+            })
+            .collect();
+        inputs.sort_unstable();
+        inputs
+    }
+
+    /// Defines the values that the roots need and that `wanted` admits.
+    pub fn define(
+        &self,
+        roots: &[ExprId],
+        defined: &mut Defined,
+        wanted: impl Fn(usize) -> bool,
+        writer: &mut Writer,
+    ) {
+        let missing: Vec<usize> = self.missing(roots, defined, wanted).collect();
+        for index in missing {
+            defined[index] = true;
+            if let Some(expression) = self.expression(index) {
+                let dtype = self.body.dtypes[index];
+                writer.line(&format!("const {} v{index} = {expression};", value_type(dtype)));
+            }
+        }
+    }
+
+    /// The expression of a node, where it has a name of its own.
+    fn expression(&self, index: usize) -> Option<String> {
+        let body = self.body;
+        let dtype = body.dtypes[index];
+        let element = |text: String| if dtype == DType::Bool { format!("{text} != 0") } else { text };
+        Some(match body.nodes[index] {
+            Node::Constant(_) | Node::Reduced { .. } | Node::Detach(_) => return None,
+            Node::Load { input } => element((self.load)(usize::from(input))),
+            Node::Gather { input, index, guard, otherwise } => {
+                let read = element(format!("a.input{input}[{}]", self.name(index)));
+                format!("{} ? {read} : {}", self.name(guard), literal(otherwise, dtype))
+            }
+            Node::Scalar { slot } => match dtype {
+                DType::Bool => format!("a.scalar{slot} != 0"),
+                DType::U8 | DType::I32 | DType::I64 => format!("{}(a.scalar{slot})", value_type(dtype)),
+                _ => cast(&format!("a.scalar{slot}"), DType::F64, dtype),
+            },
+            Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
+            Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
+            Node::Unary(op, x) => unary(op, &self.name(x), body.dtype(x)),
+            Node::Binary(op, a, b) => binary(op, &self.name(a), &self.name(b), body.dtype(a)),
+            Node::Fma(a, b, c) => {
+                assert_computes(&"Fma", dtype);
+                let (a, b, c) = (self.name(a), self.name(b), self.name(c));
+                match dtype {
+                    DType::F32 => format!("fmaf({a}, {b}, {c})"),
+                    DType::F64 => format!("fma({a}, {b}, {c})"),
+                    other => format!("{}(u64({a}) * u64({b}) + u64({c}))", value_type(other)),
+                }
+            }
+            Node::Select(condition, yes, no) => {
+                format!("{} ? {} : {}", self.name(condition), self.name(yes), self.name(no))
+            }
+            Node::Cast(x) => cast(&self.name(x), body.dtype(x), dtype),
+        })
+    }
+}

@@ -1,0 +1,222 @@
+//! CUDA C++ from kernels: [`print`] writes what NVRTC compiles, [`launch_shape`] says how many threads run it.
+//!
+//! The text is a function of the kernel and nothing else, so it is a cache key; a change of the printer shows in the
+//! snapshots of the tests. It needs no header: a prelude of our own has the 16-bit floats, the saturating casts and the
+//! combination of lanes, and only what the kernels mention is printed.
+//!
+//! # Three forms
+//! - **Contiguous points.** A body without reductions whose operands are contiguous. A thread handles [`Class::vector`]
+//!   consecutive elements through loads and stores of up to 16 bytes, then the rest one by one.
+//! - **Strided points.** The same with coordinates: the linear index is divided once by each extent.
+//! - **Rows.** A body with reductions. [`Class::lanes`] threads work on a row: one thread, part of a warp, a warp, or a
+//!   block. Reductions that need no earlier result share one pass over the row; what does not change inside a row is
+//!   computed before the pass.
+//!
+//! Every form loops over its work in steps of the grid, so that any grid is right and [`launch_shape`] is only about speed.
+//!
+//! # Invariants
+//! - The order of a reduction is the one that the documentation of [`Class`] gives; with [`OPTIONS`] nothing is contracted
+//!   or flushed. So all that is correctly rounded has the bits of the host executor; [`accuracy`] has the bounds for the
+//!   rest.
+//! - A gathered element is read only where its guard holds.
+//! - Every thread of a block reaches every barrier: loops around them depend on the block only, and threads without a row
+//!   take part with no points.
+//!
+//! It compiles nothing and knows no device: the number of multiprocessors is an argument.
+
+pub mod accuracy;
+mod expression;
+mod point;
+pub(crate) mod prelude;
+mod row;
+mod writer;
+
+use crate::body::{InputKind, Place};
+use crate::{Class, Geometry, Kernel};
+use writer::Writer;
+
+/// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
+/// rounds where its body does.
+pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
+
+/// Threads of a block where a thread has points of its own.
+const POINT_BLOCK: u32 = 256;
+/// Threads of a block where up to a warp works on a row.
+const ROW_BLOCK: u32 = 128;
+/// Blocks a multiprocessor, at most: enough to fill it several times over, so that blocks that end early leave no hole.
+const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
+
+/// How many blocks and threads a launch has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaunchShape {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+}
+
+/// The translation unit of one kernel, whose entry point has the kernel's name and takes one structure by value: the words
+/// of [`Arguments`](crate::Arguments).
+///
+/// # Panics
+/// Where the kernel is none: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are no power of
+/// two, a vector in a body with reductions.
+pub fn print(kernel: &Kernel) -> String {
+    print_unit(&[kernel])
+}
+
+/// Several kernels in one translation unit, which compiles much faster than as many units. Names must differ.
+///
+/// # Panics
+/// As [`print`], and where two kernels have one name.
+pub fn print_unit(kernels: &[&Kernel]) -> String {
+    let mut names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+    names.sort_unstable();
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "kernels of one unit have different names");
+    let mut code = String::new();
+    for kernel in kernels {
+        code.push('\n');
+        code.push_str(&print_kernel(kernel));
+    }
+    prelude::needed_by(&code) + &code
+}
+
+/// The launch of a kernel over a geometry on a card with this many multiprocessors.
+///
+/// The grid is never empty: whoever launches skips a geometry without rows or points itself.
+pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
+    let class = &kernel.class;
+    let lanes = u64::from(class.lanes);
+    let (blocks, threads) = if works_by_points(kernel) {
+        let points = geometry.rows().saturating_mul(geometry.points());
+        (points.div_ceil(u64::from(class.vector)).div_ceil(u64::from(POINT_BLOCK)), POINT_BLOCK)
+    } else if lanes <= 32 {
+        (geometry.rows().div_ceil(u64::from(ROW_BLOCK) / lanes), ROW_BLOCK)
+    } else {
+        (geometry.rows(), u32::from(class.lanes))
+    };
+    let most = (u64::from(multi_processor_count.max(1)) * BLOCKS_PER_MULTI_PROCESSOR).min((1 << 31) - 1);
+    LaunchShape { grid: [blocks.clamp(1, most) as u32, 1, 1], block: [threads, 1, 1] }
+}
+
+/// Whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
+/// once for several points.
+fn works_by_points(kernel: &Kernel) -> bool {
+    let body = &kernel.body;
+    body.reductions.is_empty()
+        && (kernel.class.inner_rank == 0 || body.outputs.iter().all(|output| output.place == Place::Point))
+}
+
+fn print_kernel(kernel: &Kernel) -> String {
+    let Class { row_rank, inner_rank, contiguous, lanes, vector, .. } = kernel.class;
+    let name = &kernel.name;
+    assert!(lanes.is_power_of_two() && lanes <= 1024, "{name}: {lanes} lanes are no power of two up to 1,024");
+    assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
+    assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
+    let mut writer = Writer::default();
+    print_arguments(kernel, &mut writer);
+    if works_by_points(kernel) {
+        assert!(vector == 1 || contiguous, "{name}: only a contiguous kernel handles vectors");
+        assert!(lanes == 1, "{name}: nothing is combined, so a row has one lane");
+        if contiguous {
+            point::print_contiguous(kernel, &mut writer);
+        } else {
+            point::print_strided(kernel, &mut writer);
+        }
+    } else {
+        assert!(vector == 1, "{name}: rows are not handled by vectors");
+        row::print(kernel, &mut writer);
+    }
+    writer.finish()
+}
+
+/// The structure of a kernel's arguments: the words of [`Arguments::pack`](crate::Arguments::pack), by name.
+fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
+    let (body, class) = (&kernel.body, &kernel.class);
+    writer.open(&format!("struct {}_arguments", kernel.name));
+    for (number, input) in body.inputs.iter().enumerate() {
+        writer.line(&format!("const {}* input{number};", expression::memory_type(input.dtype)));
+    }
+    for (number, output) in body.outputs.iter().enumerate() {
+        writer.line(&format!("{}* output{number};", expression::memory_type(output.dtype)));
+    }
+    for (number, &dtype) in body.scalars.iter().enumerate() {
+        writer.line(&format!("{} scalar{number};", expression::scalar_type(dtype)));
+    }
+    writer.line("u64 rows;");
+    writer.line("u64 points;");
+    let words = |writer: &mut Writer, prefix: &str, count: u8| {
+        (0..count).for_each(|number| writer.line(&format!("u64 {prefix}{number};")));
+    };
+    if !class.contiguous {
+        words(writer, "row_extent", class.row_rank);
+        words(writer, "inner_extent", class.inner_rank);
+    }
+    for (number, input) in body.inputs.iter().enumerate() {
+        match input.kind {
+            InputKind::Gathered => writer.line(&format!("u64 input{number}_elements;")),
+            InputKind::Strided if class.contiguous => {}
+            InputKind::Strided => {
+                words(writer, &format!("input{number}_row_stride"), class.row_rank);
+                words(writer, &format!("input{number}_inner_stride"), class.inner_rank);
+            }
+        }
+    }
+    for (number, output) in body.outputs.iter().enumerate().filter(|_| !class.contiguous) {
+        words(writer, &format!("output{number}_row_stride"), class.row_rank);
+        if output.place == Place::Point {
+            words(writer, &format!("output{number}_inner_stride"), class.inner_rank);
+        }
+    }
+    writer.close(";");
+    writer.blank();
+}
+
+/// The type of offsets, coordinates and counts of a kernel.
+fn index_type(class: &Class) -> &'static str {
+    if class.narrow_index { "u32" } else { "u64" }
+}
+
+/// The line that opens a kernel's entry point.
+fn open_entry(kernel: &Kernel, threads: u32, writer: &mut Writer) {
+    writer.open(&format!(
+        "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(const __grid_constant__ {name}_arguments a)",
+        name = kernel.name
+    ));
+}
+
+/// Lines that split a linear index into coordinates, the last dimension first. `dimensions` has the name and the extent of
+/// each coordinate.
+fn split_index(linear: &str, dimensions: &[(String, String)], index: &str, writer: &mut Writer) {
+    match dimensions {
+        [] => {}
+        [(only, _)] => writer.line(&format!("const {index} {only} = {linear};")),
+        [(first, _), others @ ..] => {
+            let mut rest = linear.to_string();
+            for (coordinate, extent) in others.iter().rev() {
+                writer.line(&format!("const {index} {coordinate} = {rest} % {index}(a.{extent});"));
+                let next = format!("before_{coordinate}");
+                writer.line(&format!("const {index} {next} = {rest} / {index}(a.{extent});"));
+                rest = next;
+            }
+            writer.line(&format!("const {index} {first} = {rest};"));
+        }
+    }
+}
+
+/// The row coordinates with the arguments that hold their extents.
+fn row_dimensions(class: &Class) -> Vec<(String, String)> {
+    (0..class.row_rank).map(|d| (format!("row{d}"), format!("row_extent{d}"))).collect()
+}
+
+/// The inner coordinates with the arguments that hold their extents.
+fn inner_dimensions(class: &Class) -> Vec<(String, String)> {
+    (0..class.inner_rank).map(|d| (format!("inner{d}"), format!("inner_extent{d}"))).collect()
+}
+
+/// The sum of coordinates times strides of an operand: `group` is `row` or `inner`.
+fn offset(operand: &str, group: &str, rank: u8, index: &str) -> String {
+    let terms: Vec<String> =
+        (0..rank).map(|d| format!("{group}{d} * {index}(a.{operand}_{group}_stride{d})")).collect();
+    if terms.is_empty() { "0".to_string() } else { terms.join(" + ") }
+}

@@ -1,0 +1,191 @@
+//! What generated code may call: types, casts, and the combination of lanes.
+//!
+//! Each fragment defines one name. A unit gets the fragments whose names it mentions, and those that they mention: there is
+//! no list of uses to keep right.
+
+/// The names of the types, which every unit has.
+const TYPES: &str = "\
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+";
+
+/// A definition, and the name that calls for it.
+struct Fragment {
+    name: &'static str,
+    text: &'static str,
+}
+
+const fn fragment(name: &'static str, text: &'static str) -> Fragment {
+    Fragment { name, text }
+}
+
+/// In an order in which each uses only those before it.
+const FRAGMENTS: &[Fragment] = &[
+    fragment("f16", "struct f16 { u16 bits; };\n"),
+    fragment("bf16", "struct bf16 { u16 bits; };\n"),
+    fragment(
+        "f32_from_f16",
+        "static __device__ __forceinline__ f32 f32_from_f16(const f16 x) {
+    f32 y;
+    asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(y) : \"h\"(x.bits));
+    return y;
+}
+",
+    ),
+    fragment(
+        "f16_from_f32",
+        "static __device__ __forceinline__ f16 f16_from_f32(const f32 x) {
+    f16 y;
+    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(y.bits) : \"f\"(x));
+    return y;
+}
+",
+    ),
+    fragment(
+        "f32_from_bf16",
+        "static __device__ __forceinline__ f32 f32_from_bf16(const bf16 x) {
+    return __uint_as_float(u32(x.bits) << 16);
+}
+",
+    ),
+    fragment(
+        "bf16_from_f32",
+        "static __device__ __forceinline__ bf16 bf16_from_f32(const f32 x) {
+    bf16 y;
+    asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(y.bits) : \"f\"(x));
+    return y;
+}
+",
+    ),
+    fragment(
+        "u8_saturate",
+        "template <class F> static __device__ __forceinline__ u8 u8_saturate(const F x) {
+    return x >= F(255) ? u8(255) : x > F(0) ? u8(x) : u8(0);
+}
+",
+    ),
+    fragment(
+        "i32_saturate",
+        "template <class F> static __device__ __forceinline__ i32 i32_saturate(const F x) {
+    return x >= F(2147483648.0) ? 2147483647 : x >= F(-2147483648.0) ? i32(x) : x < F(0) ? -2147483647 - 1 : 0;
+}
+",
+    ),
+    fragment(
+        "i64_saturate",
+        "template <class F> static __device__ __forceinline__ i64 i64_saturate(const F x) {
+    return x >= F(9223372036854775808.0)    ? 9223372036854775807ll
+           : x >= F(-9223372036854775808.0) ? i64(x)
+           : x < F(0)                       ? -9223372036854775807ll - 1
+                                            : 0ll;
+}
+",
+    ),
+    fragment(
+        "divide",
+        "template <class T> static __device__ __forceinline__ T divide(const T a, const T b) {
+    return b == 0 ? T(0) : T(-1) < T(0) && b == T(-1) ? T(0 - u64(a)) : T(a / b);
+}
+",
+    ),
+    fragment(
+        "remainder_of",
+        "template <class T> static __device__ __forceinline__ T remainder_of(const T a, const T b) {
+    return b == 0 || (T(-1) < T(0) && b == T(-1)) ? T(0) : T(a % b);
+}
+",
+    ),
+    fragment(
+        "maximum",
+        "template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
+    return a > b || a != a ? a : b;
+}
+",
+    ),
+    fragment(
+        "minimum",
+        "template <class T> static __device__ __forceinline__ T minimum(const T a, const T b) {
+    return a < b || a != a ? a : b;
+}
+",
+    ),
+    fragment(
+        "pack",
+        "template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
+    T element[N];
+};
+",
+    ),
+    fragment(
+        "combine_warp",
+        "// Combines LANES neighbouring lanes of a warp, lane t with lane t + step; all of them get the result.
+template <u32 LANES, class T, class Combine>
+static __device__ __forceinline__ T combine_warp(T value, const Combine combine) {
+    #pragma unroll
+    for (u32 step = LANES / 2; step > 0; step /= 2) {
+        value = combine(value, T(__shfl_down_sync(0xffffffffu, value, step, LANES)));
+    }
+    return T(__shfl_sync(0xffffffffu, value, 0, LANES));
+}
+",
+    ),
+    fragment(
+        "combine_block",
+        "// The same for the threads of a block: through shared memory while a step leaves the warp.
+template <u32 LANES, class T, class Combine>
+static __device__ __forceinline__ T combine_block(T value, void* const shared, const Combine combine) {
+    T* const lanes = (T*)shared;
+    const u32 lane = threadIdx.x;
+    lanes[lane] = value;
+    __syncthreads();
+    #pragma unroll
+    for (u32 step = LANES / 2; step >= 32; step /= 2) {
+        if (lane < step) {
+            value = combine(value, lanes[lane + step]);
+            lanes[lane] = value;
+        }
+        __syncthreads();
+    }
+    if (lane < 32) {
+        value = combine_warp<32>(value, combine);
+        if (lane == 0) {
+            lanes[0] = value;
+        }
+    }
+    __syncthreads();
+    value = lanes[0];
+    __syncthreads();
+    return value;
+}
+",
+    ),
+];
+
+/// The prelude of a unit with this code.
+pub(crate) fn needed_by(code: &str) -> String {
+    let mut needed: Vec<&'static str> = Vec::new();
+    for fragment in FRAGMENTS.iter().rev() {
+        if mentions(code, fragment.name) || needed.iter().any(|text| mentions(text, fragment.name)) {
+            needed.push(fragment.text);
+        }
+    }
+    needed.push(TYPES);
+    needed.reverse();
+    needed.concat()
+}
+
+/// Whether the text has this word.
+fn mentions(text: &str, word: &str) -> bool {
+    let inside_word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
+    text.match_indices(word).any(|(start, _)| {
+        let bytes = text.as_bytes();
+        !inside_word(start.checked_sub(1).and_then(|before| bytes.get(before)))
+            && !inside_word(bytes.get(start + word.len()))
+    })
+}

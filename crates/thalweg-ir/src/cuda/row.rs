@@ -1,0 +1,297 @@
+//! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
+
+use crate::body::{InputKind, Node, Place};
+use crate::{DType, ExprId, Kernel};
+
+use super::expression::{Defined, Statements, binary, combining, neutral, stored, value_type};
+use super::writer::Writer;
+use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
+
+/// A row kernel while it is printed.
+struct RowPrinter<'k> {
+    kernel: &'k Kernel,
+    index: &'static str,
+    statements: Statements<'k>,
+    /// Which nodes differ from point to point.
+    at_points: Vec<bool>,
+}
+
+/// Prints the kernel.
+pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
+    let contiguous = kernel.class.contiguous;
+    let load = move |number: usize| {
+        if contiguous { format!("a.input{number}[at]") } else { format!("a.input{number}[at_input{number}]") }
+    };
+    RowPrinter {
+        kernel,
+        index: index_type(&kernel.class),
+        statements: Statements::new(&kernel.body, load),
+        at_points: kernel.body.point_dependent(|_| true),
+    }
+    .print(writer);
+}
+
+impl RowPrinter<'_> {
+    fn print(&self, writer: &mut Writer) {
+        let lanes = u32::from(self.kernel.class.lanes);
+        open_entry(self.kernel, if lanes <= 32 { ROW_BLOCK } else { lanes }, writer);
+        self.open_rows(writer);
+        self.print_row_places(writer);
+        let mut defined = self.statements.nothing();
+        for pass in self.passes() {
+            self.print_pass(&pass, &mut defined, writer);
+        }
+        self.print_outputs(&mut defined, writer);
+        writer.close("");
+        writer.close("");
+    }
+
+    /// The loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
+    /// far as they are needed.
+    fn open_rows(&self, writer: &mut Writer) {
+        let index = self.index;
+        writer.line(&format!("const {index} rows = {index}(a.rows);"));
+        match u32::from(self.kernel.class.lanes) {
+            1 => {
+                if !self.nests_points() {
+                    writer.line(&format!("const {index} points = {index}(a.points);"));
+                }
+                writer.line(&format!("const {index} threads = {index}(gridDim.x) * blockDim.x;"));
+                writer.line(&format!("const {index} thread = {index}(blockIdx.x) * blockDim.x + threadIdx.x;"));
+                writer.open(&format!("for ({index} row = thread; row < rows; row += threads)"));
+            }
+            lanes @ 2..=32 => {
+                let per_block = ROW_BLOCK / lanes;
+                writer.line(&format!("const u32 lane = threadIdx.x % {lanes};"));
+                writer.line(&format!("const {index} step = {index}(gridDim.x) * {per_block};"));
+                writer.open(&format!(
+                    "for ({index} first = {index}(blockIdx.x) * {per_block}; first < rows; first += step)"
+                ));
+                writer.line(&format!("const bool active = first + threadIdx.x / {lanes} < rows;"));
+                writer.line(&format!("const {index} row = active ? first + threadIdx.x / {lanes} : 0;"));
+                writer.line(&format!("const {index} points = active ? {index}(a.points) : 0;"));
+            }
+            lanes => {
+                writer.line(&format!("__shared__ u64 shared[{lanes}];"));
+                writer.line("const u32 lane = threadIdx.x;");
+                writer.line(&format!("const {index} points = {index}(a.points);"));
+                writer.open(&format!(
+                    "for ({index} row = {index}(blockIdx.x); row < rows; row += {index}(gridDim.x))"
+                ));
+            }
+        }
+    }
+
+    /// Where the row's elements begin, operand by operand.
+    fn print_row_places(&self, writer: &mut Writer) {
+        let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
+        if class.contiguous {
+            if body.uses_coordinates() && class.row_rank == 1 {
+                writer.line(&format!("const {index} row0 = row;"));
+            }
+            writer.line(&format!("const {index} row_start = row * {index}(a.points);"));
+            return;
+        }
+        split_index("row", &row_dimensions(class), index, writer);
+        for operand in self.used_inputs().chain((0..body.outputs.len()).map(|n| format!("output{n}"))) {
+            let start = offset(&operand, "row", class.row_rank, index);
+            writer.line(&format!("const {index} start_{operand} = {start};"));
+        }
+    }
+
+    /// The names of the strided inputs that are read.
+    fn used_inputs(&self) -> impl Iterator<Item = String> {
+        let body = &self.kernel.body;
+        (0..body.inputs.len())
+            .filter(|&number| body.inputs[number].kind == InputKind::Strided && body.uses_input(number))
+            .map(|number| format!("input{number}"))
+    }
+
+    /// The reductions by passes: each in the first that comes after all results that it needs.
+    fn passes(&self) -> Vec<Vec<usize>> {
+        let body = &self.kernel.body;
+        let mut passes: Vec<Vec<usize>> = Vec::new();
+        let mut pass_of = Vec::with_capacity(body.reductions.len());
+        for (number, reduction) in body.reductions.iter().enumerate() {
+            let pass = self.reduced_by([reduction.value]).map(|earlier| pass_of[earlier] + 1).max().unwrap_or(0);
+            pass_of.push(pass);
+            passes.resize_with(passes.len().max(pass + 1), Vec::new);
+            passes[pass].push(number);
+        }
+        passes
+    }
+
+    /// The reductions whose results these values need.
+    fn reduced_by(&self, roots: impl IntoIterator<Item = ExprId>) -> impl Iterator<Item = usize> {
+        let nodes = &self.kernel.body.nodes;
+        let mut needed = self.statements.nothing();
+        roots.into_iter().for_each(|root| needed[root.index()] = true);
+        for index in (0..nodes.len()).rev() {
+            if needed[index] {
+                nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+        }
+        nodes.iter().zip(needed).filter_map(|(node, needed)| match node {
+            Node::Reduced { reduction } if needed => Some(usize::from(*reduction)),
+            _ => None,
+        })
+    }
+
+    /// One pass over the row for reductions that do not need each other.
+    fn print_pass(&self, pass: &[usize], defined: &mut Defined, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
+        self.define_for_row(&values, defined, writer);
+        for &number in pass {
+            let reduction = &body.reductions[number];
+            let dtype = body.dtype(reduction.value);
+            let start = neutral(reduction.op, dtype);
+            writer.line(&format!("{} reduced{number} = {start};", value_type(dtype)));
+        }
+        let loops = self.open_points(writer);
+        self.define_at_point(&values, &[], defined, writer);
+        for &number in pass {
+            let reduction = &body.reductions[number];
+            let so_far = format!("reduced{number}");
+            let value = self.statements.name(reduction.value);
+            let combined = binary(combining(reduction.op), &so_far, &value, body.dtype(reduction.value));
+            writer.line(&format!("{so_far} = {combined};"));
+        }
+        (0..loops).for_each(|_| writer.close(""));
+        for &number in pass {
+            self.print_combination(number, writer);
+        }
+    }
+
+    /// The tree over the lanes of a row.
+    fn print_combination(&self, number: usize, writer: &mut Writer) {
+        let reduction = &self.kernel.body.reductions[number];
+        let dtype = self.kernel.body.dtype(reduction.value);
+        let value = value_type(dtype);
+        let function = format!(
+            "[](const {value} x, const {value} y) {{ return {}; }}",
+            binary(combining(reduction.op), "x", "y", dtype)
+        );
+        match self.kernel.class.lanes {
+            1 => {}
+            lanes @ 2..=32 => {
+                writer.line(&format!("reduced{number} = combine_warp<{lanes}>(reduced{number}, {function});"));
+            }
+            lanes => {
+                writer
+                    .line(&format!("reduced{number} = combine_block<{lanes}>(reduced{number}, shared, {function});"));
+            }
+        }
+    }
+
+    /// Defines what values need and what is the same at all points of the row.
+    fn define_for_row(&self, roots: &[ExprId], defined: &mut Defined, writer: &mut Writer) {
+        self.statements.define(roots, defined, |index| !self.at_points[index], writer);
+    }
+
+    /// Defines what values need at the current point, and where these outputs are.
+    fn define_at_point(&self, roots: &[ExprId], outputs: &[usize], defined: &Defined, writer: &mut Writer) {
+        let (class, index) = (&self.kernel.class, self.index);
+        let inputs = self.statements.loads(roots, defined);
+        if !class.contiguous {
+            let inputs = inputs.iter().map(|number| format!("input{number}"));
+            for operand in inputs.chain(outputs.iter().map(|number| format!("output{number}"))) {
+                let inside = offset(&operand, "inner", class.inner_rank, index);
+                writer.line(&format!("const {index} at_{operand} = start_{operand} + {inside};"));
+            }
+        } else if !inputs.is_empty() || !outputs.is_empty() {
+            writer.line(&format!("const {index} at = row_start + point;"));
+        }
+        self.statements.define(roots, &mut defined.clone(), |index| self.at_points[index], writer);
+    }
+
+    /// Whether the points of a row are walked by nested loops: one lane visits them all in order, so that it needs no
+    /// divisions to find its coordinates.
+    fn nests_points(&self) -> bool {
+        self.kernel.class.lanes == 1 && self.kernel.class.inner_rank > 1
+    }
+
+    /// Opens the loop or loops over a lane's points and defines the inner coordinates; how many it opened.
+    fn open_points(&self, writer: &mut Writer) -> usize {
+        let (class, index) = (&self.kernel.class, self.index);
+        let dimensions = inner_dimensions(class);
+        if self.nests_points() {
+            for (coordinate, extent) in &dimensions {
+                writer.open(&format!(
+                    "for ({index} {coordinate} = 0; {coordinate} < {index}(a.{extent}); ++{coordinate})"
+                ));
+            }
+            return dimensions.len();
+        }
+        match class.lanes {
+            1 => writer.open(&format!("for ({index} point = 0; point < points; ++point)")),
+            lanes => writer.open(&format!("for ({index} point = lane; point < points; point += {lanes})")),
+        }
+        if !class.contiguous || self.kernel.body.uses_coordinates() {
+            split_index("point", &dimensions, index, writer);
+        }
+        1
+    }
+
+    /// The outputs of the row, by its first lane, then those of its points, by all.
+    fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        let (of_points, of_row): (Vec<usize>, Vec<usize>) =
+            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == Place::Point);
+        let values: Vec<ExprId> = body.outputs.iter().map(|output| output.value).collect();
+        self.define_for_row(&values, defined, writer);
+        if !of_row.is_empty() {
+            self.print_row_outputs(&of_row, defined, writer);
+        }
+        if !of_points.is_empty() {
+            let loops = self.open_points(writer);
+            let values: Vec<ExprId> = of_points.iter().map(|&number| body.outputs[number].value).collect();
+            self.define_at_point(&values, &of_points, defined, writer);
+            for &number in &of_points {
+                let place = if self.kernel.class.contiguous { "at".into() } else { format!("at_output{number}") };
+                self.print_store(number, &place, writer);
+            }
+            (0..loops).for_each(|_| writer.close(""));
+        }
+    }
+
+    /// The outputs that are written once a row. Those that load elements (of operands that do not vary inside) do so at the
+    /// row's first point.
+    fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
+        let (body, class) = (&self.kernel.body, &self.kernel.class);
+        let values: Vec<ExprId> = outputs.iter().map(|&number| body.outputs[number].value).collect();
+        let at_a_point = values.iter().any(|value| self.at_points[value.index()]);
+        match class.lanes {
+            1 if !at_a_point => {}
+            1 => writer.open(""),
+            2..=32 => writer.open("if (active && lane == 0)"),
+            _ => writer.open("if (lane == 0)"),
+        }
+        if at_a_point {
+            if class.contiguous {
+                writer.line(&format!("const {} point = 0;", self.index));
+            }
+            if !class.contiguous || body.uses_coordinates() {
+                for (coordinate, _) in inner_dimensions(class) {
+                    writer.line(&format!("const {} {coordinate} = 0;", self.index));
+                }
+            }
+            self.define_at_point(&values, &[], defined, writer);
+        }
+        for &number in outputs {
+            let place = if class.contiguous { "row".to_string() } else { format!("start_output{number}") };
+            self.print_store(number, &place, writer);
+        }
+        if class.lanes > 1 || at_a_point {
+            writer.close("");
+        }
+    }
+
+    fn print_store(&self, number: usize, place: &str, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        let output = &body.outputs[number];
+        let from: DType = body.dtype(output.value);
+        let value = stored(&self.statements.name(output.value), from, output.dtype);
+        writer.line(&format!("a.output{number}[{place}] = {value};"));
+    }
+}

@@ -1,0 +1,282 @@
+//! [`gradient`]: the body that computes the gradient of a body.
+//!
+//! Reverse mode over the expressions, and through the reductions. A body says what happens at a point and what is combined
+//! over the points of a row; so does its gradient, which is one body again: that of log-softmax or of a variance is one
+//! kernel with its own reductions, and the gradient of a gradient is nothing special.
+//!
+//! # Two levels
+//! An expression belongs to the points or, when it follows from results of reductions alone, to the row. The adjoint of an
+//! expression lives where the expression does. What points contribute to the adjoint of a row's value is summed over the
+//! row first: the adjoint of a broadcast is a sum, the adjoint of a sum is a broadcast. Contributions are collected before
+//! they are summed, so a row's value costs one reduction however often points use it.
+//!
+//! # Conventions, which are PyTorch's
+//! - The maximum and the minimum of equal numbers share the gradient: half to each of two operands, an equal part to each
+//!   point of a row that attains the greatest value.
+//! - |x| has gradient 0 at 0; rounding has gradient 0; xʸ has gradient 0 in x where y = 0, and in y where x = 0 ≤ y.
+//! - Nothing flows through comparisons, integers, bools and [`Node::Detach`].
+//! - The value of the branch that a select does not take does not matter, be it a NaN: formulas that divide or take
+//!   logarithms do so of replaced operands where their value is not wanted, so that gradients of gradients are clean too.
+//! - The second derivatives of a product over a row leave out the terms between two factors where one of them is 0.
+//!
+//! # What it does not do
+//! It differentiates nothing with respect to gathered inputs (their gradient is a scatter, which no body is), and it sums
+//! nothing over broadcast dimensions: the gradient of an input is given at every point, and whoever broadcast the input
+//! sums.
+
+mod algebra;
+mod prune;
+mod rules;
+
+use std::fmt;
+
+use crate::body::{InputKind, Place};
+use crate::{Body, BodyBuilder, ExprId, Node, ReduceOp, Value};
+use algebra::{add, div};
+
+/// The gradient of a body. See [`gradient`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gradient {
+    /// What computes it.
+    ///
+    /// Its inputs are those of the body, in order, then the gradient of each output, with the dtype and the geometry of that
+    /// output; [`Body::uses_input`] says which of them matter. Its scalars are those of the body. Its outputs are the
+    /// gradients of the inputs that were asked for, in order, at each point, in the dtype of the input.
+    pub body: Body,
+    /// Of each output, whether it is 0 whatever the inputs are: nothing flows there.
+    pub is_zero: Vec<bool>,
+}
+
+/// Why there is no gradient.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotDifferentiable(String);
+
+impl fmt::Display for NotDifferentiable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotDifferentiable {}
+
+/// The gradient with respect to inputs, by their numbers.
+///
+/// # Errors
+/// If an input does not exist, is no float, or is gathered from; or if an output that is written once a row depends on such
+/// an input at single points, without a reduction.
+pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiable> {
+    check_inputs(body, wrt)?;
+    let at_points = body.point_dependent(|_| true);
+    let carries = carriers(body, wrt);
+    let place = gradient_place(body, &at_points, &carries)?;
+    let builder = BodyBuilder::new();
+    let is_zero = {
+        let mut reverse = Reverse::new(body, &builder, at_points, carries);
+        reverse.seed();
+        reverse.run();
+        let gradients: Vec<Option<Value>> = wrt.iter().map(|&input| reverse.inputs[input]).collect();
+        for (&input, gradient) in wrt.iter().zip(&gradients) {
+            let dtype = body.inputs[input].dtype;
+            let value = gradient.unwrap_or_else(|| builder.constant(0.0, dtype.compute()));
+            builder.output(value, dtype, place);
+        }
+        gradients.iter().map(Option::is_none).collect()
+    };
+    Ok(Gradient { body: builder.finish().pruned(), is_zero })
+}
+
+fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
+    for &number in wrt {
+        let error = |reason: String| Err(NotDifferentiable(format!("no gradient for input {number}: {reason}")));
+        match body.inputs.get(number) {
+            None => return error(format!("the body has {} inputs", body.inputs.len())),
+            Some(input) if !input.dtype.is_floating_point() => {
+                return error(format!("its dtype is {}, and only floats have gradients", input.dtype));
+            }
+            Some(input) if input.kind == InputKind::Gathered => {
+                return error("it is gathered from, and its gradient is a scatter".to_string());
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Through which expressions a gradient flows to the inputs.
+fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
+    let mut carries = vec![false; body.nodes.len()];
+    for (index, node) in body.nodes.iter().enumerate() {
+        let any = |mut operands: std::vec::IntoIter<ExprId>| operands.any(|operand| carries[operand.index()]);
+        let flows = match *node {
+            Node::Load { input } => wrt.contains(&usize::from(input)),
+            Node::Reduced { reduction } => {
+                let value = body.reductions[usize::from(reduction)].value;
+                assert!(value.index() < index, "a reduction's value comes before its result");
+                carries[value.index()]
+            }
+            Node::Unary(op, _) if rules::is_flat(op) => false,
+            Node::Detach(_) | Node::Gather { .. } => false,
+            _ => any(node.operands().collect::<Vec<_>>().into_iter()),
+        };
+        carries[index] = flows && body.dtypes[index].is_floating_point();
+    }
+    carries
+}
+
+/// Where the gradients are written: at points, save that a body without points has but one kind of place.
+fn gradient_place(body: &Body, at_points: &[bool], carries: &[bool]) -> Result<Place, NotDifferentiable> {
+    let places = || body.outputs.iter().map(|output| output.place);
+    if body.reductions.is_empty() && places().all(|place| place == Place::Row) {
+        return Ok(Place::Row);
+    }
+    for (number, output) in body.outputs.iter().enumerate() {
+        let value = output.value.index();
+        if output.place == Place::Row && at_points[value] && carries[value] {
+            return Err(NotDifferentiable(format!(
+                "output {number} is written once a row, but depends on single points of it: reduce it first"
+            )));
+        }
+    }
+    Ok(Place::Point)
+}
+
+/// What has been collected of an expression's adjoint.
+#[derive(Clone, Copy, Default)]
+struct Adjoint<'b> {
+    /// From uses on the expression's own level.
+    here: Option<Value<'b>>,
+    /// From points, for an expression of the row: to be summed over them.
+    from_points: Option<Value<'b>>,
+}
+
+/// The pass from the outputs to the inputs.
+struct Reverse<'b> {
+    forward: &'b Body,
+    builder: &'b BodyBuilder,
+    at_points: Vec<bool>,
+    carries: Vec<bool>,
+    /// The forward expressions in the new body.
+    copies: Vec<Value<'b>>,
+    /// The reductions of the new body, so that equal ones are shared.
+    reductions: Vec<(ReduceOp, ExprId, Value<'b>)>,
+    adjoints: Vec<Adjoint<'b>>,
+    /// The gradient of each input.
+    inputs: Vec<Option<Value<'b>>>,
+}
+
+impl<'b> Reverse<'b> {
+    /// Copies the forward body.
+    fn new(forward: &'b Body, builder: &'b BodyBuilder, at_points: Vec<bool>, carries: Vec<bool>) -> Self {
+        for input in &forward.inputs {
+            match input.kind {
+                InputKind::Strided => _ = builder.input(input.dtype),
+                InputKind::Gathered => _ = builder.gathered_input(input.dtype),
+            }
+        }
+        forward.scalars.iter().for_each(|&dtype| _ = builder.scalar(dtype));
+        let mut reverse = Self {
+            forward,
+            builder,
+            at_points,
+            carries,
+            copies: Vec::with_capacity(forward.nodes.len()),
+            reductions: Vec::new(),
+            adjoints: vec![Adjoint::default(); forward.nodes.len()],
+            inputs: vec![None; forward.inputs.len()],
+        };
+        for (node, &dtype) in forward.nodes.iter().zip(&forward.dtypes) {
+            let copy = match *node {
+                Node::Reduced { reduction } => {
+                    let reduction = forward.reductions[usize::from(reduction)];
+                    reverse.reduce(reduction.op, reverse.copies[reduction.value.index()])
+                }
+                node => builder.node(node.with_operands(|id| reverse.copies[id.index()].id()), dtype),
+            };
+            reverse.copies.push(copy);
+        }
+        reverse
+    }
+
+    /// A reduction of the new body.
+    fn reduce(&mut self, op: ReduceOp, value: Value<'b>) -> Value<'b> {
+        let known = self.reductions.iter().find(|(other, id, _)| *other == op && *id == value.id());
+        if let Some(&(_, _, result)) = known {
+            return result;
+        }
+        let result = self.builder.reduce(op, value);
+        self.reductions.push((op, value.id(), result));
+        result
+    }
+
+    /// Adds the gradient inputs, as adjoints of the outputs.
+    fn seed(&mut self) {
+        for output in &self.forward.outputs {
+            let gradient = self.builder.input(output.dtype);
+            self.contribute(output.value, output.place == Place::Point, gradient);
+        }
+    }
+
+    /// Adds to the adjoint of an expression, from a use at points or at rows.
+    fn contribute(&mut self, to: ExprId, from_points: bool, value: Value<'b>) {
+        if !self.carries[to.index()] {
+            return;
+        }
+        let adjoint = &mut self.adjoints[to.index()];
+        let part = if from_points && !self.at_points[to.index()] && !self.forward.reductions.is_empty() {
+            &mut adjoint.from_points
+        } else {
+            &mut adjoint.here
+        };
+        *part = Some(part.map_or(value, |sum| add(sum, value)));
+    }
+
+    /// Visits all expressions, uses before operands.
+    fn run(&mut self) {
+        for index in (0..self.forward.nodes.len()).rev() {
+            let Adjoint { here, from_points } = self.adjoints[index];
+            let summed = from_points.map(|value| self.reduce(ReduceOp::Sum, value));
+            let Some(adjoint) = here.into_iter().chain(summed).reduce(add) else { continue };
+            match self.forward.nodes[index] {
+                Node::Load { input } => {
+                    let sum = &mut self.inputs[usize::from(input)];
+                    *sum = Some(sum.map_or(adjoint, |sum| add(sum, adjoint)));
+                }
+                Node::Reduced { reduction } => {
+                    self.through_reduction(usize::from(reduction), self.copies[index], adjoint);
+                }
+                node => {
+                    let copy = |id: ExprId| self.copies[id.index()];
+                    for (operand, value) in rules::operands(&node, copy, self.copies[index], adjoint) {
+                        self.contribute(operand, self.at_points[index], value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// From the result of a reduction to the values that it combined.
+    fn through_reduction(&mut self, number: usize, result: Value<'b>, adjoint: Value<'b>) {
+        let reduction = self.forward.reductions[number];
+        let value = self.copies[reduction.value.index()];
+        let zero = value.like(0.0);
+        let contribution = match reduction.op {
+            ReduceOp::Sum => adjoint,
+            ReduceOp::Max | ReduceOp::Min => {
+                let attains = value.eq(result);
+                let ties = self.reduce(ReduceOp::Sum, attains.to(value.dtype()));
+                attains.select(div(adjoint, ties), zero)
+            }
+            ReduceOp::Product => {
+                // With no factor 0 the others' product is result / value; with one, only it has a gradient.
+                let is_zero = value.eq(0.0);
+                let zeros = self.reduce(ReduceOp::Sum, is_zero.to(value.dtype()));
+                let factor = is_zero.select(value.like(1.0), value);
+                let others = self.reduce(ReduceOp::Product, factor);
+                let where_zero = zeros.eq(1.0).select(others, zero);
+                let elsewhere = zeros.eq(0.0).select(others / factor, zero);
+                algebra::mul(adjoint, is_zero.select(where_zero, elsewhere))
+            }
+        };
+        self.contribute(reduction.value, true, contribution);
+    }
+}

@@ -1,0 +1,331 @@
+//! What each primitive means for one element of each type. Loops over blocks are in [`step`](super::step).
+
+use super::register::Lane;
+
+/// Types with arithmetic: all but 16-bit floats, which are cast first.
+pub(super) trait Number: Lane + PartialOrd {
+    const ZERO: Self;
+    const ONE: Self;
+    /// The value that [`Number::greater`] leaves the other operand of.
+    const LOWEST: Self;
+    /// The value that [`Number::smaller`] leaves the other operand of.
+    const HIGHEST: Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn rem(self, other: Self) -> Self;
+    fn neg(self) -> Self;
+    fn abs(self) -> Self;
+    /// self · b + c, rounded once.
+    fn fma(self, b: Self, c: Self) -> Self;
+
+    /// The greater; a NaN where one is NaN; the second operand where they are equal.
+    #[inline(always)]
+    #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
+    fn greater(self, other: Self) -> Self {
+        if self > other || self != self { self } else { other }
+    }
+
+    /// The smaller; a NaN where one is NaN; the second operand where they are equal.
+    #[inline(always)]
+    #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
+    fn smaller(self, other: Self) -> Self {
+        if self < other || self != self { self } else { other }
+    }
+}
+
+/// Integers and, for the bitwise operations, bools.
+pub(super) trait Bits: Number {
+    fn and(self, other: Self) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn xor(self, other: Self) -> Self;
+}
+
+/// Floating-point types with arithmetic.
+pub(super) trait Float: Number {
+    fn sqrt(self) -> Self;
+    fn exp(self) -> Self;
+    fn expm1(self) -> Self;
+    fn log(self) -> Self;
+    fn log1p(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn tanh(self) -> Self;
+    fn erf(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn trunc(self) -> Self;
+    fn round(self) -> Self;
+    fn pow(self, exponent: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($integer:ident, |$abs:ident| $absolute:expr;)*) => {$(
+        impl Number for $integer {
+            const ZERO: Self = 0;
+            const ONE: Self = 1;
+            const LOWEST: Self = $integer::MIN;
+            const HIGHEST: Self = $integer::MAX;
+
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self {
+                self.wrapping_sub(other)
+            }
+
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn div(self, other: Self) -> Self {
+                if other == 0 { 0 } else { self.wrapping_div(other) }
+            }
+
+            #[inline(always)]
+            fn rem(self, other: Self) -> Self {
+                if other == 0 { 0 } else { self.wrapping_rem(other) }
+            }
+
+            #[inline(always)]
+            fn neg(self) -> Self {
+                self.wrapping_neg()
+            }
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                let $abs = self;
+                $absolute
+            }
+
+            #[inline(always)]
+            fn fma(self, b: Self, c: Self) -> Self {
+                self.wrapping_mul(b).wrapping_add(c)
+            }
+        }
+
+        impl Bits for $integer {
+            #[inline(always)]
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+
+            #[inline(always)]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+        }
+    )*};
+}
+
+integers! {
+    u8, |x| x;
+    i32, |x| x.wrapping_abs();
+    i64, |x| x.wrapping_abs();
+}
+
+macro_rules! floats {
+    ($($float:ident, $fma:expr, $erf:expr;)*) => {$(
+        impl Number for $float {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const LOWEST: Self = $float::NEG_INFINITY;
+            const HIGHEST: Self = $float::INFINITY;
+
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self {
+                self - other
+            }
+
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self * other
+            }
+
+            #[inline(always)]
+            fn div(self, other: Self) -> Self {
+                self / other
+            }
+
+            #[inline(always)]
+            fn rem(self, other: Self) -> Self {
+                self % other
+            }
+
+            #[inline(always)]
+            fn neg(self) -> Self {
+                -self
+            }
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                $float::abs(self)
+            }
+
+            #[inline(always)]
+            fn fma(self, b: Self, c: Self) -> Self {
+                $fma(self, b, c)
+            }
+        }
+
+        impl Float for $float {
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $float::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $float::exp(self)
+            }
+
+            #[inline(always)]
+            fn expm1(self) -> Self {
+                $float::exp_m1(self)
+            }
+
+            #[inline(always)]
+            fn log(self) -> Self {
+                $float::ln(self)
+            }
+
+            #[inline(always)]
+            fn log1p(self) -> Self {
+                $float::ln_1p(self)
+            }
+
+            #[inline(always)]
+            fn sin(self) -> Self {
+                $float::sin(self)
+            }
+
+            #[inline(always)]
+            fn cos(self) -> Self {
+                $float::cos(self)
+            }
+
+            #[inline(always)]
+            fn tanh(self) -> Self {
+                $float::tanh(self)
+            }
+
+            #[inline(always)]
+            fn erf(self) -> Self {
+                $erf(self)
+            }
+
+            #[inline(always)]
+            fn floor(self) -> Self {
+                $float::floor(self)
+            }
+
+            #[inline(always)]
+            fn ceil(self) -> Self {
+                $float::ceil(self)
+            }
+
+            #[inline(always)]
+            fn trunc(self) -> Self {
+                $float::trunc(self)
+            }
+
+            #[inline(always)]
+            fn round(self) -> Self {
+                $float::round_ties_even(self)
+            }
+
+            #[inline(always)]
+            fn pow(self, exponent: Self) -> Self {
+                $float::powf(self, exponent)
+            }
+        }
+    )*};
+}
+
+floats! {
+    f32, fma_f32, libm::erff;
+    f64, f64::mul_add, libm::erf;
+}
+
+/// a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each
+/// element costs far more, and does not vectorise).
+///
+/// # Note: rounding to odd
+/// The product of two f32 is exact in f64; the sum with c may not be, and rounding it to f64 and then to f32 would round
+/// twice. So the f64 sum is rounded *to odd* instead: if it is inexact, its last bit is made 1, cutting towards zero. A
+/// value rounded to odd with at least two more bits than the target rounds to the target as the exact value would
+/// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008); here there are 29 more.
+#[inline(always)]
+fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(target_feature = "fma") {
+        return a.mul_add(b, c);
+    }
+    let product = f64::from(a) * f64::from(b);
+    let c = f64::from(c);
+    let sum = product + c;
+    // Knuth's two-sum: what the rounding of the sum left out, exactly. NaN where the sum is no finite number.
+    let c_part = sum - product;
+    let error = (product - (sum - c_part)) + (c - c_part);
+    let bits = sum.to_bits();
+    let inexact_and_even = ((error > 0.0) | (error < 0.0)) & (bits & 1 == 0);
+    // Away from zero (the next number up in magnitude is odd) or towards it (the next number down is).
+    let beyond = (error > 0.0) == (sum > 0.0);
+    let odd = if beyond { bits | 1 } else { bits.wrapping_sub(1) };
+    f64::from_bits(if inexact_and_even { odd } else { bits }) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fma_f32;
+
+    /// Bit patterns from a multiplicative generator, which cover all exponents, and triples made to lie near ties.
+    #[test]
+    fn fma_is_rounded_once() {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 32) as u32
+        };
+        let check = |a: f32, b: f32, c: f32| {
+            let (got, wanted) = (fma_f32(a, b, c), a.mul_add(b, c));
+            assert!(
+                got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan()),
+                "{a:e} * {b:e} + {c:e} gives {got:e}, not {wanted:e}"
+            );
+        };
+        for _ in 0..200_000 {
+            let (a, b, c) = (f32::from_bits(next()), f32::from_bits(next()), f32::from_bits(next()));
+            check(a, b, c);
+            // Few significant bits and close exponents: sums that are ties of f32 but for a far-off last bit.
+            let short = |bits: u32| f32::from_bits((bits & 0x807f_f000) | 0x3f80_0000);
+            let scale = f32::from_bits((0x7f - next() % 60) << 23);
+            check(short(a.to_bits()), short(b.to_bits()), short(c.to_bits()) * scale);
+            check(short(a.to_bits()) * scale, f32::from_bits(0x3f80_0001), short(c.to_bits()));
+            // Results among the subnormals.
+            check(short(a.to_bits()) * scale, f32::from_bits(next() & 0x00ff_ffff), short(c.to_bits()) * 1e-38);
+        }
+        for a in [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE] {
+            for b in [0.0, -0.0, -1.0, f32::INFINITY, f32::MAX, 1e-45] {
+                for c in [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, -1e-45] {
+                    check(a, b, c);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! One launch: checks its operands, chooses the direction of blocks, and runs the program over rows and points.
+
+use std::cell::Cell;
+
+use super::BLOCK;
+use super::Fault;
+use super::operand::{Cells, Source, represents};
+use super::program::{Op, Program, Step};
+use super::register::{File, Lane, View, with_lane};
+use super::space::{Cursor, Space};
+use super::step::{Accumulators, Block, argument};
+use crate::body::{Dimension, Place, Scalar};
+use crate::kernel::{Geometry, OperandGeometry};
+
+/// What deciding on a step costs, in elements that a loop handles meanwhile.
+const STEP_COST: f64 = 48.0;
+
+/// What an element costs that is not next to the one before it.
+const SCATTERED_COST: f64 = 4.0;
+
+/// The most accumulators of a reduction across rows, so that they stay in the cache.
+const ACCUMULATORS: usize = 16 * 1024;
+
+thread_local! {
+    /// The registers of this thread's launches, kept because allocating them would cost more than a small launch.
+    static FILE: Cell<Option<Box<File>>> = const { Cell::new(None) };
+}
+
+/// Runs a program. See [`Program::run`](super::Program::run).
+pub(super) fn run(
+    program: &Program,
+    geometry: &Geometry,
+    scalars: &[u64],
+    inputs: &[Source<'_>],
+    outputs: &[Cells<'_>],
+) -> Result<(), Fault> {
+    check(program, geometry, scalars, inputs, outputs)?;
+    if geometry.rows() == 0 {
+        return Ok(());
+    }
+    let mut file = FILE.take().unwrap_or_default();
+    file.prepare(&program.registers, &program.accumulators);
+    let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
+    let result = launch.run(&mut file);
+    FILE.set(Some(file));
+    result
+}
+
+/// Holds the operands against the program and the geometry.
+fn check(
+    program: &Program,
+    geometry: &Geometry,
+    scalars: &[u64],
+    inputs: &[Source<'_>],
+    outputs: &[Cells<'_>],
+) -> Result<(), Fault> {
+    let fault = |text: String| Err(Fault::new(format!("{}: {text}", program.name)));
+    let given = [inputs.len(), outputs.len(), scalars.len(), geometry.operands.len()];
+    let (ins, outs) = (program.inputs.len(), program.outputs.len());
+    if given != [ins, outs, program.scalars.len(), ins + outs] {
+        return fault(format!(
+            "the kernel takes {ins} inputs, {outs} outputs and {} scalars; given are {}, {} and {}, with the geometry of {} operands",
+            program.scalars.len(), given[0], given[1], given[2], given[3]
+        ));
+    }
+    let ranks = [geometry.row_shape.len(), geometry.inner_shape.len()];
+    if ranks != [program.class.row_rank, program.class.inner_rank].map(usize::from) {
+        return fault(format!(
+            "the kernel is compiled for {} row and {} inner dimensions; the geometry has {} and {}",
+            program.class.row_rank, program.class.inner_rank, ranks[0], ranks[1]
+        ));
+    }
+    for operand in 0..ins + outs {
+        let (name, number, length, actual, wanted, place) = if operand < ins {
+            (
+                "input",
+                operand,
+                inputs[operand].len(),
+                inputs[operand].dtype(),
+                program.inputs[operand].dtype,
+                Place::Point,
+            )
+        } else {
+            let number = operand - ins;
+            let (dtype, place) = program.outputs[number];
+            ("output", number, outputs[number].len(), outputs[number].dtype(), dtype, place)
+        };
+        if !represents(actual, wanted) {
+            return fault(format!("{name} {number} is of {wanted}; given are elements of {actual}"));
+        }
+        let inner_rank = if place == Place::Point { ranks[1] } else { 0 };
+        let fits = match &geometry.operands[operand] {
+            OperandGeometry::Gathered { .. } => operand < ins && program.is_gathered(operand),
+            OperandGeometry::Strided { row_strides, inner_strides } => {
+                !(operand < ins && program.is_gathered(operand))
+                    && row_strides.len() == ranks[0]
+                    && inner_strides.len() == inner_rank
+            }
+        };
+        if !fits {
+            return fault(format!("the geometry of {name} {number} is not of the kind that the kernel reads or writes"));
+        }
+        let Some(span) = span(geometry, operand) else {
+            return fault(format!("{name} {number} is larger than can be addressed"));
+        };
+        if (length as u64) < span {
+            return fault(format!("{name} {number} takes {span} elements; given are {length}"));
+        }
+    }
+    Ok(())
+}
+
+/// [`Geometry::span`], or `None` where a number does not fit.
+fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
+    let count = |shape: &[u64]| shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent));
+    let (rows, points) = (count(&geometry.row_shape)?, count(&geometry.inner_shape)?);
+    let last = |shape: &[u64], strides: &[u64]| {
+        shape
+            .iter()
+            .zip(strides)
+            .try_fold(0u64, |sum, (&extent, &stride)| sum.checked_add((extent - 1).checked_mul(stride)?))
+    };
+    let span = match &geometry.operands[operand] {
+        OperandGeometry::Gathered { elements } => *elements,
+        OperandGeometry::Strided { inner_strides, .. } if rows == 0 || (!inner_strides.is_empty() && points == 0) => 0,
+        OperandGeometry::Strided { row_strides, inner_strides } => last(&geometry.row_shape, row_strides)?
+            .checked_add(last(&geometry.inner_shape, inner_strides)?)?
+            .checked_add(1)?,
+    };
+    (rows.max(points).max(span) <= isize::MAX as u64).then_some(span)
+}
+
+/// How often the step at hand runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Launch,
+    Row,
+    Point,
+}
+
+/// How the elements of a block lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Direction {
+    /// Element *i* belongs to row *i* of the block.
+    Across,
+    /// Element *i* is point *i* of the block's row.
+    Along,
+}
+
+struct Launch<'l> {
+    program: &'l Program,
+    geometry: &'l Geometry,
+    scalars: &'l [u64],
+    inputs: &'l [Source<'l>],
+    outputs: &'l [Cells<'l>],
+    rows: usize,
+    points: usize,
+    row_space: Space,
+    inner_space: Space,
+    row: Cursor,
+    inner: Cursor,
+    /// The number of the inner cursor's point.
+    point: usize,
+    direction: Direction,
+    /// How many elements a block has at most.
+    width: usize,
+    /// How many lanes get a value at all: those beyond keep the neutral value, which changes nothing.
+    lanes: usize,
+}
+
+impl<'l> Launch<'l> {
+    fn new(
+        program: &'l Program,
+        geometry: &'l Geometry,
+        scalars: &'l [u64],
+        inputs: &'l [Source<'l>],
+        outputs: &'l [Cells<'l>],
+    ) -> Self {
+        let operands = geometry.operands.len();
+        let space = |shape: &[u64], rows: bool| {
+            let strides = |operand: usize| match &geometry.operands[operand] {
+                OperandGeometry::Gathered { .. } => &[][..],
+                OperandGeometry::Strided { row_strides, .. } if rows => row_strides,
+                OperandGeometry::Strided { inner_strides, .. } => inner_strides,
+            };
+            Space::new(shape, operands, strides, program.uses_coordinates)
+        };
+        let (row_space, inner_space) = (space(&geometry.row_shape, true), space(&geometry.inner_shape, false));
+        let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
+        let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
+        let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
+        let width = match direction {
+            Direction::Across if program.reductions.is_empty() => rows.min(BLOCK),
+            Direction::Across => rows.min(BLOCK).min((ACCUMULATORS / lanes).max(1)),
+            Direction::Along => points.min(BLOCK),
+        };
+        let (row, inner) = (row_space.start(), inner_space.start());
+        Self {
+            program,
+            geometry,
+            scalars,
+            inputs,
+            outputs,
+            rows,
+            points,
+            row_space,
+            inner_space,
+            row,
+            inner,
+            point: 0,
+            direction,
+            width: width.max(1),
+            lanes,
+        }
+    }
+
+    fn run(&mut self, file: &mut File) -> Result<(), Fault> {
+        let program = self.program;
+        self.steps(file, &program.uniform, Level::Launch, self.width)?;
+        let rows_at_once = if self.direction == Direction::Across { self.width } else { 1 };
+        let mut first = 0;
+        while first < self.rows {
+            let count = rows_at_once.min(self.rows - first);
+            self.rows(file, count)?;
+            self.row_space.advance(&mut self.row, count);
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// All phases of a block of rows.
+    fn rows(&mut self, file: &mut File, count: usize) -> Result<(), Fault> {
+        let program = self.program;
+        for phase in &program.phases {
+            if self.point != 0 {
+                self.inner = self.inner_space.start();
+                self.point = 0;
+            }
+            self.steps(file, &phase.row, Level::Row, count)?;
+            if phase.point.is_empty() {
+                continue;
+            }
+            while self.point < self.points {
+                let (step, count) = match self.direction {
+                    Direction::Across => (1, count),
+                    Direction::Along => {
+                        let count = self.width.min(self.points - self.point);
+                        (count, count)
+                    }
+                };
+                self.steps(file, &phase.point, Level::Point, count)?;
+                self.inner_space.advance(&mut self.inner, step);
+                self.point += step;
+            }
+        }
+        if self.point != 0 {
+            self.inner = self.inner_space.start();
+            self.point = 0;
+        }
+        self.steps(file, &program.stores, Level::Row, count)
+    }
+
+    /// Runs steps over a block of `count` elements.
+    #[inline]
+    fn steps(&self, file: &mut File, steps: &[Step], level: Level, count: usize) -> Result<(), Fault> {
+        for step in steps {
+            let count = match (self.direction, level) {
+                (Direction::Along, Level::Row) if step.wide => self.width,
+                (Direction::Along, Level::Row) => 1,
+                _ => count,
+            };
+            self.step(&mut Block { file, inputs: self.inputs, count }, step, level)?;
+        }
+        Ok(())
+    }
+
+    fn step(&self, block: &mut Block<'_, '_>, step: &Step, level: Level) -> Result<(), Fault> {
+        match step.op {
+            Op::Constant(value) => block.fill_scalar(step, value),
+            Op::Argument { slot } => {
+                block.fill_scalar(step, argument(step.dtype, self.scalars[usize::from(slot)]));
+            }
+            Op::Load { input } => return with_lane!(step.dtype, T => self.load::<T>(block, step, input, level)),
+            Op::Gather { input, otherwise } => {
+                return with_lane!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
+            }
+            Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
+            Op::Unary(op) => block.unary(op, step),
+            Op::Binary(op) => block.binary(op, step),
+            Op::Fma => block.fma(step),
+            Op::Select => block.select(step),
+            Op::Cast { to } => block.cast(to, step),
+            Op::Start { reduction } => self.accumulators(step, reduction, block.count).start(block),
+            Op::Accumulate { reduction } => {
+                let accumulators = self.accumulators(step, reduction, block.count);
+                match self.direction {
+                    Direction::Across => accumulators.across(block, step.operands[0], self.point),
+                    Direction::Along => accumulators.along(block, step.operands[0], self.point),
+                }
+            }
+            Op::Finish { reduction } => self.accumulators(step, reduction, block.count).finish(block, step.target),
+            Op::Store { output } => with_lane!(step.dtype, T => self.store::<T>(block, step, output, level)),
+        }
+        Ok(())
+    }
+
+    fn accumulators(&self, step: &Step, reduction: u16, count: usize) -> Accumulators {
+        let plan = self.program.reductions[usize::from(reduction)];
+        Accumulators {
+            op: plan.op,
+            dtype: step.dtype,
+            number: plan.accumulator,
+            lanes: self.lanes,
+            columns: if self.direction == Direction::Across { count } else { 1 },
+        }
+    }
+
+    /// The dimensions that the elements of a block differ in, if any, with the cursor at its first.
+    fn moving(&self, level: Level) -> Option<(&Space, &Cursor)> {
+        match (self.direction, level) {
+            (Direction::Across, _) => Some((&self.row_space, &self.row)),
+            (Direction::Along, Level::Point) => Some((&self.inner_space, &self.inner)),
+            (Direction::Along, _) => None,
+        }
+    }
+
+    /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements lie evenly in an operand.
+    #[inline]
+    fn parts(&self, operand: usize, level: Level, count: usize, mut visit: impl FnMut(usize, usize, usize, usize)) {
+        let (row, inner) = (self.row.offsets[operand], self.inner.offsets[operand]);
+        let Some((space, cursor)) = self.moving(level) else {
+            return visit(0, row + inner, count, 0);
+        };
+        let base = if self.direction == Direction::Across { inner } else { row };
+        let stride = space.run_stride(operand);
+        space.runs(cursor, operand, count, |at, offset, length| visit(at, base + offset, length, stride));
+    }
+
+    fn load<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, input: u16, level: Level) -> Result<(), Fault> {
+        let operand = usize::from(input);
+        if self.points == 0 && level == Level::Row && !self.geometry.inner_shape.is_empty() {
+            return Err(Fault::new(format!(
+                "{}: a row output reads input {operand} at the row's first point, but rows have no points",
+                self.program.name
+            )));
+        }
+        let source = match &self.inputs[operand] {
+            Source::Cells(cells) => {
+                let cells = T::cells(cells).expect("operands were checked against the program");
+                self.copy(block, step, level, operand, |at| cells[at].get(), |range, target| {
+                    for (target, cell) in target.iter_mut().zip(&cells[range]) {
+                        *target = cell.get();
+                    }
+                });
+                return Ok(());
+            }
+            Source::Slice(slice) => slice,
+        };
+        let elements = T::slice(source).expect("operands were checked against the program");
+        let mut view = None;
+        if let Some((space, cursor)) = self.moving(level)
+            && space.run_stride(operand) == 1
+            && cursor.position[cursor.position.len() - 1] + block.count <= space.run()
+        {
+            self.parts(operand, level, block.count, |_, offset, _, _| view = Some(View { input, offset }));
+        }
+        if view.is_some() {
+            T::bank_mut(block.file).registers[usize::from(step.target)].view = view;
+        } else {
+            self.copy(block, step, level, operand, |at| elements[at], |range, target| {
+                target.copy_from_slice(&elements[range]);
+            });
+        }
+        Ok(())
+    }
+
+    /// Reads the elements of a block: one by one, or a range where they are next to each other.
+    #[inline(always)]
+    fn copy<T: Lane>(
+        &self,
+        block: &mut Block<'_, '_>,
+        step: &Step,
+        level: Level,
+        operand: usize,
+        one: impl Fn(usize) -> T,
+        range: impl Fn(std::ops::Range<usize>, &mut [T]),
+    ) {
+        let count = block.count;
+        block.file.write(step.target, count, |_, target: &mut [T]| {
+            self.parts(operand, level, count, |at, offset, length, stride| {
+                let target = &mut target[at..at + length];
+                match stride {
+                    0 => target.fill(one(offset)),
+                    1 => range(offset..offset + length, target),
+                    _ => {
+                        let mut place = offset;
+                        for target in target {
+                            *target = one(place);
+                            place += stride;
+                        }
+                    }
+                }
+            });
+        });
+    }
+
+    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, output: u16, level: Level) {
+        let operand = self.program.inputs.len() + usize::from(output);
+        let cells = T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
+        let values = block.file.read::<T>(block.inputs, step.operands[0], block.count);
+        self.parts(operand, level, block.count, |at, offset, length, stride| {
+            let values = &values[at..at + length];
+            if stride == 1 {
+                for (cell, &value) in cells[offset..offset + length].iter().zip(values) {
+                    cell.set(value);
+                }
+            } else {
+                let mut place = offset;
+                for &value in values {
+                    cells[place].set(value);
+                    place += stride;
+                }
+            }
+        });
+    }
+
+    fn gather<T: Lane>(
+        &self,
+        block: &mut Block<'_, '_>,
+        step: &Step,
+        input: u16,
+        otherwise: Scalar,
+    ) -> Result<(), Fault> {
+        let operand = usize::from(input);
+        let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
+            unreachable!("operands were checked against the program");
+        };
+        block.fill_scalar(step, otherwise);
+        let (inputs, count) = (block.inputs, block.count);
+        let mut outside = None;
+        block.file.write(step.target, count, |file, target: &mut [T]| {
+            let places = file.read::<i64>(inputs, step.operands[0], count);
+            let guards = file.read::<u8>(inputs, step.operands[1], count);
+            let mut read = |one: &dyn Fn(usize) -> T| {
+                for ((target, &place), &guard) in target.iter_mut().zip(places).zip(guards) {
+                    if guard != 0 {
+                        if (place as u64) < elements {
+                            *target = one(place as usize);
+                        } else {
+                            outside = Some(place);
+                        }
+                    }
+                }
+            };
+            match &self.inputs[operand] {
+                Source::Slice(slice) => {
+                    let slice = T::slice(slice).expect("operands were checked against the program");
+                    read(&|at| slice[at]);
+                }
+                Source::Cells(cells) => {
+                    let cells = T::cells(cells).expect("operands were checked against the program");
+                    read(&|at| cells[at].get());
+                }
+            }
+        });
+        match outside {
+            None => Ok(()),
+            Some(place) => Err(Fault::new(format!(
+                "{}: element {place} of input {operand} was read, which has {elements} elements",
+                self.program.name
+            ))),
+        }
+    }
+
+    fn coordinate(&self, block: &mut Block<'_, '_>, step: &Step, dimension: Dimension, level: Level) {
+        let (of_rows, dimension) = match dimension {
+            Dimension::Row(dimension) => (true, usize::from(dimension)),
+            Dimension::Inner(dimension) => (false, usize::from(dimension)),
+        };
+        let moves = match self.direction {
+            Direction::Across => of_rows,
+            Direction::Along => !of_rows && level == Level::Point,
+        };
+        let (space, cursor) =
+            if of_rows { (&self.row_space, &self.row) } else { (&self.inner_space, &self.inner) };
+        if moves {
+            block.file.write(step.target, block.count, |_, target: &mut [i64]| {
+                space.coordinates(cursor, dimension, target);
+            });
+        } else {
+            block.fill(step.target, cursor.position[dimension] as i64);
+        }
+    }
+}
+
+/// The cheaper direction for the loops over points.
+fn direction(
+    program: &Program,
+    (rows, row_space): (usize, &Space),
+    (points, inner_space): (usize, &Space),
+    lanes: usize,
+) -> Direction {
+    if program.point_steps == 0 || points == 0 {
+        return Direction::Across;
+    }
+    let all_steps = program.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
+    let cost = |serial: usize, extent: usize, steps: usize, space: &Space| {
+        let blocks = serial as f64 * extent.div_ceil(BLOCK) as f64;
+        let elements = serial as f64 * extent as f64;
+        let runs = elements / space.run() as f64 * STEP_COST / 4.0;
+        let memory: f64 = program
+            .point_operands
+            .iter()
+            .map(|&operand| match space.run_stride(usize::from(operand)) {
+                0 | 1 => elements + runs,
+                _ => elements * SCATTERED_COST + runs,
+            })
+            .sum();
+        blocks * steps as f64 * STEP_COST + memory
+    };
+    let across = cost(points, rows, program.point_steps, row_space);
+    let along = cost(rows, points, all_steps + program.stores.len(), inner_space)
+        + (rows * lanes * program.reductions.len()) as f64;
+    if along < across { Direction::Along } else { Direction::Across }
+}

@@ -1,0 +1,95 @@
+//! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the definition
+//! that kernels on a card are held against.
+//!
+//! A [`Program`] is a kernel compiled once: straight lists of [`Step`](program::Step)s over registers. A register is a block
+//! of up to [`BLOCK`] elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
+//! the price of deciding what to do is paid once a block, not once an element.
+//!
+//! # Levels and phases
+//! A step runs as seldom as it can: once a launch (constants, scalars and what follows from them), once a row, or once a
+//! point. Reductions cut a row into *phases*: a reduction that needs the result of another one runs in a later pass over
+//! the row's points, and one that does not shares the pass. Outputs are written in the last phase, so that an output may
+//! take the place of an input of the same layout: every block is read before it is written.
+//!
+//! # Directions
+//! A block lies either *across* rows (element *i* belongs to row *i* of the block, and points are walked one by one) or
+//! *along* the points of one row. Both combine values in the order that [`Class::lanes`](crate::Class::lanes) fixes, so
+//! the choice is made a launch at a time, by what it costs, and never changes a bit of the result.
+//!
+//! # Choices where the primitives leave room
+//! - Max and Min of zeros of both signs give the second operand; with a NaN, they give a NaN, but which is not fixed.
+//! - Casts between a 16-bit float and another type go through f32, as in PyTorch. Casts between integers wrap.
+//! - Exp, Log, Pow and their like are those of the platform's mathematical library; Erf is that of the `libm` crate.
+//! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.
+//!
+//! # What it does not do
+//! It starts no threads, keeps no pointers and knows no device. Memory that an output shares with an input comes as
+//! [`Cells`], so an ill-placed overlap gives strange numbers and never undefined behaviour.
+
+mod arithmetic;
+mod launch;
+mod operand;
+mod program;
+mod register;
+mod space;
+mod step;
+
+use std::fmt;
+
+pub(crate) use operand::represents;
+pub use operand::{Cells, Slice, SliceMut, Source};
+
+use crate::{Geometry, Kernel};
+
+/// The most elements that a step handles at a time: small enough that a handful of registers stays in the first-level
+/// cache, large enough that choosing the loop costs little next to running it.
+const BLOCK: usize = 512;
+
+/// Why a launch on the host failed. What it wrote until then is not specified.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault(String);
+
+impl Fault {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// A kernel, ready to run on the host. Compiling costs microseconds; programs are meant to be kept.
+#[derive(Clone, Debug)]
+pub struct Program(program::Program);
+
+impl Program {
+    /// Compiles a kernel.
+    ///
+    /// # Panics
+    /// If the body is ill-formed: a primitive on a dtype that it is not defined for, operands of different dtypes.
+    #[must_use]
+    pub fn compile(kernel: &Kernel) -> Self {
+        Self(program::compile(kernel))
+    }
+
+    /// Runs the program and returns when it is done. Each operand starts at its base element and is at least
+    /// [`Geometry::span`] elements long; `scalars` are the bits of [`Scalar::to_bits`](crate::Scalar::to_bits).
+    ///
+    /// # Errors
+    /// If the operands do not fit the kernel or the geometry (number, dtype, rank, length), or a gather whose guard holds
+    /// reads outside its input.
+    pub fn run(
+        &self,
+        geometry: &Geometry,
+        scalars: &[u64],
+        inputs: &[Source<'_>],
+        outputs: &[Cells<'_>],
+    ) -> Result<(), Fault> {
+        launch::run(&self.0, geometry, scalars, inputs, outputs)
+    }
+}

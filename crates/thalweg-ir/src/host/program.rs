@@ -1,0 +1,532 @@
+//! [`Program`]: a kernel as straight lists of steps over registers. See [`host`](super) for levels and phases.
+//!
+//! Compilation has three parts: which expression is needed at which level and in which phase (a walk from the outputs back),
+//! the steps in static single assignment form, and registers for their values by liveness.
+//!
+//! # Invariants
+//! - The register that a step writes is none of those that it reads.
+//! - A value that outlives its section keeps its register until the end of the last section that reads it, because
+//!   sections of points are loops.
+
+use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scalar, Unary};
+use crate::{Body, Class, DType, Kernel};
+
+use super::register::{BANKS, Lane, with_lane};
+
+/// What a step does.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Op {
+    /// Fills the target with a constant.
+    Constant(Scalar),
+    /// Fills the target with a scalar argument.
+    Argument { slot: u16 },
+    /// Reads an input at the point.
+    Load { input: u16 },
+    /// Reads an input at computed places.
+    Gather { input: u16, otherwise: Scalar },
+    /// The coordinate in a dimension.
+    Coordinate(Dimension),
+    /// A primitive of one operand.
+    Unary(Unary),
+    /// A primitive of two operands.
+    Binary(Binary),
+    /// a · b + c, rounded once.
+    Fma,
+    /// The second operand where the first is true, else the third.
+    Select,
+    /// The operand in another dtype.
+    Cast { to: DType },
+    /// Sets a reduction's accumulators to the neutral value.
+    Start { reduction: u16 },
+    /// Combines the operand into a reduction's accumulators.
+    Accumulate { reduction: u16 },
+    /// Combines a reduction's accumulators into the target.
+    Finish { reduction: u16 },
+    /// Writes the operand to an output.
+    Store { output: u16 },
+}
+
+/// One step. While a program is compiled its operands and its target are values, afterwards registers.
+#[derive(Clone, Debug)]
+pub(super) struct Step<R = u16> {
+    pub op: Op,
+    /// The type that the loop works in: that of the operands, or of the target where there are none.
+    pub dtype: DType,
+    /// What it writes; meaningless for `Start`, `Accumulate` and `Store`.
+    pub target: R,
+    /// What it reads; only as many as the operation has.
+    pub operands: [R; 3],
+    /// Whether a whole block is needed of a value that is one element a row (blocks that lie along points).
+    pub wide: bool,
+}
+
+/// A pass over the points of a row, with what comes before it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Phase {
+    /// Once a row.
+    pub row: Vec<Step>,
+    /// Once a point.
+    pub point: Vec<Step>,
+}
+
+/// A reduction of the program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReductionPlan {
+    pub op: ReduceOp,
+    /// Its accumulators' number in their bank.
+    pub accumulator: u16,
+}
+
+/// A compiled kernel.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    pub name: String,
+    pub class: Class,
+    pub inputs: Vec<crate::Input>,
+    pub outputs: Vec<(DType, Place)>,
+    pub scalars: Vec<DType>,
+    pub uses_coordinates: bool,
+    /// Once a launch.
+    pub uniform: Vec<Step>,
+    /// In order.
+    pub phases: Vec<Phase>,
+    /// Once a row, after every phase: the row outputs.
+    pub stores: Vec<Step>,
+    pub reductions: Vec<ReductionPlan>,
+    /// How many registers of each bank.
+    pub registers: [u16; BANKS],
+    /// How many accumulators of each bank.
+    pub accumulators: [u16; BANKS],
+    /// How many steps run at points, and the inputs and outputs that they touch with the number of operands before them:
+    /// what the direction is chosen by.
+    pub point_steps: usize,
+    pub point_operands: Vec<u16>,
+}
+
+/// Compiles a kernel.
+pub(super) fn compile(kernel: &Kernel) -> Program {
+    let mut compiler = Compiler::new(kernel);
+    compiler.mark();
+    compiler.emit();
+    compiler.store_outputs();
+    compiler.widen();
+    compiler.finish()
+}
+
+/// The value of an expression in static single assignment form.
+type ValueId = u32;
+
+/// No value.
+const NONE: ValueId = ValueId::MAX;
+
+/// Where a value is computed, and the dtype that it has.
+#[derive(Clone, Copy)]
+struct ValueInfo {
+    dtype: DType,
+    section: usize,
+    wide: bool,
+}
+
+struct Compiler<'k> {
+    kernel: &'k Kernel,
+    /// What differs from point to point of a row, and what is the same in the whole launch.
+    point: Vec<bool>,
+    uniform: Vec<bool>,
+    /// The first phase in which an expression can be computed.
+    phase: Vec<usize>,
+    phases: usize,
+    needed_reductions: Vec<bool>,
+    needed_at_row: Vec<bool>,
+    /// By phase, then by expression.
+    needed_at_point: Vec<Vec<bool>>,
+    row_values: Vec<ValueId>,
+    point_values: Vec<Vec<ValueId>>,
+    values: Vec<ValueInfo>,
+    /// 0: the launch; 1 + 2p: rows of phase p; 2 + 2p: points of phase p; last: row outputs.
+    sections: Vec<Vec<Step<ValueId>>>,
+}
+
+const UNIFORM: usize = 0;
+
+fn row_section(phase: usize) -> usize {
+    1 + 2 * phase
+}
+
+fn point_section(phase: usize) -> usize {
+    2 + 2 * phase
+}
+
+impl<'k> Compiler<'k> {
+    fn new(kernel: &'k Kernel) -> Self {
+        let body = &kernel.body;
+        let count = body.nodes.len();
+        let (mut uniform, mut phase) = (vec![false; count], vec![0; count]);
+        let mut reduction_phases = vec![0; body.reductions.len()];
+        for (index, node) in body.nodes.iter().enumerate() {
+            let latest = node.operands().map(|operand| phase[operand.index()]).max().unwrap_or(0);
+            phase[index] = match *node {
+                Node::Reduced { reduction } => {
+                    let value = body.reductions[usize::from(reduction)].value.index();
+                    assert!(value < index, "{}: a reduction's value comes before its result", kernel.name);
+                    reduction_phases[usize::from(reduction)] = phase[value];
+                    phase[value] + 1
+                }
+                _ => latest,
+            };
+            uniform[index] = match node {
+                Node::Constant(_) | Node::Scalar { .. } => true,
+                Node::Load { .. } | Node::Gather { .. } | Node::Index(_) | Node::Reduced { .. } => false,
+                other => other.operands().all(|operand| uniform[operand.index()]),
+            };
+        }
+        let last = body.outputs.iter().map(|output| phase[output.value.index()]).max().unwrap_or(0);
+        let has_inner = kernel.class.inner_rank > 0;
+        Self {
+            kernel,
+            point: body.point_dependent(|_| has_inner),
+            uniform,
+            phase,
+            phases: last + 1,
+            needed_reductions: vec![false; body.reductions.len()],
+            needed_at_row: vec![false; count],
+            needed_at_point: vec![vec![false; count]; last + 1],
+            row_values: vec![NONE; count],
+            point_values: vec![vec![NONE; count]; last + 1],
+            values: Vec::new(),
+            sections: vec![Vec::new(); 2 * (last + 1) + 2],
+        }
+    }
+
+    fn body(&self) -> &'k Body {
+        &self.kernel.body
+    }
+
+    /// Whether an output is written in the loop over points.
+    fn at_points(&self, place: Place) -> bool {
+        place == Place::Point && self.kernel.class.inner_rank > 0
+    }
+
+    /// Marks what the outputs need, back to front.
+    fn mark(&mut self) {
+        let body = self.body();
+        for output in &body.outputs {
+            let value = output.value.index();
+            if self.at_points(output.place) {
+                self.needed_at_point[self.phases - 1][value] = true;
+            } else {
+                self.needed_at_row[value] = true;
+            }
+        }
+        for (index, node) in body.nodes.iter().enumerate().rev() {
+            for phase in 0..self.phases {
+                if !self.needed_at_point[phase][index] {
+                    continue;
+                }
+                if self.point[index] {
+                    for operand in node.operands() {
+                        self.needed_at_point[phase][operand.index()] = true;
+                    }
+                } else {
+                    self.needed_at_row[index] = true;
+                }
+            }
+            if !self.needed_at_row[index] {
+                continue;
+            }
+            for operand in node.operands() {
+                self.needed_at_row[operand.index()] = true;
+            }
+            if let Node::Reduced { reduction } = *node {
+                let value = body.reductions[usize::from(reduction)].value.index();
+                self.needed_reductions[usize::from(reduction)] = true;
+                self.needed_at_point[self.phase[value]][value] = true;
+            }
+        }
+    }
+
+    /// Writes the steps, front to back.
+    fn emit(&mut self) {
+        let body = self.body();
+        for (index, node) in body.nodes.iter().enumerate() {
+            if self.needed_at_row[index] {
+                let section =
+                    if self.uniform[index] { UNIFORM } else { row_section(self.phase[index]) };
+                if let Node::Reduced { reduction } = *node {
+                    self.emit_reduction(reduction);
+                }
+                let operands: Vec<ValueId> =
+                    node.operands().map(|operand| self.row_values[operand.index()]).collect();
+                self.row_values[index] = self.emit_node(index, &operands, section);
+            }
+            for phase in 0..self.phases {
+                if self.needed_at_point[phase][index] && self.point[index] {
+                    let operands: Vec<ValueId> =
+                        node.operands().map(|operand| self.value_at_point(phase, operand)).collect();
+                    self.point_values[phase][index] = self.emit_node(index, &operands, point_section(phase));
+                }
+            }
+        }
+    }
+
+    /// The value that a step at points reads for an expression.
+    fn value_at_point(&self, phase: usize, id: ExprId) -> ValueId {
+        if self.point[id.index()] {
+            self.point_values[phase][id.index()]
+        } else {
+            self.row_values[id.index()]
+        }
+    }
+
+    fn emit_reduction(&mut self, reduction: u16) {
+        let plan = self.body().reductions[usize::from(reduction)];
+        let dtype = self.body().dtype(plan.value);
+        let supported = match plan.op {
+            ReduceOp::Sum | ReduceOp::Product => dtype != DType::Bool && dtype.compute() == dtype,
+            ReduceOp::Max | ReduceOp::Min => dtype.compute() == dtype,
+        };
+        assert!(supported, "{}: {:?} is not defined for {dtype}", self.kernel.name, plan.op);
+        let phase = self.phase[plan.value.index()];
+        let value = self.value_at_point(phase, plan.value);
+        self.push(Op::Start { reduction }, dtype, &[], row_section(phase));
+        self.push(Op::Accumulate { reduction }, dtype, &[value], point_section(phase));
+    }
+
+    /// Writes the step of an expression and gives its value.
+    fn emit_node(&mut self, index: usize, operands: &[ValueId], section: usize) -> ValueId {
+        let body = self.body();
+        let dtype = body.dtypes[index];
+        let op = match body.nodes[index] {
+            Node::Constant(value) => Op::Constant(value),
+            Node::Load { input } => Op::Load { input },
+            Node::Gather { input, otherwise, .. } => Op::Gather { input, otherwise },
+            Node::Scalar { slot } => Op::Argument { slot },
+            Node::Index(dimension) => Op::Coordinate(dimension),
+            Node::Reduced { reduction } => Op::Finish { reduction },
+            Node::Unary(op, _) => Op::Unary(op),
+            Node::Binary(op, ..) => Op::Binary(op),
+            Node::Fma(..) => Op::Fma,
+            Node::Select(..) => Op::Select,
+            // Only gradients tell a detached value from the value.
+            Node::Detach(_) => return operands[0],
+            Node::Cast(_) => return self.emit_cast(operands[0], dtype, section),
+        };
+        let working = match op {
+            Op::Binary(_) => self.values[operands[0] as usize].dtype,
+            _ => dtype,
+        };
+        self.check(op, working, operands);
+        let step = self.push(op, working, operands, section);
+        self.define(step, dtype, section)
+    }
+
+    /// Casts a value; between a 16-bit float and another type the way leads through f32.
+    fn emit_cast(&mut self, operand: ValueId, to: DType, section: usize) -> ValueId {
+        let from = self.values[operand as usize].dtype;
+        let half = |dtype: DType| dtype.compute() != dtype;
+        let operand = if from != to && (half(from) && to != DType::F32 || half(to) && from != DType::F32) {
+            self.emit_cast(operand, DType::F32, section)
+        } else {
+            operand
+        };
+        let from = self.values[operand as usize].dtype;
+        let step = self.push(Op::Cast { to }, from, &[operand], section);
+        self.define(step, to, section)
+    }
+
+    /// Stops at a body that has no meaning.
+    fn check(&self, op: Op, dtype: DType, operands: &[ValueId]) {
+        let of = |operand: usize| self.values[operands[operand] as usize].dtype;
+        let computes = dtype.compute() == dtype;
+        let (float, integer) = (dtype.is_floating_point() && computes, dtype.is_integer());
+        let valid = match op {
+            Op::Unary(op) => {
+                of(0) == dtype
+                    && match op {
+                        Unary::Not => dtype == DType::Bool,
+                        Unary::Neg | Unary::Abs => float || integer,
+                        _ => float,
+                    }
+            }
+            Op::Binary(op) => {
+                of(0) == of(1)
+                    && match op {
+                        Binary::Pow => float,
+                        Binary::And | Binary::Or | Binary::Xor => integer || dtype == DType::Bool,
+                        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => float || integer,
+                        _ => computes,
+                    }
+            }
+            Op::Fma => (float || integer) && (0..3).all(|operand| of(operand) == dtype),
+            Op::Select => of(0) == DType::Bool && of(1) == dtype && of(2) == dtype,
+            Op::Gather { .. } => of(0) == DType::I64 && of(1) == DType::Bool,
+            _ => true,
+        };
+        assert!(valid, "{}: {op:?} is not defined for {dtype} with these operands", self.kernel.name);
+    }
+
+    /// Appends a step without a target and gives its number in the section.
+    fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
+        let mut list = [NONE; 3];
+        list[..operands.len()].copy_from_slice(operands);
+        self.sections[section].push(Step { op, dtype, target: NONE, operands: list, wide: false });
+        self.sections[section].len() - 1
+    }
+
+    /// Gives a step a target.
+    fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
+        let value = self.values.len() as ValueId;
+        self.values.push(ValueInfo { dtype, section, wide: false });
+        self.sections[section][step].target = value;
+        value
+    }
+
+    /// Rounds outputs to their dtypes and writes them.
+    fn store_outputs(&mut self) {
+        let last = self.phases - 1;
+        for (number, output) in self.body().outputs.iter().enumerate() {
+            let (section, value) = if self.at_points(output.place) {
+                (point_section(last), self.value_at_point(last, output.value))
+            } else {
+                (self.sections.len() - 1, self.row_values[output.value.index()])
+            };
+            let dtype = self.values[value as usize].dtype;
+            assert!(
+                dtype == output.dtype || dtype == output.dtype.compute(),
+                "{}: output {number} of {dtype} cannot be stored as {}",
+                self.kernel.name,
+                output.dtype
+            );
+            let value = if dtype == output.dtype { value } else { self.emit_cast(value, output.dtype, section) };
+            self.push(Op::Store { output: number as u16 }, output.dtype, &[value], section);
+        }
+    }
+
+    /// Finds the values of rows that are needed as whole blocks: those that steps at points read, and what they follow from.
+    fn widen(&mut self) {
+        for phase in (0..self.phases).rev() {
+            for section in [point_section(phase), row_section(phase)] {
+                for step in self.sections[section].iter_mut().rev() {
+                    let target = (step.target != NONE).then(|| self.values[step.target as usize].wide);
+                    step.wide = section == point_section(phase) || target == Some(true);
+                    if step.wide {
+                        for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
+                            self.values[operand as usize].wide = true;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(self) -> Program {
+        let body = self.body();
+        let mut accumulators = [0; BANKS];
+        let reductions = body
+            .reductions
+            .iter()
+            .zip(&self.needed_reductions)
+            .map(|(reduction, &needed)| {
+                let bank = bank(body.dtype(reduction.value));
+                let accumulator = accumulators[bank];
+                accumulators[bank] += u16::from(needed);
+                ReductionPlan { op: reduction.op, accumulator }
+            })
+            .collect();
+        let point_steps = (0..self.phases).map(|phase| self.sections[point_section(phase)].len()).sum();
+        let point_operands = (0..self.phases)
+            .flat_map(|phase| &self.sections[point_section(phase)])
+            .filter_map(|step| match step.op {
+                Op::Load { input } => Some(input),
+                Op::Store { output } => Some(body.inputs.len() as u16 + output),
+                _ => None,
+            })
+            .collect();
+        let (mut sections, registers) = allocate(self.sections, &self.values);
+        let stores = sections.pop().expect("row outputs have a section");
+        let mut sections = sections.into_iter();
+        let uniform = sections.next().expect("the launch has a section");
+        let mut phases = Vec::with_capacity(self.phases);
+        while let (Some(row), Some(point)) = (sections.next(), sections.next()) {
+            phases.push(Phase { row, point });
+        }
+        Program {
+            name: self.kernel.name.clone(),
+            class: self.kernel.class,
+            inputs: body.inputs.clone(),
+            outputs: body.outputs.iter().map(|output| (output.dtype, output.place)).collect(),
+            scalars: body.scalars.clone(),
+            uses_coordinates: body.uses_coordinates(),
+            uniform,
+            phases,
+            stores,
+            reductions,
+            registers,
+            accumulators,
+            point_steps,
+            point_operands,
+        }
+    }
+}
+
+fn bank(dtype: DType) -> usize {
+    with_lane!(dtype, T => <T as Lane>::BANK)
+}
+
+/// Gives values registers, each bank apart.
+fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec<Step>>, [u16; BANKS]) {
+    let mut last_use = vec![(usize::MAX, 0); values.len()];
+    for (section, steps) in sections.iter().enumerate() {
+        for (number, step) in steps.iter().enumerate() {
+            for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
+                last_use[operand as usize] = (section, number);
+            }
+        }
+    }
+    let mut assigned = vec![0u16; values.len()];
+    let mut free: [Vec<u16>; BANKS] = Default::default();
+    let mut registers = [0u16; BANKS];
+    let mut allocated = Vec::with_capacity(sections.len());
+    for (section, steps) in sections.into_iter().enumerate() {
+        let mut list = Vec::with_capacity(steps.len());
+        for (number, step) in steps.into_iter().enumerate() {
+            if step.target != NONE {
+                let bank = bank(values[step.target as usize].dtype);
+                assigned[step.target as usize] = free[bank].pop().unwrap_or_else(|| {
+                    registers[bank] += 1;
+                    registers[bank] - 1
+                });
+            }
+            let register = |value: ValueId| if value == NONE { 0 } else { assigned[value as usize] };
+            list.push(Step {
+                op: step.op,
+                dtype: step.dtype,
+                target: register(step.target),
+                operands: step.operands.map(register),
+                wide: step.wide,
+            });
+            for (place, &operand) in step.operands.iter().enumerate() {
+                let ends = operand != NONE
+                    && last_use[operand as usize] == (section, number)
+                    && values[operand as usize].section == section
+                    && !step.operands[..place].contains(&operand);
+                if ends {
+                    free[bank(values[operand as usize].dtype)].push(assigned[operand as usize]);
+                }
+            }
+        }
+        allocated.push(list);
+        for (value, info) in values.iter().enumerate() {
+            if last_use[value].0 == section && info.section != section && info.section != UNIFORM {
+                free[bank(info.dtype)].push(assigned[value]);
+            }
+        }
+    }
+    (allocated, registers)
+}
+
+impl Program {
+    /// How an input is read.
+    pub fn is_gathered(&self, input: usize) -> bool {
+        self.inputs[input].kind == InputKind::Gathered
+    }
+}

@@ -1,0 +1,170 @@
+//! Walking a group of dimensions in row-major order with one offset an operand, incrementally: no division an element.
+
+use smallvec::SmallVec;
+
+/// Extents, and every operand's strides, of the row dimensions or of the inner ones. There is at least one dimension.
+#[derive(Debug)]
+pub(super) struct Space {
+    extents: SmallVec<[usize; 6]>,
+    /// The strides of dimension 0 for each operand, then those of dimension 1 …
+    strides: SmallVec<[usize; 24]>,
+    operands: usize,
+}
+
+/// A place in a [`Space`].
+#[derive(Clone, Debug)]
+pub(super) struct Cursor {
+    /// The coordinates.
+    pub position: SmallVec<[usize; 6]>,
+    /// Each operand's offset there, in elements.
+    pub offsets: SmallVec<[usize; 8]>,
+}
+
+impl Space {
+    /// A space of this shape. `strides` gives an operand's strides, none where the operand does not move in this space.
+    /// Unless dimensions are to be kept apart, those that every operand walks as one are merged.
+    pub fn new<'s>(
+        shape: &[u64],
+        operands: usize,
+        strides: impl Fn(usize) -> &'s [u64],
+        keep_apart: bool,
+    ) -> Self {
+        let mut space = Self { extents: SmallVec::new(), strides: SmallVec::new(), operands };
+        let stride =
+            |operand: usize, dimension: usize| strides(operand).get(dimension).map_or(0, |&s| s as usize);
+        for (dimension, &extent) in shape.iter().enumerate() {
+            let extent = extent as usize;
+            if extent == 1 && !keep_apart {
+                continue;
+            }
+            let merges = !keep_apart
+                && !space.extents.is_empty()
+                && (0..operands).all(|operand| {
+                    space.stride(operand, space.last()) == stride(operand, dimension).wrapping_mul(extent)
+                });
+            if merges {
+                let last = space.last();
+                space.extents[last] *= extent;
+                for operand in 0..operands {
+                    space.strides[last * operands + operand] = stride(operand, dimension);
+                }
+            } else {
+                space.extents.push(extent);
+                space.strides.extend((0..operands).map(|operand| stride(operand, dimension)));
+            }
+        }
+        if space.extents.is_empty() {
+            space.extents.push(1);
+            space.strides.extend(std::iter::repeat_n(0, operands));
+        }
+        space
+    }
+
+    /// The innermost dimension.
+    fn last(&self) -> usize {
+        self.extents.len() - 1
+    }
+
+    /// The extent of the innermost dimension.
+    pub fn run(&self) -> usize {
+        self.extents[self.last()]
+    }
+
+    /// An operand's stride in the innermost dimension.
+    pub fn run_stride(&self, operand: usize) -> usize {
+        self.stride(operand, self.last())
+    }
+
+    fn stride(&self, operand: usize, dimension: usize) -> usize {
+        self.strides[dimension * self.operands + operand]
+    }
+
+    /// The first place.
+    pub fn start(&self) -> Cursor {
+        Cursor {
+            position: std::iter::repeat_n(0, self.extents.len()).collect(),
+            offsets: std::iter::repeat_n(0, self.operands).collect(),
+        }
+    }
+
+    /// Moves on by `count` places.
+    pub fn advance(&self, cursor: &mut Cursor, count: usize) {
+        let last = self.last();
+        cursor.position[last] += count;
+        let strides = &self.strides[last * self.operands..];
+        for (offset, stride) in cursor.offsets.iter_mut().zip(strides) {
+            *offset += count * stride;
+        }
+        if cursor.position[last] < self.extents[last] || last == 0 {
+            return;
+        }
+        for dimension in (1..=last).rev() {
+            let extent = self.extents[dimension];
+            if cursor.position[dimension] < extent {
+                break;
+            }
+            cursor.position[dimension - 1] += cursor.position[dimension] / extent;
+            cursor.position[dimension] %= extent;
+        }
+        for operand in 0..self.operands {
+            cursor.offsets[operand] = (0..=last).map(|d| cursor.position[d] * self.stride(operand, d)).sum();
+        }
+    }
+
+    /// Calls `visit(at, offset, length)` for each run of the innermost dimension among the `count` places from the cursor
+    /// on: elements `at..at + length` of the block lie from the operand's `offset` on, [`Space::run_stride`] apart.
+    #[inline]
+    pub fn runs(
+        &self,
+        cursor: &Cursor,
+        operand: usize,
+        count: usize,
+        mut visit: impl FnMut(usize, usize, usize),
+    ) {
+        let last = self.last();
+        let mut offset = cursor.offsets[operand];
+        if cursor.position[last] + count <= self.extents[last] {
+            return visit(0, offset, count);
+        }
+        let mut position = cursor.position.clone();
+        let mut at = 0;
+        while at < count {
+            let length = (self.extents[last] - position[last]).min(count - at);
+            visit(at, offset, length);
+            at += length;
+            position[last] += length;
+            offset += length * self.stride(operand, last);
+            let mut dimension = last;
+            while dimension > 0 && position[dimension] == self.extents[dimension] {
+                position[dimension] = 0;
+                offset -= self.extents[dimension] * self.stride(operand, dimension);
+                dimension -= 1;
+                position[dimension] += 1;
+                offset += self.stride(operand, dimension);
+            }
+        }
+    }
+
+    /// The coordinates in one dimension of the places from the cursor on.
+    pub fn coordinates(&self, cursor: &Cursor, dimension: usize, target: &mut [i64]) {
+        // How many consecutive places share a coordinate, and how many of them are left at the cursor.
+        let repeat: usize = self.extents[dimension + 1..].iter().product();
+        let inside = cursor.position[dimension + 1..]
+            .iter()
+            .zip(&self.extents[dimension + 1..])
+            .fold(0, |place, (&position, &extent)| place * extent + position);
+        let mut left = repeat - inside;
+        let mut coordinate = cursor.position[dimension];
+        let mut rest = target;
+        while !rest.is_empty() {
+            let (run, tail) = rest.split_at_mut(left.min(rest.len()));
+            run.fill(coordinate as i64);
+            rest = tail;
+            left = repeat;
+            coordinate += 1;
+            if coordinate == self.extents[dimension] {
+                coordinate = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The loops: one step over one block. Each loop is a function of slices and a closure, so that the compiler sees that the
+//! target overlaps nothing, and vectorises it.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::arithmetic::{Bits, Float, Number};
+use super::operand::Source;
+use super::program::Step;
+use super::register::{File, Lane, with_lane};
+use crate::body::{Binary, ReduceOp, Scalar, Unary};
+use crate::{DType, Scalar as Value};
+
+/// The registers, the inputs that they may be views of, and how many elements of a block are in use.
+pub(super) struct Block<'f, 'a> {
+    pub file: &'f mut File,
+    pub inputs: &'f [Source<'a>],
+    pub count: usize,
+}
+
+impl Block<'_, '_> {
+    /// target = f(a).
+    #[inline(always)]
+    fn map1<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A) -> T) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<A>(inputs, step.operands[0], count);
+            for (target, &a) in target.iter_mut().zip(a) {
+                *target = f(a);
+            }
+        });
+    }
+
+    /// target = f(a, b).
+    #[inline(always)]
+    fn map2<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, A) -> T) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<A>(inputs, step.operands[0], count);
+            let b = file.read::<A>(inputs, step.operands[1], count);
+            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
+                *target = f(a, b);
+            }
+        });
+    }
+
+    /// target = f(a, b, c).
+    #[inline(always)]
+    fn map3<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, T, T) -> T) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<A>(inputs, step.operands[0], count);
+            let b = file.read::<T>(inputs, step.operands[1], count);
+            let c = file.read::<T>(inputs, step.operands[2], count);
+            for (((target, &a), &b), &c) in target.iter_mut().zip(a).zip(b).zip(c) {
+                *target = f(a, b, c);
+            }
+        });
+    }
+
+    /// Fills a register.
+    pub fn fill<T: Lane>(&mut self, register: u16, value: T) {
+        self.file.write(register, self.count, |_, target: &mut [T]| target.fill(value));
+    }
+
+    /// Fills the target of a step with a number.
+    pub fn fill_scalar(&mut self, step: &Step, value: Value) {
+        match step.dtype {
+            DType::Bool => self.fill(step.target, u8::from(value.to_f64() != 0.0)),
+            DType::U8 => self.fill(step.target, value.to_i64() as u8),
+            DType::I32 => self.fill(step.target, value.to_i64() as i32),
+            DType::I64 => self.fill(step.target, value.to_i64()),
+            DType::F16 => self.fill(step.target, f16::from_f32(value.to_f64() as f32)),
+            DType::Bf16 => self.fill(step.target, bf16::from_f32(value.to_f64() as f32)),
+            DType::F32 => self.fill(step.target, value.to_f64() as f32),
+            DType::F64 => self.fill(step.target, value.to_f64()),
+        }
+    }
+
+    pub fn unary(&mut self, op: Unary, step: &Step) {
+        match step.dtype {
+            DType::Bool => self.map1(step, |a: u8| a ^ 1),
+            DType::U8 => self.unary_integer::<u8>(op, step),
+            DType::I32 => self.unary_integer::<i32>(op, step),
+            DType::I64 => self.unary_integer::<i64>(op, step),
+            DType::F32 => self.unary_float::<f32>(op, step),
+            DType::F64 => self.unary_float::<f64>(op, step),
+            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
+        }
+    }
+
+    fn unary_integer<T: Number>(&mut self, op: Unary, step: &Step) {
+        match op {
+            Unary::Neg => self.map1(step, T::neg),
+            Unary::Abs => self.map1(step, T::abs),
+            _ => unreachable!("bodies are checked when they are compiled"),
+        }
+    }
+
+    fn unary_float<T: Float>(&mut self, op: Unary, step: &Step) {
+        match op {
+            Unary::Neg => self.map1(step, T::neg),
+            Unary::Abs => self.map1(step, T::abs),
+            Unary::Sqrt => self.map1(step, T::sqrt),
+            Unary::Exp => self.map1(step, T::exp),
+            Unary::Expm1 => self.map1(step, T::expm1),
+            Unary::Log => self.map1(step, T::log),
+            Unary::Log1p => self.map1(step, T::log1p),
+            Unary::Sin => self.map1(step, T::sin),
+            Unary::Cos => self.map1(step, T::cos),
+            Unary::Tanh => self.map1(step, T::tanh),
+            Unary::Erf => self.map1(step, T::erf),
+            Unary::Floor => self.map1(step, T::floor),
+            Unary::Ceil => self.map1(step, T::ceil),
+            Unary::Trunc => self.map1(step, T::trunc),
+            Unary::Round => self.map1(step, T::round),
+            Unary::Not => unreachable!("bodies are checked when they are compiled"),
+        }
+    }
+
+    pub fn binary(&mut self, op: Binary, step: &Step) {
+        match step.dtype {
+            DType::Bool | DType::U8 => self.binary_integer::<u8>(op, step),
+            DType::I32 => self.binary_integer::<i32>(op, step),
+            DType::I64 => self.binary_integer::<i64>(op, step),
+            DType::F32 => self.binary_float::<f32>(op, step),
+            DType::F64 => self.binary_float::<f64>(op, step),
+            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
+        }
+    }
+
+    fn binary_integer<T: Bits>(&mut self, op: Binary, step: &Step) {
+        match op {
+            Binary::And => self.map2(step, T::and),
+            Binary::Or => self.map2(step, T::or),
+            Binary::Xor => self.map2(step, T::xor),
+            Binary::Pow => unreachable!("bodies are checked when they are compiled"),
+            other => self.binary_number::<T>(other, step),
+        }
+    }
+
+    fn binary_float<T: Float>(&mut self, op: Binary, step: &Step) {
+        match op {
+            Binary::Pow => self.map2(step, T::pow),
+            Binary::And | Binary::Or | Binary::Xor => unreachable!("bodies are checked when they are compiled"),
+            other => self.binary_number::<T>(other, step),
+        }
+    }
+
+    fn binary_number<T: Number>(&mut self, op: Binary, step: &Step) {
+        match op {
+            Binary::Add => self.map2(step, T::add),
+            Binary::Sub => self.map2(step, T::sub),
+            Binary::Mul => self.map2(step, T::mul),
+            Binary::Div => self.map2(step, T::div),
+            Binary::Rem => self.map2(step, T::rem),
+            Binary::Max => self.map2(step, T::greater),
+            Binary::Min => self.map2(step, T::smaller),
+            Binary::Equal => self.map2(step, |a: T, b: T| u8::from(a == b)),
+            Binary::Less => self.map2(step, |a: T, b: T| u8::from(a < b)),
+            Binary::LessEqual => self.map2(step, |a: T, b: T| u8::from(a <= b)),
+            Binary::Pow | Binary::And | Binary::Or | Binary::Xor => {
+                unreachable!("these are not defined for every number")
+            }
+        }
+    }
+
+    pub fn fma(&mut self, step: &Step) {
+        match step.dtype {
+            DType::U8 => self.map3(step, <u8 as Number>::fma),
+            DType::I32 => self.map3(step, <i32 as Number>::fma),
+            DType::I64 => self.map3(step, <i64 as Number>::fma),
+            DType::F32 => self.map3(step, <f32 as Number>::fma),
+            DType::F64 => self.map3(step, <f64 as Number>::fma),
+            DType::Bool | DType::F16 | DType::Bf16 => unreachable!("bodies are checked when they are compiled"),
+        }
+    }
+
+    pub fn select(&mut self, step: &Step) {
+        with_lane!(step.dtype, T => {
+            self.map3(step, |condition: u8, yes: T, no: T| if condition != 0 { yes } else { no });
+        });
+    }
+
+    pub fn cast(&mut self, to: DType, step: &Step) {
+        /// The casts of one type to every type but the 16-bit floats.
+        macro_rules! from {
+            ($from:ident, $zero:expr) => {
+                match to {
+                    DType::Bool => self.map1(step, |a: $from| u8::from(a != $zero)),
+                    DType::U8 => self.map1(step, |a: $from| a as u8),
+                    DType::I32 => self.map1(step, |a: $from| a as i32),
+                    DType::I64 => self.map1(step, |a: $from| a as i64),
+                    DType::F32 => self.map1(step, |a: $from| a as f32),
+                    DType::F64 => self.map1(step, |a: $from| a as f64),
+                    DType::F16 | DType::Bf16 => self.round(to, step),
+                }
+            };
+        }
+        match step.dtype {
+            DType::Bool | DType::U8 => from!(u8, 0),
+            DType::I32 => from!(i32, 0),
+            DType::I64 => from!(i64, 0),
+            DType::F32 => from!(f32, 0.0),
+            DType::F64 => from!(f64, 0.0),
+            DType::F16 => self.extend::<f16>(to, step),
+            DType::Bf16 => self.extend::<bf16>(to, step),
+        }
+    }
+
+    /// A 16-bit float as an f32; a cast to its own type copies.
+    fn extend<H: Lane>(&mut self, to: DType, step: &Step)
+    where
+        [H]: HalfFloatSliceExt,
+    {
+        if to != DType::F32 {
+            return self.map1(step, |a: H| a);
+        }
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [f32]| {
+            file.read::<H>(inputs, step.operands[0], count).convert_to_f32_slice(target);
+        });
+    }
+
+    /// An f32 rounded to a 16-bit float.
+    fn round(&mut self, to: DType, step: &Step) {
+        let (inputs, count) = (self.inputs, self.count);
+        if to == DType::F16 {
+            self.file.write(step.target, count, |file, target: &mut [f16]| {
+                target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
+            });
+        } else {
+            self.file.write(step.target, count, |file, target: &mut [bf16]| {
+                target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
+            });
+        }
+    }
+}
+
+/// The value that a reduction starts with.
+fn neutral<T: Number>(op: ReduceOp) -> T {
+    match op {
+        ReduceOp::Sum => T::ZERO,
+        ReduceOp::Product => T::ONE,
+        ReduceOp::Max => T::LOWEST,
+        ReduceOp::Min => T::HIGHEST,
+    }
+}
+
+/// accumulators = op(accumulators, values), element by element.
+fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
+    #[inline(always)]
+    fn each<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+        for (accumulator, &value) in accumulators.iter_mut().zip(values) {
+            *accumulator = f(*accumulator, value);
+        }
+    }
+    match op {
+        ReduceOp::Sum => each(accumulators, values, T::add),
+        ReduceOp::Product => each(accumulators, values, T::mul),
+        ReduceOp::Max => each(accumulators, values, T::greater),
+        ReduceOp::Min => each(accumulators, values, T::smaller),
+    }
+}
+
+/// accumulator = op(… op(accumulator, first value) …, last value).
+fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
+    let values = values.iter().copied();
+    match op {
+        ReduceOp::Sum => values.fold(accumulator, T::add),
+        ReduceOp::Product => values.fold(accumulator, T::mul),
+        ReduceOp::Max => values.fold(accumulator, T::greater),
+        ReduceOp::Min => values.fold(accumulator, T::smaller),
+    }
+}
+
+/// The accumulators of a reduction in a launch: `lanes` groups of `columns` elements, one a row of the block.
+#[derive(Clone, Copy)]
+pub(super) struct Accumulators {
+    pub op: ReduceOp,
+    pub dtype: DType,
+    pub number: u16,
+    pub lanes: usize,
+    pub columns: usize,
+}
+
+/// Evaluates an expression with `$type` standing for the arithmetic type of a dtype.
+macro_rules! with_number {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            DType::Bool | DType::U8 => {
+                type $type = u8;
+                $body
+            }
+            DType::I32 => {
+                type $type = i32;
+                $body
+            }
+            DType::I64 => {
+                type $type = i64;
+                $body
+            }
+            DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            DType::F64 => {
+                type $type = f64;
+                $body
+            }
+            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
+        }
+    };
+}
+
+impl Accumulators {
+    fn of<'f, T: Lane>(&self, file: &'f mut File) -> &'f mut Vec<T> {
+        &mut T::bank_mut(file).accumulators[usize::from(self.number)]
+    }
+
+    /// Sets every accumulator to the neutral value.
+    pub fn start(&self, block: &mut Block<'_, '_>) {
+        with_number!(self.dtype, T => {
+            // The highest bool is 1, not 255.
+            let value = match (self.dtype, neutral::<T>(self.op)) {
+                (DType::Bool, value) => value.smaller(T::ONE),
+                (_, value) => value,
+            };
+            let accumulators = self.of::<T>(block.file);
+            accumulators.clear();
+            accumulators.resize(self.lanes * self.columns, value);
+        });
+    }
+
+    /// Combines a block across rows: point number `point` of each.
+    pub fn across(&self, block: &mut Block<'_, '_>, register: u16, point: usize) {
+        let first = (point & (self.lanes - 1)) * self.columns;
+        with_number!(self.dtype, T => {
+            let mut accumulators = std::mem::take(self.of::<T>(block.file));
+            let values = block.file.read::<T>(block.inputs, register, block.count);
+            combine(self.op, &mut accumulators[first..first + self.columns], values);
+            *self.of(block.file) = accumulators;
+        });
+    }
+
+    /// Combines a block along the points of a row, from point number `point` on.
+    pub fn along(&self, block: &mut Block<'_, '_>, register: u16, point: usize) {
+        with_number!(self.dtype, T => {
+            let mut accumulators = std::mem::take(self.of::<T>(block.file));
+            let mut values = block.file.read::<T>(block.inputs, register, block.count);
+            if let [accumulator] = accumulators.as_mut_slice() {
+                *accumulator = fold(self.op, *accumulator, values);
+            } else {
+                let mut lane = point & (self.lanes - 1);
+                while !values.is_empty() {
+                    let (now, later) = values.split_at(values.len().min(self.lanes - lane));
+                    combine(self.op, &mut accumulators[lane..], now);
+                    (values, lane) = (later, 0);
+                }
+            }
+            *self.of(block.file) = accumulators;
+        });
+    }
+
+    /// Combines the lanes as a tree and puts the results into a register, one a row of the block; the single result of a
+    /// block along points fills the register.
+    pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
+        with_number!(self.dtype, T => {
+            let mut accumulators = std::mem::take(self.of::<T>(block.file));
+            let mut step = self.lanes / 2;
+            while step > 0 {
+                let (low, high) = accumulators.split_at_mut(step * self.columns);
+                combine(self.op, low, &high[..step * self.columns]);
+                step /= 2;
+            }
+            block.file.write(register, block.count, |_, target: &mut [T]| {
+                if self.columns == 1 {
+                    target.fill(accumulators[0]);
+                } else {
+                    target.copy_from_slice(&accumulators[..self.columns]);
+                }
+            });
+            *self.of(block.file) = accumulators;
+        });
+    }
+}
+
+/// The number that an argument's bits stand for.
+pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
+    match dtype {
+        DType::Bool => Scalar::Bool(bits != 0),
+        DType::U8 | DType::I32 | DType::I64 => Scalar::I64(bits as i64),
+        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => Scalar::F64(f64::from_bits(bits)),
+    }
+}

@@ -1,0 +1,151 @@
+//! The product on the host, through `ndarray`'s safe views over the `matrixmultiply` library.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
+
+use super::{Matmul, Operand};
+use crate::host::{Fault, Slice, SliceMut, represents};
+
+/// Carries out a product, and returns when it is done. Each operand starts at its first element and is at least its
+/// [span](Matmul::spans) long. Elements of D between its rows stay as they are. The result is the same whenever it is
+/// computed on the same processor.
+///
+/// # Errors
+/// If the description cannot be carried out ([`Matmul::check`]) or an operand has another dtype or is too short.
+pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Result<(), Fault> {
+    matmul.check()?;
+    let given = [("A", a.dtype(), a.len()), ("B", b.dtype(), b.len()), ("D", d.dtype(), d.len())];
+    for ((name, dtype, length), span) in given.into_iter().zip(matmul.spans()) {
+        if !represents(dtype, matmul.dtype) {
+            return Err(Fault::new(format!("matmul {matmul}: {name} is given as elements of {dtype}")));
+        }
+        if (length as u64) < span {
+            return Err(Fault::new(format!(
+                "matmul {matmul}: {name} takes {span} elements; given are {length}"
+            )));
+        }
+    }
+    match (a, b, d) {
+        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products(matmul, a, b, d),
+        (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
+        (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
+        (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
+        _ => unreachable!("operands were checked against the description"),
+    }
+    Ok(())
+}
+
+/// The element numbers of a batch item's matrix.
+fn matrix(operand: &Operand, item: u64, (rows, columns): (u64, u64)) -> std::ops::Range<usize> {
+    let first = item * operand.batch_stride;
+    first as usize..(first + (rows - 1) * operand.leading_dimension + columns) as usize
+}
+
+/// The stored rows of a matrix, without what lies between them.
+fn stored_rows<'e, T>(
+    elements: &'e [T],
+    operand: &Operand,
+    columns: u64,
+) -> impl Iterator<Item = &'e [T]> + use<'e, T> {
+    let columns = columns as usize;
+    elements.chunks(step(operand, columns)).map(move |row| &row[..columns])
+}
+
+/// [`stored_rows`], to write.
+fn stored_rows_mut<'e, T>(
+    elements: &'e mut [T],
+    operand: &Operand,
+    columns: u64,
+) -> impl Iterator<Item = &'e mut [T]> + use<'e, T> {
+    let columns = columns as usize;
+    elements.chunks_mut(step(operand, columns)).map(move |row| &mut row[..columns])
+}
+
+/// From one row to the next; a single row may have a leading dimension that is shorter than itself.
+fn step(operand: &Operand, columns: usize) -> usize {
+    (operand.leading_dimension as usize).max(columns)
+}
+
+/// A stored matrix as the factor that it is in the product.
+fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u64)) -> ArrayView2<'e, T> {
+    let (rows, columns) = (rows as usize, columns as usize);
+    let shape = (rows, columns).strides((step(operand, columns), 1));
+    let view = ArrayView2::from_shape(shape, elements).expect("operands are as long as their spans");
+    if operand.transposed { view.reversed_axes() } else { view }
+}
+
+/// The products of a batch in the elements' own type.
+fn products<T: LinalgScalar>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
+    if matmul.m == 0 || matmul.n == 0 {
+        return;
+    }
+    let [a_shape, b_shape, d_shape] = matmul.stored();
+    let beta = if matmul.accumulate { T::one() } else { T::zero() };
+    for item in 0..matmul.batch {
+        let d = &mut d[matrix(&matmul.d, item, d_shape)];
+        if matmul.k == 0 {
+            if !matmul.accumulate {
+                stored_rows_mut(d, &matmul.d, matmul.n).for_each(|row| row.fill(T::zero()));
+            }
+            continue;
+        }
+        let a = factor(&a[matrix(&matmul.a, item, a_shape)], &matmul.a, a_shape);
+        let b = factor(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape);
+        let (m, n) = (matmul.m as usize, matmul.n as usize);
+        let shape = (m, n).strides((step(&matmul.d, n), 1));
+        let mut d = ArrayViewMut2::from_shape(shape, d).expect("operands are as long as their spans");
+        general_mat_mul(T::one(), &a, &b, beta, &mut d);
+    }
+}
+
+/// The products of a batch of 16-bit floats: computed in f32 from exact copies, rounded once.
+fn rounded_products<H: Copy>(matmul: &Matmul, a: &[H], b: &[H], d: &mut [H])
+where
+    [H]: HalfFloatSliceExt,
+{
+    if matmul.m == 0 || matmul.n == 0 {
+        return;
+    }
+    let [a_shape, b_shape, d_shape] = matmul.stored();
+    let one = Matmul {
+        batch: 1,
+        a: Operand { leading_dimension: a_shape.1, ..matmul.a },
+        b: Operand { leading_dimension: b_shape.1, ..matmul.b },
+        d: Operand { leading_dimension: d_shape.1, ..matmul.d },
+        ..*matmul
+    };
+    let buffer = |(rows, columns): (u64, u64)| vec![0.0f32; (rows * columns) as usize];
+    let (mut wide_a, mut wide_b, mut wide_d) = (buffer(a_shape), buffer(b_shape), buffer(d_shape));
+    for item in 0..matmul.batch {
+        let d = &mut d[matrix(&matmul.d, item, d_shape)];
+        if matmul.k != 0 {
+            // A matrix that the whole batch shares is converted once.
+            if item == 0 || matmul.a.batch_stride != 0 {
+                extend(&a[matrix(&matmul.a, item, a_shape)], &matmul.a, a_shape.1, &mut wide_a);
+            }
+            if item == 0 || matmul.b.batch_stride != 0 {
+                extend(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape.1, &mut wide_b);
+            }
+        }
+        if matmul.accumulate {
+            extend(d, &matmul.d, d_shape.1, &mut wide_d);
+        }
+        products(&one, &wide_a, &wide_b, &mut wide_d);
+        let rows = stored_rows_mut(d, &matmul.d, d_shape.1);
+        for (row, wide) in rows.zip(wide_d.chunks(d_shape.1 as usize)) {
+            row.convert_from_f32_slice(wide);
+        }
+    }
+}
+
+/// A stored matrix of 16-bit floats as f32, without what lies between its rows.
+fn extend<H>(elements: &[H], operand: &Operand, columns: u64, wide: &mut [f32])
+where
+    [H]: HalfFloatSliceExt,
+{
+    for (row, wide) in stored_rows(elements, operand, columns).zip(wide.chunks_mut(columns as usize)) {
+        row.convert_to_f32_slice(wide);
+    }
+}

@@ -1,0 +1,237 @@
+//! [`Matmul`]: a batched matrix product as a value. It is no loop over a body, so that it can be what it is on each side:
+//! the vendor's library on a card, a well-kept CPU library on the host ([`host`]).
+//!
+//! D = op(A) · op(B), or D += op(A) · op(B), for each matrix of a batch. Matrices are row-major; op transposes where the
+//! operand says so. Products of 16-bit floats are summed in f32 and rounded once, on storing.
+//!
+//! # What it does not do
+//! It chooses no algorithm and fuses no epilogue: those are the business of whoever runs it.
+
+pub mod cuda;
+pub mod host;
+
+use crate::DType;
+use crate::host::Fault;
+
+/// Where one operand's elements lie, in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Operand {
+    /// From one stored row to the next; at least the length of a stored row.
+    pub leading_dimension: u64,
+    /// From one matrix of the batch to the next; 0 reads the same matrix for all of them.
+    pub batch_stride: u64,
+    /// Whether the stored matrix is the transpose of the one in the product. Never for D.
+    pub transposed: bool,
+}
+
+/// A batched product D = op(A) · op(B) \[+ D\]. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Matmul {
+    /// The rows of op(A) and of D.
+    pub m: u64,
+    /// The columns of op(B) and of D.
+    pub n: u64,
+    /// The columns of op(A) and rows of op(B).
+    pub k: u64,
+    /// How many products.
+    pub batch: u64,
+    /// The dtype of all three operands.
+    pub dtype: DType,
+    /// The left operand: op(A) is m × k.
+    pub a: Operand,
+    /// The right operand: op(B) is k × n.
+    pub b: Operand,
+    /// The result: m × n.
+    pub d: Operand,
+    /// Whether the product is added to what D holds, as opposed to replacing it.
+    pub accumulate: bool,
+}
+
+/// How many 8-byte words [`Matmul::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 14;
+
+impl Matmul {
+    /// One product of contiguous row-major matrices, none transposed.
+    #[must_use]
+    pub fn contiguous(m: u64, n: u64, k: u64, batch: u64, dtype: DType) -> Self {
+        let operand = |rows: u64, columns: u64| Operand {
+            leading_dimension: columns,
+            batch_stride: rows * columns,
+            transposed: false,
+        };
+        Self {
+            m,
+            n,
+            k,
+            batch,
+            dtype,
+            a: operand(m, k),
+            b: operand(k, n),
+            d: operand(m, n),
+            accumulate: false,
+        }
+    }
+
+    /// The floating-point operations: a multiplication and an addition for each of m · n · k terms.
+    #[must_use]
+    pub fn flops(&self) -> u64 {
+        2 * self.m * self.n * self.k * self.batch
+    }
+
+    /// The bytes that must move at least: each distinct element of A and B read once, each of D written once and, where
+    /// the product is added, read once.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let distinct = |operand: &Operand| if operand.batch_stride == 0 { self.batch.min(1) } else { self.batch };
+        let passes = if self.accumulate { 2 } else { 1 };
+        let elements = self.m * self.k * distinct(&self.a)
+            + self.k * self.n * distinct(&self.b)
+            + passes * self.m * self.n * self.batch;
+        elements * self.dtype.size_bytes() as u64
+    }
+
+    /// How many elements A, B and D take, from their first on; 0 where nothing is touched.
+    #[must_use]
+    pub fn spans(&self) -> [u64; 3] {
+        let [a, b, d] = self.stored();
+        [self.span(&self.a, a), self.span(&self.b, b), self.span(&self.d, d)]
+    }
+
+    /// The rows and columns of A, B and D as they are stored.
+    fn stored(&self) -> [(u64, u64); 3] {
+        let stored = |operand: &Operand, rows, columns| {
+            if operand.transposed { (columns, rows) } else { (rows, columns) }
+        };
+        [stored(&self.a, self.m, self.k), stored(&self.b, self.k, self.n), stored(&self.d, self.m, self.n)]
+    }
+
+    fn span(&self, operand: &Operand, (rows, columns): (u64, u64)) -> u64 {
+        if rows == 0 || columns == 0 || self.batch == 0 {
+            return 0;
+        }
+        (self.batch - 1) * operand.batch_stride + (rows - 1) * operand.leading_dimension + columns
+    }
+
+    /// Whether the description can be carried out.
+    ///
+    /// # Errors
+    /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is no
+    /// floating-point type, or sizes are beyond what can be addressed.
+    pub fn check(&self) -> Result<(), Fault> {
+        let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
+        if !self.dtype.is_floating_point() {
+            return fault(format!("{} is not supported; cast to a floating-point type", self.dtype));
+        }
+        if self.d.transposed {
+            return fault("D cannot be transposed; swap and transpose A and B instead".into());
+        }
+        for (name, operand, (rows, columns)) in
+            [("A", &self.a), ("B", &self.b), ("D", &self.d)].into_iter().zip(self.stored()).map(|((n, o), s)| (n, o, s))
+        {
+            if rows > 1 && operand.leading_dimension < columns {
+                return fault(format!(
+                    "the leading dimension of {name} is {}, less than its stored row of {columns} elements",
+                    operand.leading_dimension
+                ));
+            }
+            if !addressable(operand, rows, columns, self.batch) {
+                return fault(format!("{name} is larger than can be addressed"));
+            }
+        }
+        let d_matrix = if self.m == 0 { 0 } else { (self.m - 1) * self.d.leading_dimension + self.n };
+        if self.batch > 1 && self.d.batch_stride < d_matrix {
+            return fault(format!(
+                "matrices of D overlap: the batch stride is {}, a matrix takes {d_matrix} elements",
+                self.d.batch_stride
+            ));
+        }
+        Ok(())
+    }
+
+    /// The arguments of a launch as words: the addresses of A, B and D; m, n, k, batch; the leading dimension and the batch
+    /// stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, bit 2: accumulate, from
+    /// bit 8 on: the dtype's place in [`DType::ALL`]).
+    #[must_use]
+    pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let flags = u64::from(self.a.transposed)
+            | u64::from(self.b.transposed) << 1
+            | u64::from(self.accumulate) << 2
+            | (dtype as u64) << 8;
+        [
+            a,
+            b,
+            d,
+            self.m,
+            self.n,
+            self.k,
+            self.batch,
+            self.a.leading_dimension,
+            self.a.batch_stride,
+            self.b.leading_dimension,
+            self.b.batch_stride,
+            self.d.leading_dimension,
+            self.d.batch_stride,
+            flags,
+        ]
+    }
+
+    /// Reads back what [`Matmul::pack`] packed: the product and the addresses of A, B and D. `None` if the bytes are no
+    /// such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags] = *words else { return None };
+        let dtype = *DType::ALL.get(usize::try_from(flags >> 8).ok()?)?;
+        if flags & 0xf8 != 0 {
+            return None;
+        }
+        let operand = |leading_dimension, batch_stride, transposed| Operand {
+            leading_dimension,
+            batch_stride,
+            transposed,
+        };
+        let matmul = Self {
+            m,
+            n,
+            k,
+            batch,
+            dtype,
+            a: operand(lda, sa, flags & 1 != 0),
+            b: operand(ldb, sb, flags & 2 != 0),
+            d: operand(ldd, sd, false),
+            accumulate: flags & 4 != 0,
+        };
+        Some((matmul, [a, b, d]))
+    }
+}
+
+/// Whether the last element of an operand has a number that fits.
+fn addressable(operand: &Operand, rows: u64, columns: u64, batch: u64) -> bool {
+    let last = |count: u64, stride: u64| count.saturating_sub(1).checked_mul(stride);
+    let span = || {
+        last(batch, operand.batch_stride)?
+            .checked_add(last(rows, operand.leading_dimension)?)?
+            .checked_add(columns)
+    };
+    span().is_some_and(|span| span <= isize::MAX as u64)
+}
+
+impl std::fmt::Display for Matmul {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mark = |operand: &Operand| if operand.transposed { "ᵀ" } else { "" };
+        write!(
+            f,
+            "[{batch} × {m} × {n}] {sign} A{a} · B{b} over {k} ({dtype})",
+            batch = self.batch,
+            m = self.m,
+            n = self.n,
+            sign = if self.accumulate { "+=" } else { "=" },
+            a = mark(&self.a),
+            b = mark(&self.b),
+            k = self.k,
+            dtype = self.dtype,
+        )
+    }
+}

@@ -1,0 +1,298 @@
+//! The host executor against the plain model of [`model`], the order of reductions, and the faults that it reports.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use thalweg_ir::host::{Cells, Fault, Program, Slice, Source};
+use thalweg_ir::{
+    Arguments, Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, OperandGeometry, Place,
+    ReduceOp, Scalar,
+};
+
+use crate::model::{self, Memory};
+use crate::random::{self, Case};
+
+/// Runs a case on the executor, twice with one program, and compares every element of every output with the model's.
+fn executor_equals_model(case: Case) -> Result<(), TestCaseError> {
+    let Case { kernel, geometry, scalars, mut inputs, outputs: mut before, in_place } = case;
+    if let Some(input) = in_place {
+        before[0] = inputs[input].clone();
+    }
+    let mut expected = before.clone();
+    model::run(&kernel, &geometry, &scalars, &inputs, &mut expected);
+    let program = Program::compile(&kernel);
+    for _ in 0..2 {
+        let mut outputs = before.clone();
+        let cells: Vec<Cells<'_>> = outputs.iter_mut().map(Memory::cells).collect();
+        let sources: Vec<Source<'_>> = inputs
+            .iter_mut()
+            .enumerate()
+            .map(|(number, input)| match in_place {
+                Some(shared) if shared == number => Source::Cells(cells[0]),
+                // An input may come as cells without an overlap, too.
+                _ if number == 2 => Source::Cells(input.cells()),
+                _ => Source::Slice(input.slice()),
+            })
+            .collect();
+        program.run(&geometry, &scalars, &sources, &cells).expect("the case is well-formed");
+        for (number, (output, (got, wanted))) in
+            kernel.body.outputs.iter().zip(outputs.iter().zip(&expected)).enumerate()
+        {
+            for at in 0..wanted.len() {
+                let (got, wanted) = (got.get(output.dtype, at), wanted.get(output.dtype, at));
+                prop_assert!(
+                    got.same(wanted),
+                    "output {number}, element {at}: {got:?}, not {wanted:?}\n{kernel:#?}\n{geometry:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_kernels_give_the_bits_of_the_model(tape in random::tapes()) {
+        executor_equals_model(random::case(&tape))?;
+    }
+}
+
+fn class(row_rank: u8, inner_rank: u8, lanes: u16) -> Class {
+    Class { row_rank, inner_rank, contiguous: false, narrow_index: false, lanes, vector: 1 }
+}
+
+fn kernel(body: Body, class: Class) -> Kernel {
+    Kernel { name: "test".into(), body, class }
+}
+
+fn strided(row: &[u64], inner: &[u64]) -> OperandGeometry {
+    OperandGeometry::Strided {
+        row_strides: Dimensions::from_slice(row),
+        inner_strides: Dimensions::from_slice(inner),
+    }
+}
+
+fn geometry(row: &[u64], inner: &[u64], operands: Vec<OperandGeometry>) -> Geometry {
+    Geometry {
+        row_shape: Dimensions::from_slice(row),
+        inner_shape: Dimensions::from_slice(inner),
+        operands,
+    }
+}
+
+/// The sum of each row of a contiguous matrix.
+fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
+    let builder = BodyBuilder::new();
+    let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
+    builder.output(sum, DType::F32, Place::Row);
+    let points = values.len() / rows;
+    let geometry = geometry(
+        &[rows as u64],
+        &[points as u64],
+        vec![strided(&[points as u64], &[1]), strided(&[1], &[])],
+    );
+    let mut sums = vec![f32::NAN; rows];
+    Program::compile(&kernel(builder.finish(), class(1, 1, lanes)))
+        .run(&geometry, &[], &[values.into()], &[sums.as_mut_slice().into()])
+        .expect("a sum of rows");
+    sums
+}
+
+#[test]
+fn a_sum_has_the_order_of_its_lanes() {
+    // f32 has 24 bits: 2²⁴ + 1 is 2²⁴, and an even number can be added exactly.
+    let big = 16_777_216.0;
+    // One lane: ((big + 1) + 0) + 1, both ones being lost. Two: big + 0 and 1 + 1, then big + 2.
+    assert_eq!(sum_rows(1, 1, &[big, 1.0, 0.0, 1.0]), [big]);
+    assert_eq!(sum_rows(2, 1, &[big, 1.0, 0.0, 1.0]), [big + 2.0]);
+    // Four lanes are combined with the one two further on, before neighbours: (big + 1) and (0 + 1), or (big + 0) and (1 + 1).
+    assert_eq!(sum_rows(4, 1, &[big, 0.0, 1.0, 1.0]), [big]);
+    assert_eq!(sum_rows(4, 1, &[big, 1.0, 0.0, 1.0]), [big + 2.0]);
+    // Lanes that get no value change nothing.
+    assert_eq!(sum_rows(256, 1, &[big, 1.0, 0.0, 1.0]), [big + 2.0]);
+}
+
+#[test]
+fn the_direction_of_blocks_changes_no_bit() {
+    // Few long rows are summed along points, many short ones across rows. A row of the one is a row of the other.
+    let long: Vec<f32> = (0..1300).map(|i| ((i * 7919) % 1000) as f32 / 7.0 - 60.0).collect();
+    let many = long.repeat(2000);
+    for lanes in [1, 2, 32, 256, 1024] {
+        let alone = sum_rows(lanes, 1, &long);
+        assert!(sum_rows(lanes, 2000, &many).iter().all(|sum| sum.to_bits() == alone[0].to_bits()));
+        // Column sums of the transposed matrix walk across rows: the inner stride is the long one.
+        let builder = BodyBuilder::new();
+        let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
+        builder.output(sum, DType::F32, Place::Row);
+        let columns: Vec<f32> = long.iter().flat_map(|&value| [value; 64]).collect();
+        let geometry = geometry(&[64], &[1300], vec![strided(&[1], &[64]), strided(&[1], &[])]);
+        let mut sums = vec![0.0f32; 64];
+        Program::compile(&kernel(builder.finish(), class(1, 1, lanes)))
+            .run(&geometry, &[], &[columns.as_slice().into()], &[sums.as_mut_slice().into()])
+            .expect("a sum of columns");
+        assert!(sums.iter().all(|sum| sum.to_bits() == alone[0].to_bits()), "{lanes} lanes");
+    }
+}
+
+/// x − max − log Σ exp(x − max).
+fn log_softmax() -> Body {
+    let builder = BodyBuilder::new();
+    let x = builder.input(DType::F32);
+    let shifted = x - builder.reduce(ReduceOp::Max, x);
+    let sum = builder.reduce(ReduceOp::Sum, shifted.exp());
+    builder.output(shifted - sum.log(), DType::F32, Place::Point);
+    builder.finish()
+}
+
+#[test]
+fn log_softmax_in_place() {
+    for (rows, points) in [(3, 1700), (1700, 3), (1, 1), (5, 512)] {
+        let mut values: Vec<f32> = (0..rows * points).map(|i| ((i * 31) % 97) as f32 / 10.0).collect();
+        let before = values.clone();
+        let operand = strided(&[points as u64], &[1]);
+        let geometry = geometry(&[rows as u64], &[points as u64], vec![operand.clone(), operand]);
+        let cells = Cell::from_mut(values.as_mut_slice()).as_slice_of_cells();
+        Program::compile(&kernel(log_softmax(), class(1, 1, 32)))
+            .run(&geometry, &[], &[cells.into()], &[cells.into()])
+            .expect("a softmax");
+        for (row, before) in values.chunks(points).zip(before.chunks(points)) {
+            let sum: f64 = before.iter().map(|&x| f64::from(x).exp()).sum();
+            for (&got, &x) in row.iter().zip(before) {
+                let wanted = f64::from(x) - sum.ln();
+                assert!((f64::from(got) - wanted).abs() < 1e-5, "{got}, not {wanted}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_contiguous_launch_through_its_arguments() {
+    let builder = BodyBuilder::new();
+    let (x, y) = (builder.input(DType::F32), builder.input(DType::F16));
+    let alpha = builder.scalar(DType::F32);
+    builder.output(x + alpha * y, DType::F32, Place::Point);
+    let kernel = kernel(builder.finish(), Class { contiguous: true, ..class(1, 0, 1) });
+    let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+    let y = vec![thalweg_ir::f16::from_f32(0.5); 1000];
+    let mut sum = vec![0.0f32; 1000];
+    let whole = geometry(&[1000], &[], vec![strided(&[1], &[]); 3]);
+    let scalars = [Scalar::F64(3.0).to_bits()];
+    let arguments = Arguments::pack(&kernel, &whole, &[1, 2], &[3], &scalars);
+    let unpacked = kernel.unpack(arguments.as_bytes()).expect("what was packed");
+    Program::compile(&kernel)
+        .run(
+            &unpacked.geometry,
+            &unpacked.scalars,
+            &[x.as_slice().into(), y.as_slice().into()],
+            &[sum.as_mut_slice().into()],
+        )
+        .expect("an addition");
+    assert!(sum.iter().zip(&x).all(|(&sum, &x)| sum == x + 1.5));
+}
+
+/// A row output that reads an input: the row's first point.
+#[test]
+fn row_outputs_read_inputs_at_the_first_point() {
+    let builder = BodyBuilder::new();
+    let x = builder.input(DType::I64);
+    let sum = builder.reduce(ReduceOp::Sum, x);
+    builder.output(sum - x, DType::I64, Place::Row);
+    let program = Program::compile(&kernel(builder.finish(), class(1, 1, 2)));
+    let mut difference = [0i64; 2];
+    let run = |points: u64, difference: &mut [i64]| {
+        let geometry = geometry(&[2], &[points], vec![strided(&[3], &[1]), strided(&[1], &[])]);
+        program.run(&geometry, &[], &[[1i64, 20, 300, 5, 60, 700].as_slice().into()], &[difference.into()])
+    };
+    run(3, &mut difference).expect("rows of three");
+    assert_eq!(difference, [320, 760]);
+    let fault = run(0, &mut difference).expect_err("there is no first point");
+    assert!(fault.to_string().contains("no points"), "{fault}");
+}
+
+#[test]
+fn coordinates_of_both_groups() {
+    let builder = BodyBuilder::new();
+    let [a, b] = [Dimension::Row(0), Dimension::Inner(1)].map(|dimension| builder.index(dimension));
+    let sum = builder.reduce(ReduceOp::Sum, a * 10i64 + b);
+    builder.output(sum, DType::I64, Place::Row);
+    builder.output(a * 10i64 + b, DType::I64, Place::Point);
+    let program = Program::compile(&kernel(builder.finish(), class(1, 2, 1)));
+    let geometry = geometry(&[2], &[2, 3], vec![strided(&[1], &[]), strided(&[6], &[3, 1])]);
+    let (mut sums, mut values) = ([0i64; 2], [0i64; 12]);
+    program
+        .run(&geometry, &[], &[], &[sums.as_mut_slice().into(), values.as_mut_slice().into()])
+        .expect("coordinates");
+    assert_eq!(values, [0, 1, 2, 0, 1, 2, 10, 11, 12, 10, 11, 12]);
+    assert_eq!(sums, [6, 66]);
+}
+
+/// Runs y = x + 1 over four elements with operands that may not fit.
+fn add_one(geometry: &Geometry, scalars: &[u64], inputs: &[Source<'_>], outputs: &[Cells<'_>]) -> Fault {
+    let builder = BodyBuilder::new();
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
+    Program::compile(&kernel(builder.finish(), class(1, 0, 1)))
+        .run(geometry, scalars, inputs, outputs)
+        .expect_err("the operands do not fit")
+}
+
+#[test]
+fn operands_that_do_not_fit_are_faults() {
+    let (x, longs) = ([1.0f32; 4], [1i64; 4]);
+    let mut y = [0.0f32; 4];
+    let x = Source::Slice(Slice::F32(&x));
+    let y = Cells::from(y.as_mut_slice());
+    let line = strided(&[1], &[]);
+    let fits = geometry(&[4], &[], vec![line.clone(), line.clone()]);
+    let expect = |fault: Fault, words: &str| assert!(fault.to_string().contains(words), "{fault}");
+    expect(add_one(&fits, &[], &[], &[y]), "takes 1 inputs");
+    expect(add_one(&fits, &[0], &[x], &[y]), "0 scalars");
+    expect(add_one(&fits, &[], &[Source::from(longs.as_slice())], &[y]), "input 0 is of float32");
+    let longer = geometry(&[5], &[], vec![line.clone(), line.clone()]);
+    expect(add_one(&longer, &[], &[x], &[y]), "input 0 takes 5 elements; given are 4");
+    let sparse = geometry(&[4], &[], vec![line.clone(), strided(&[2], &[])]);
+    expect(add_one(&sparse, &[], &[x], &[y]), "output 0 takes 7 elements; given are 4");
+    let square = geometry(&[2, 2], &[], vec![strided(&[2, 1], &[]); 2]);
+    expect(add_one(&square, &[], &[x], &[y]), "the geometry has 2 and 0");
+    let gathered = geometry(&[4], &[], vec![OperandGeometry::Gathered { elements: 4 }, line.clone()]);
+    expect(add_one(&gathered, &[], &[x], &[y]), "not of the kind");
+    let endless = geometry(&[4], &[], vec![strided(&[u64::MAX / 2], &[]), line]);
+    expect(add_one(&endless, &[], &[x], &[y]), "larger than can be addressed");
+}
+
+#[test]
+fn a_gather_outside_its_input_is_a_fault() {
+    let builder = BodyBuilder::new();
+    let index = builder.input(DType::I64);
+    let table = builder.gathered_input(DType::F32);
+    let guard = index.ge(0i64);
+    builder.output(builder.gather(table, index, guard, Scalar::F64(-1.0)), DType::F32, Place::Point);
+    let program = Program::compile(&kernel(builder.finish(), class(1, 0, 1)));
+    let line = strided(&[1], &[]);
+    let geometry =
+        geometry(&[3], &[], vec![line.clone(), OperandGeometry::Gathered { elements: 2 }, line]);
+    let mut values = [0.0f32; 3];
+    let mut run = |index: [i64; 3]| {
+        program
+            .run(
+                &geometry,
+                &[],
+                &[index.as_slice().into(), [10.0f32, 20.0].as_slice().into()],
+                &[values.as_mut_slice().into()],
+            )
+            .map(|()| values)
+    };
+    assert_eq!(run([1, -5, 0]), Ok([20.0, -1.0, 10.0]));
+    let fault = run([1, 2, 0]).expect_err("there is no element 2");
+    assert!(fault.to_string().contains("element 2 of input 1"), "{fault}");
+}
+
+#[test]
+#[should_panic(expected = "not defined for bool")]
+fn a_sum_of_bools_has_no_meaning() {
+    let builder = BodyBuilder::new();
+    let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::Bool));
+    builder.output(sum, DType::Bool, Place::Row);
+    let _ = Program::compile(&kernel(builder.finish(), class(1, 1, 1)));
+}

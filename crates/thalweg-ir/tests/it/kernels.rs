@@ -1,0 +1,281 @@
+//! Bodies and kernels that several tests use.
+
+use thalweg_ir::{
+    Binary, Body, BodyBuilder, Class, DType, Dimension, Kernel, Place, ReduceOp, Scalar, Unary, Value,
+};
+
+/// A class of elementwise kernels over contiguous operands.
+pub fn contiguous(vector: u8) -> Class {
+    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: false, lanes: 1, vector }
+}
+
+/// A class of kernels with dimensions.
+pub fn strided(row_rank: u8, inner_rank: u8, lanes: u16, narrow_index: bool) -> Class {
+    Class { row_rank, inner_rank, contiguous: false, narrow_index, lanes, vector: 1 }
+}
+
+/// A class of row kernels over contiguous operands.
+pub fn rows(lanes: u16) -> Class {
+    Class { row_rank: 1, inner_rank: 1, contiguous: true, narrow_index: true, lanes, vector: 1 }
+}
+
+pub fn kernel(name: impl Into<String>, body: &Body, class: Class) -> Kernel {
+    Kernel { name: name.into(), body: body.clone(), class }
+}
+
+/// A body without reductions of inputs of these dtypes.
+pub fn pointwise(dtypes: &[DType], formula: impl for<'b> Fn(&[Value<'b>]) -> Value<'b>) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let inputs: Vec<Value> = dtypes.iter().map(|&dtype| builder.input(dtype)).collect();
+        let value = formula(&inputs);
+        builder.output(value, value.dtype(), Place::Point);
+    }
+    builder.finish()
+}
+
+/// A body with one input, in its dtype, whose output is at this place.
+pub fn of_rows(dtype: DType, place: Place, formula: impl for<'b> Fn(Value<'b>) -> Value<'b>) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let value = formula(builder.input(dtype));
+        builder.output(value, dtype, place);
+    }
+    builder.finish()
+}
+
+pub fn sum(value: Value<'_>) -> Value<'_> {
+    value.builder().reduce(ReduceOp::Sum, value)
+}
+
+pub fn maximum(value: Value<'_>) -> Value<'_> {
+    value.builder().reduce(ReduceOp::Max, value)
+}
+
+/// The number of points of a row, as a float of this value's dtype.
+pub fn count(value: Value<'_>) -> Value<'_> {
+    sum(value.like(1.0))
+}
+
+pub fn sigmoid(x: Value<'_>) -> Value<'_> {
+    1.0 / (1.0 + (-x).exp())
+}
+
+pub fn softplus(x: Value<'_>) -> Value<'_> {
+    x.maximum(0.0) + (-x.abs()).exp().log1p()
+}
+
+pub fn gelu(x: Value<'_>) -> Value<'_> {
+    x * 0.5 * (1.0 + (x * std::f64::consts::FRAC_1_SQRT_2).erf())
+}
+
+pub fn softmax(x: Value<'_>) -> Value<'_> {
+    let exponential = (x - maximum(x).detach()).exp();
+    exponential / sum(exponential)
+}
+
+pub fn log_softmax(x: Value<'_>) -> Value<'_> {
+    let shifted = x - maximum(x).detach();
+    shifted - sum(shifted.exp()).log()
+}
+
+pub fn logsumexp(x: Value<'_>) -> Value<'_> {
+    let greatest = maximum(x).detach();
+    sum((x - greatest).exp()).log() + greatest
+}
+
+pub fn variance(x: Value<'_>) -> Value<'_> {
+    let points = count(x);
+    let centred = x - sum(x) / points;
+    sum(centred * centred) / points
+}
+
+/// Layer normalisation with a weight and a bias.
+pub fn layer_norm(dtype: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let (x, weight, bias) = (builder.input(dtype), builder.input(dtype), builder.input(dtype));
+        let points = count(x);
+        let mean = sum(x) / points;
+        let centred = x - mean;
+        let deviation = 1.0 / (sum(centred * centred) / points + 1e-5).sqrt();
+        builder.output((centred * deviation).mul_add(weight, bias), dtype, Place::Point);
+        builder.output(mean, dtype.compute(), Place::Row);
+        builder.output(deviation, dtype.compute(), Place::Row);
+    }
+    builder.finish()
+}
+
+/// Rows of a table, picked by an index from data and guarded: an embedding.
+pub fn embedding(dtype: DType, index: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let table = builder.gathered_input(dtype);
+        let row = builder.input(index).to(DType::I64);
+        let width = builder.scalar(DType::I64);
+        let height = builder.scalar(DType::I64);
+        let inside = row.ge(0).and(row.lt(height));
+        let place = row * width + builder.index(Dimension::Row(1));
+        builder.output(builder.gather(table, place, inside, Scalar::I64(0)), dtype, Place::Point);
+    }
+    builder.finish()
+}
+
+pub const UNARIES: [Unary; 16] = [
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Not,
+    Unary::Sqrt,
+    Unary::Exp,
+    Unary::Expm1,
+    Unary::Log,
+    Unary::Log1p,
+    Unary::Sin,
+    Unary::Cos,
+    Unary::Tanh,
+    Unary::Erf,
+    Unary::Floor,
+    Unary::Ceil,
+    Unary::Trunc,
+    Unary::Round,
+];
+
+pub const BINARIES: [Binary; 14] = [
+    Binary::Add,
+    Binary::Sub,
+    Binary::Mul,
+    Binary::Div,
+    Binary::Rem,
+    Binary::Pow,
+    Binary::Max,
+    Binary::Min,
+    Binary::Equal,
+    Binary::Less,
+    Binary::LessEqual,
+    Binary::And,
+    Binary::Or,
+    Binary::Xor,
+];
+
+/// The dtypes in which there is arithmetic.
+pub const COMPUTE: [DType; 6] = [DType::Bool, DType::U8, DType::I32, DType::I64, DType::F32, DType::F64];
+
+fn unary_is_valid(op: Unary, dtype: DType) -> bool {
+    match op {
+        Unary::Not => dtype == DType::Bool,
+        Unary::Neg | Unary::Abs => dtype != DType::Bool,
+        _ => dtype.is_floating_point(),
+    }
+}
+
+fn binary_is_valid(op: Binary, dtype: DType) -> bool {
+    match op {
+        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => dtype != DType::Bool,
+        Binary::Pow => dtype.is_floating_point(),
+        Binary::And | Binary::Or | Binary::Xor => !dtype.is_floating_point(),
+        Binary::Max | Binary::Min | Binary::Equal | Binary::Less | Binary::LessEqual => true,
+    }
+}
+
+/// For each dtype, one body with an output for each primitive that is valid for it.
+pub fn primitives(dtype: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let (a, b, c) = (builder.input(dtype), builder.input(dtype), builder.input(dtype));
+        let out = |value: Value<'_>| builder.output(value, value.dtype(), Place::Point);
+        UNARIES.into_iter().filter(|&op| unary_is_valid(op, dtype)).for_each(|op| out(a.unary(op)));
+        BINARIES.into_iter().filter(|&op| binary_is_valid(op, dtype)).for_each(|op| out(a.binary(op, b)));
+        if dtype != DType::Bool {
+            out(a.mul_add(b, c));
+        }
+        out(a.eq(b).select(b, c));
+        out(a.detach().eq(b).select(c, a));
+        for scalar in [Scalar::I64(i64::MIN), Scalar::I64(-1), Scalar::F64(f64::NAN), Scalar::F64(-0.0)] {
+            out(a.eq(a.like(scalar)).select(b, builder.scalar(dtype)));
+        }
+    }
+    builder.finish()
+}
+
+/// A body with an output for the cast of one dtype to each other.
+pub fn casts(dtype: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let a = builder.input(dtype);
+        for target in DType::ALL {
+            builder.output(a.to(target), target, Place::Point);
+        }
+    }
+    builder.finish()
+}
+
+/// A body with every reduction of a dtype, independent ones and dependent ones.
+pub fn reductions(dtype: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let a = builder.input(dtype);
+        let compute = dtype.compute();
+        let greatest = builder.reduce(ReduceOp::Max, a);
+        let least = builder.reduce(ReduceOp::Min, a);
+        builder.output(greatest, dtype, Place::Row);
+        builder.output(least, dtype, Place::Row);
+        if dtype != DType::Bool {
+            let product = builder.reduce(ReduceOp::Product, a);
+            let shifted = builder.reduce(ReduceOp::Sum, a - greatest);
+            builder.output(product, compute, Place::Row);
+            builder.output(shifted + builder.index(Dimension::Inner(0)).to(compute), dtype, Place::Point);
+        }
+    }
+    builder.finish()
+}
+
+/// Every primitive, cast, reduction and class variant.
+pub fn all_kernels() -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for dtype in COMPUTE {
+        kernels.push(kernel(format!("primitives_{dtype}"), &primitives(dtype), contiguous(1)));
+    }
+    for dtype in DType::ALL {
+        kernels.push(kernel(format!("casts_{dtype}"), &casts(dtype), strided(2, 0, 1, true)));
+        for (number, lanes) in [1, 8, 256].into_iter().enumerate() {
+            let body = reductions(dtype);
+            let class = strided(1 + number as u8 % 2, 1 + number as u8 % 2, lanes, number == 1);
+            kernels.push(kernel(format!("reductions_{dtype}_{lanes}"), &body, class));
+        }
+        for vector in [2, 4, 8] {
+            let body = pointwise(&[dtype, dtype], |x| x[0].maximum(x[1]));
+            kernels.push(kernel(format!("maximum_{dtype}_vector_{vector}"), &body, contiguous(vector)));
+        }
+    }
+    kernels.extend(composed_kernels());
+    kernels
+}
+
+/// Kernels as operators have them.
+pub fn composed_kernels() -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for (dtype, short) in [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F64, "f64")] {
+        let body = of_rows(dtype, Place::Point, log_softmax);
+        for lanes in [1, 2, 4, 32, 64, 1024] {
+            kernels.push(kernel(format!("log_softmax_{short}_{lanes}"), &body, rows(lanes)));
+        }
+        kernels.push(kernel(format!("layer_norm_{short}"), &layer_norm(dtype), strided(1, 1, 128, true)));
+        let body = pointwise(&[dtype], |x| gelu(x[0]));
+        kernels.push(kernel(format!("gelu_{short}"), &body, contiguous(4)));
+        kernels.push(kernel(format!("gelu_{short}_strided"), &body, strided(2, 2, 1, false)));
+        let body = of_rows(dtype, Place::Row, variance);
+        kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
+        kernels.push(kernel(format!("variance_{short}_scalar"), &body, strided(0, 2, 512, false)));
+        let body = embedding(dtype, DType::I64);
+        kernels.push(kernel(format!("embedding_{short}"), &body, strided(2, 0, 1, true)));
+    }
+    let flat = BodyBuilder::new();
+    {
+        let position = flat.index(Dimension::Row(0)) + flat.index(Dimension::Inner(0));
+        flat.output(position, DType::I64, Place::Point);
+    }
+    let flat = flat.finish();
+    let class = Class { lanes: 1, ..rows(1) };
+    kernels.push(kernel("positions", &flat, class));
+    kernels
+}

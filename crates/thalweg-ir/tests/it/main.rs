@@ -1,0 +1,11 @@
+//! The tests of the crate, in one binary.
+
+mod arguments;
+mod cuda;
+mod grad;
+mod host;
+mod kernels;
+mod layout;
+mod matmul;
+mod model;
+mod random;

@@ -1,0 +1,158 @@
+//! The host's matrix product against three loops in f64.
+
+use proptest::prelude::*;
+use thalweg_ir::host::{Slice, SliceMut};
+use thalweg_ir::matmul::{Matmul, Operand, host};
+use thalweg_ir::{DType, Element, bf16, f16};
+
+/// Descriptions with every combination of transposes, gaps between rows and between matrices, shared matrices, and empty
+/// extents.
+fn products() -> impl Strategy<Value = Matmul> {
+    let extent = || prop_oneof![0..4u64, 1..40u64];
+    let gaps = || (0..3u64, 0..3u64, any::<bool>(), any::<bool>());
+    (extent(), extent(), extent(), 0..4u64, gaps(), gaps(), gaps(), any::<bool>()).prop_map(
+        |(m, n, k, batch, a, b, d, accumulate)| {
+            let operand = |(rows, columns): (u64, u64), (row_gap, gap, transposed, shared), writes: bool| {
+                let transposed = transposed && !writes;
+                let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+                let leading_dimension = columns + row_gap;
+                let batch_stride = if shared && !writes { 0 } else { rows * leading_dimension + gap };
+                Operand { leading_dimension, batch_stride, transposed }
+            };
+            Matmul {
+                m,
+                n,
+                k,
+                batch,
+                dtype: DType::F32,
+                a: operand((m, k), a, false),
+                b: operand((k, n), b, false),
+                d: operand((m, n), d, true),
+                accumulate,
+            }
+        },
+    )
+}
+
+/// Numbers in −1 … 1 that repeat late.
+fn numbers<T: Element>(count: u64, seed: u64) -> Vec<T> {
+    (0..count).map(|i| T::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0)).collect()
+}
+
+fn place(operand: &Operand, item: u64, row: u64, column: u64) -> usize {
+    let (row, column) = if operand.transposed { (column, row) } else { (row, column) };
+    (item * operand.batch_stride + row * operand.leading_dimension + column) as usize
+}
+
+/// Runs a product and compares each element of D, and what lies between, with the plain model.
+fn product_is_near<T: Element>(matmul: &Matmul, epsilon: f64) -> Result<(), TestCaseError>
+where
+    for<'a> Slice<'a>: From<&'a [T]>,
+    for<'a> SliceMut<'a>: From<&'a mut [T]>,
+{
+    let matmul = Matmul { dtype: T::DTYPE, ..*matmul };
+    let [a_span, b_span, d_span] = matmul.spans();
+    let (a, b) = (numbers::<T>(a_span, 1), numbers::<T>(b_span, 2));
+    let before = numbers::<T>(d_span, 3);
+    let mut d = before.clone();
+    host::run(&matmul, a.as_slice().into(), b.as_slice().into(), d.as_mut_slice().into()).expect("a product");
+    let mut again = before.clone();
+    host::run(&matmul, a.as_slice().into(), b.as_slice().into(), again.as_mut_slice().into()).expect("a product");
+    prop_assert_eq!(&d, &again);
+    let mut untouched = vec![true; d.len()];
+    for item in 0..matmul.batch {
+        for row in 0..matmul.m {
+            for column in 0..matmul.n {
+                let at = place(&matmul.d, item, row, column);
+                untouched[at] = false;
+                let start = if matmul.accumulate { before[at].to_f64() } else { 0.0 };
+                let terms = (0..matmul.k).map(|i| {
+                    a[place(&matmul.a, item, row, i)].to_f64() * b[place(&matmul.b, item, i, column)].to_f64()
+                });
+                let (sum, size) = terms.fold((start, start.abs()), |(s, z), term| (s + term, z + term.abs()));
+                // Each of k additions and the last rounding errs by half an epsilon of what it adds up to at most; sums of
+                // 16-bit floats are in f32.
+                let bound = (matmul.k as f64 + 1.0) * f64::from(f32::EPSILON).min(epsilon) * size + epsilon * sum.abs();
+                let error = (d[at].to_f64() - sum).abs();
+                prop_assert!(error <= bound, "{matmul}: {error:e} > {bound:e} at [{item}, {row}, {column}]");
+            }
+        }
+    }
+    for at in 0..d.len() {
+        prop_assert!(!untouched[at] || d[at] == before[at], "{matmul}: element {at} belongs to no matrix");
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn products_are_near_those_of_three_loops(matmul in products()) {
+        product_is_near::<f32>(&matmul, f64::from(f32::EPSILON))?;
+        product_is_near::<f64>(&matmul, f64::EPSILON)?;
+        product_is_near::<f16>(&matmul, f64::from(f16::EPSILON.to_f32()))?;
+        product_is_near::<bf16>(&matmul, f64::from(bf16::EPSILON.to_f32()))?;
+    }
+
+    #[test]
+    fn arguments_are_read_back(matmul in products(), dtype in prop::sample::select(&DType::ALL[..])) {
+        let matmul = Matmul { dtype, ..matmul };
+        let words = matmul.pack(1 << 50, 2 << 40, 3 << 30);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        prop_assert_eq!(Matmul::unpack(&bytes), Some((matmul, [1 << 50, 2 << 40, 3 << 30])));
+        prop_assert_eq!(Matmul::unpack(&bytes[..bytes.len() - 1]), None);
+        prop_assert_eq!(Matmul::unpack(&bytes[8..]), None);
+    }
+}
+
+#[test]
+fn a_product_of_no_terms_is_zero_or_what_was_there() {
+    let matmul = Matmul::contiguous(2, 3, 0, 1, DType::F32);
+    let mut d = [f32::NAN; 6];
+    host::run(&matmul, Slice::F32(&[]), Slice::F32(&[]), SliceMut::F32(&mut d)).expect("no terms");
+    assert_eq!(d, [0.0; 6]);
+    d = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let added = Matmul { accumulate: true, ..matmul };
+    host::run(&added, Slice::F32(&[]), Slice::F32(&[]), SliceMut::F32(&mut d)).expect("no terms");
+    assert_eq!(d, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+}
+
+#[test]
+fn what_was_there_does_not_matter_unless_added() {
+    let matmul = Matmul::contiguous(1, 1, 2, 1, DType::F32);
+    let mut d = [f32::NAN];
+    host::run(&matmul, Slice::F32(&[2.0, 3.0]), Slice::F32(&[5.0, 7.0]), SliceMut::F32(&mut d)).expect("a product");
+    assert_eq!(d, [31.0]);
+}
+
+#[test]
+fn descriptions_that_cannot_be_carried_out_are_faults() {
+    let fault = |matmul: Matmul, words: &str| {
+        let fault = matmul.check().expect_err("the description is invalid").to_string();
+        assert!(fault.contains(words), "{fault}");
+    };
+    let good = Matmul::contiguous(4, 4, 4, 2, DType::F32);
+    good.check().expect("a product");
+    fault(Matmul { dtype: DType::I32, ..good }, "int32 is not supported");
+    fault(Matmul { a: Operand { leading_dimension: 3, ..good.a }, ..good }, "leading dimension of A is 3");
+    fault(Matmul { d: Operand { batch_stride: 15, ..good.d }, ..good }, "matrices of D overlap");
+    fault(Matmul { d: Operand { transposed: true, ..good.d }, ..good }, "D cannot be transposed");
+    fault(Matmul { b: Operand { batch_stride: u64::MAX, ..good.b }, ..good }, "larger than can be addressed");
+    let mut d = [0.0f32; 32];
+    let (a, b) = ([0.0f32; 31], [0.0f32; 32]);
+    let short = host::run(&good, Slice::F32(&a), Slice::F32(&b), SliceMut::F32(&mut d)).expect_err("A is short");
+    assert!(short.to_string().contains("A takes 32 elements; given are 31"), "{short}");
+    let other = host::run(&good, Slice::F32(&b), Slice::F64(&[0.0; 32]), SliceMut::F32(&mut d))
+        .expect_err("B has another dtype");
+    assert!(other.to_string().contains("B is given as elements of float64"), "{other}");
+}
+
+#[test]
+fn work_is_counted() {
+    let matmul = Matmul::contiguous(2, 3, 5, 7, DType::F16);
+    assert_eq!(matmul.flops(), 2 * 2 * 3 * 5 * 7);
+    assert_eq!(matmul.bytes(), 2 * 7 * (10 + 15 + 6));
+    let shared = Matmul { b: Operand { batch_stride: 0, ..matmul.b }, accumulate: true, ..matmul };
+    assert_eq!(shared.bytes(), 2 * (7 * 10 + 15 + 2 * 7 * 6));
+}

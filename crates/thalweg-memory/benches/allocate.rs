@@ -1,0 +1,146 @@
+//! What an allocation costs the host, on the fake upstream: no device is needed, so that a regression shows anywhere.
+//!
+//! `cargo bench -p thalweg-memory` prints a table, with `-- --json` one object a line (`name`, `value`, `unit`, `samples`,
+//! `steps`). Each figure is the median over the samples of the mean time of a step. Statistics are on.
+
+use std::hint::black_box;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::{Block, DeviceAllocator, HostAllocator, Settings, StreamId};
+
+const SAMPLES: usize = 11;
+
+/// A small generator of random numbers (splitmix64), so that every run does the same.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// 2^e + U(0, 2^e), with e uniform in 9..=22.
+    fn mixed_size(&mut self) -> u64 {
+        let power = 1 << (9 + self.below(14));
+        power + self.below(power)
+    }
+}
+
+fn allocator() -> Arc<DeviceAllocator> {
+    DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), Settings::default())
+}
+
+fn allocate(allocator: &Arc<DeviceAllocator>, bytes: u64, stream: u64) -> Block {
+    allocator.allocate(bytes, StreamId::from_raw(stream)).expect("the fake device is large")
+}
+
+/// The median over the samples of the nanoseconds a step; the first sample warms up and does not count.
+fn measure(steps: u64, mut sample: impl FnMut(u64)) -> f64 {
+    let mut means: Vec<f64> = (0..=SAMPLES)
+        .map(|_| {
+            let start = Instant::now();
+            sample(steps);
+            start.elapsed().as_nanos() as f64 / steps as f64
+        })
+        .skip(1)
+        .collect();
+    means.sort_by(f64::total_cmp);
+    means[SAMPLES / 2]
+}
+
+fn pairs(bytes: u64, steps: u64) -> f64 {
+    let allocator = allocator();
+    measure(steps, |steps| {
+        for _ in 0..steps {
+            black_box(allocate(&allocator, black_box(bytes), 1));
+        }
+    })
+}
+
+fn churn(live: u64, steps: u64) -> f64 {
+    let allocator = allocator();
+    let mut random = Random(1);
+    let mut blocks: Vec<Option<Block>> =
+        (0..live).map(|_| Some(allocate(&allocator, random.mixed_size(), 1))).collect();
+    measure(steps, |steps| {
+        for _ in 0..steps {
+            let slot = random.below(live) as usize;
+            blocks[slot] = None;
+            blocks[slot] = Some(allocate(&allocator, random.mixed_size(), 1));
+        }
+    })
+}
+
+fn pairs_in_threads(threads: u64, steps: u64) -> f64 {
+    let allocator = allocator();
+    measure(steps, |steps| {
+        let barrier = Barrier::new(threads as usize);
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (allocator, barrier) = (&allocator, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    for _ in 0..steps {
+                        black_box(allocate(allocator, black_box(4096), thread));
+                    }
+                });
+            }
+        });
+    })
+}
+
+fn pairs_with_a_use(steps: u64) -> f64 {
+    let upstream = Arc::new(FakeUpstream::new(1 << 40));
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    measure(steps, |steps| {
+        for _ in 0..steps {
+            allocate(&allocator, 4096, 1).record_stream(StreamId::from_raw(2));
+            upstream.complete_all();
+        }
+    })
+}
+
+fn host_pairs(bytes: u64, steps: u64) -> f64 {
+    let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(1 << 40)));
+    measure(steps, |steps| {
+        for _ in 0..steps {
+            black_box(allocator.allocate(black_box(bytes)).expect("the fake host is large"));
+        }
+    })
+}
+
+/// A bench: its name, how many steps a sample has, and what runs them.
+type Bench = (&'static str, u64, fn(u64) -> f64);
+
+const BENCHES: [Bench; 7] = [
+    ("allocate+free 4 KiB", 200_000, |steps| pairs(4 << 10, steps)),
+    ("allocate+free 32 MiB", 200_000, |steps| pairs(32 << 20, steps)),
+    ("churn, 1000 live blocks", 100_000, |steps| churn(1000, steps)),
+    ("churn, 10000 live blocks", 100_000, |steps| churn(10_000, steps)),
+    ("allocate+free 4 KiB, 8 threads on 8 streams", 20_000, |steps| pairs_in_threads(8, steps)),
+    ("allocate+record_stream+free 4 KiB", 100_000, pairs_with_a_use),
+    ("pinned allocate+free 1 MiB", 200_000, |steps| host_pairs(1 << 20, steps)),
+];
+
+fn main() {
+    let json = std::env::args().any(|argument| argument == "--json");
+    for (name, steps, bench) in BENCHES {
+        let value = bench(steps);
+        if json {
+            println!(
+                r#"{{"name":"{name}","value":{value:.1},"unit":"ns/step","samples":{SAMPLES},"steps":{steps}}}"#
+            );
+        } else {
+            println!("{name:<45} {value:>10.1} ns");
+        }
+    }
+}

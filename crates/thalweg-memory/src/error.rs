@@ -1,0 +1,260 @@
+//! One error for everything that an allocator may refuse.
+//!
+//! [`AllocationError`] is opaque: ask its predicates what it is, its [`figures`](AllocationError::figures) what the memory
+//! looked like, and its source for what the upstream said.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::pools::PoolId;
+use crate::upstream::{MemoryInfo, UpstreamError};
+
+/// Why an allocator refused.
+#[derive(Debug)]
+pub struct AllocationError(Box<Kind>);
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    OutOfMemory(OutOfMemory),
+    Upstream { call: &'static str, error: UpstreamError },
+    UnknownPool(PoolId),
+    PoolInUse(PoolId),
+    PoolNotInUse(PoolId),
+    Capturing { call: &'static str },
+    OutOfRange { what: &'static str, value: String, allowed: &'static str },
+}
+
+/// What the memory looked like when a request could not be served. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// What the memory belongs to, in words: `GPU 0`.
+    pub label: String,
+    /// The size that was asked for.
+    pub requested_bytes: u64,
+    /// In the hands of callers.
+    pub allocated_bytes: u64,
+    /// Taken from the upstream.
+    pub reserved_bytes: u64,
+    /// Freed, but held until work on other streams is done.
+    pub pending_bytes: u64,
+    /// In the hands of callers, or waiting, in private pools (graphs).
+    pub private_pool_bytes: u64,
+    /// The most that may be taken from the upstream, if there is such a limit.
+    pub allowed_bytes: Option<u64>,
+    /// What the upstream says of the device, if it could be asked.
+    pub device: Option<MemoryInfo>,
+    /// Whether a capture was under way, during which nothing cached goes back to the upstream.
+    pub capturing: bool,
+}
+
+impl AllocationError {
+    pub(crate) fn upstream(call: &'static str, error: UpstreamError) -> Self {
+        Kind::Upstream { call, error }.into()
+    }
+
+    /// Whether there was no room: freeing memory and trying again makes sense.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(*self.0, Kind::OutOfMemory(_))
+    }
+
+    /// Whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range.
+    pub fn is_invalid_argument(&self) -> bool {
+        matches!(
+            *self.0,
+            Kind::UnknownPool(_) | Kind::PoolInUse(_) | Kind::PoolNotInUse(_) | Kind::OutOfRange { .. }
+        )
+    }
+
+    /// Whether the call is not possible while a capture is under way.
+    pub fn is_capture(&self) -> bool {
+        matches!(*self.0, Kind::Capturing { .. })
+    }
+
+    /// Whether the upstream failed, for another reason than want of memory. [`into_upstream`](Self::into_upstream) gives
+    /// its error.
+    pub fn is_upstream(&self) -> bool {
+        matches!(*self.0, Kind::Upstream { .. })
+    }
+
+    /// The figures of an error for want of memory.
+    pub fn figures(&self) -> Option<&OutOfMemory> {
+        match &*self.0 {
+            Kind::OutOfMemory(figures) => Some(figures),
+            _ => None,
+        }
+    }
+
+    /// The upstream's own error, unharmed.
+    ///
+    /// # Errors
+    /// This error, if it is not one of the upstream.
+    pub fn into_upstream(self) -> Result<UpstreamError, Self> {
+        match *self.0 {
+            Kind::Upstream { error, .. } => Ok(error),
+            other => Err(other.into()),
+        }
+    }
+}
+
+impl From<Kind> for AllocationError {
+    fn from(kind: Kind) -> Self {
+        Self(Box::new(kind))
+    }
+}
+
+impl fmt::Display for AllocationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.0 {
+            Kind::OutOfMemory(figures) => figures.fmt(f),
+            Kind::Upstream { call, error } => write!(f, "{call}: {error}"),
+            Kind::UnknownPool(pool) => write!(
+                f,
+                "{pool:?} does not exist, or was released as often as it was created and retained; \
+                 create one with create_pool, or retain it for as long as it is used"
+            ),
+            Kind::PoolInUse(pool) => write!(
+                f,
+                "allocations go to {pool:?} already; call end_allocate_to_pool before beginning again"
+            ),
+            Kind::PoolNotInUse(pool) => write!(
+                f,
+                "no allocations go to {pool:?}; end_allocate_to_pool must follow one begin_allocate_to_pool"
+            ),
+            Kind::Capturing { call } => write!(
+                f,
+                "{call} is not possible while a capture is under way; call it before the capture begins or after it ends"
+            ),
+            Kind::OutOfRange { what, value, allowed } => {
+                write!(f, "{what} is {value}, but must be {allowed}")
+            }
+        }
+    }
+}
+
+impl Error for AllocationError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &*self.0 {
+            // The message of an upstream's error is part of ours, so the chain goes on with what is behind it.
+            Kind::Upstream { error: UpstreamError::Other(error), .. } => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { label, .. } = self;
+        let unallocated_bytes = self.reserved_bytes.saturating_sub(self.allocated_bytes + self.pending_bytes);
+        write!(f, "out of memory. Tried to allocate {}. ", Size(self.requested_bytes))?;
+        if let Some(MemoryInfo { free_bytes, total_bytes }) = self.device {
+            let (total, free) = (Size(total_bytes), Size(free_bytes));
+            write!(f, "{label} has a total capacity of {total} of which {free} is free. ")?;
+        } else {
+            write!(f, "{label} could not be asked for its capacity. ")?;
+        }
+        if let Some(allowed_bytes) = self.allowed_bytes {
+            write!(f, "{} allowed; ", Size(allowed_bytes))?;
+        }
+        write!(f, "Of the allocated memory {} is allocated by Thalweg, ", Size(self.allocated_bytes))?;
+        if self.private_pool_bytes > 0 {
+            write!(
+                f,
+                "with {} allocated in private pools (e.g., CUDA Graphs), ",
+                Size(self.private_pool_bytes)
+            )?;
+        }
+        if self.pending_bytes > 0 {
+            write!(f, "{} is freed but still in use by other streams, ", Size(self.pending_bytes))?;
+        }
+        write!(f, "and {} is reserved by Thalweg but unallocated. ", Size(unallocated_bytes))?;
+        f.write_str(self.advice(unallocated_bytes))
+    }
+}
+
+impl OutOfMemory {
+    /// The first change that the figures suggest. Issue-specific advice needs a look at the blocks; these are sums.
+    fn advice(&self, unallocated_bytes: u64) -> &'static str {
+        let allowed = self.allowed_bytes.unwrap_or(u64::MAX);
+        if self.requested_bytes > allowed.min(self.device.map_or(u64::MAX, |device| device.total_bytes)) {
+            "No freeing helps: the request alone is larger than that. Ask for less at a time."
+        } else if self.capturing {
+            "A capture is under way, during which cached memory cannot be given back: call empty_cache before it begins."
+        } else if self.pending_bytes >= self.requested_bytes {
+            "Let the streams that were given to record_stream finish before the blocks are needed again."
+        } else if unallocated_bytes >= self.requested_bytes {
+            "The unallocated memory is in pieces between live blocks: allocate long-lived blocks before short-lived \
+             ones, or set max_split_size."
+        } else {
+            "Free tensors that are no longer needed, or ask for less at a time."
+        }
+    }
+}
+
+/// A size for a person: `20.00 MiB`.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0;
+        for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+            if bytes > 1 << shift {
+                return write!(f, "{:.2} {unit}", bytes as f64 / (1u64 << shift) as f64);
+            }
+        }
+        write!(f, "{bytes} bytes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures() -> OutOfMemory {
+        OutOfMemory {
+            label: "GPU 0".to_owned(),
+            requested_bytes: 20 << 20,
+            allocated_bytes: 3 << 30,
+            reserved_bytes: (3 << 30) + (512 << 10),
+            pending_bytes: 0,
+            private_pool_bytes: 0,
+            allowed_bytes: None,
+            device: Some(MemoryInfo { free_bytes: 5000, total_bytes: 4 << 30 }),
+            capturing: false,
+        }
+    }
+
+    #[test]
+    fn the_message_has_the_parts_of_pytorchs() {
+        assert_eq!(
+            figures().to_string(),
+            "out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 4.00 GiB of which 4.88 KiB is \
+             free. Of the allocated memory 3.00 GiB is allocated by Thalweg, and 512.00 KiB is reserved by Thalweg but \
+             unallocated. Free tensors that are no longer needed, or ask for less at a time."
+        );
+        let more = OutOfMemory {
+            private_pool_bytes: 1 << 21,
+            pending_bytes: 1024,
+            allowed_bytes: Some(1 << 32),
+            device: None,
+            ..figures()
+        };
+        assert_eq!(
+            more.to_string(),
+            "out of memory. Tried to allocate 20.00 MiB. GPU 0 could not be asked for its capacity. 4.00 GiB allowed; Of \
+             the allocated memory 3.00 GiB is allocated by Thalweg, with 2.00 MiB allocated in private pools (e.g., CUDA \
+             Graphs), 1024 bytes is freed but still in use by other streams, and 511.00 KiB is reserved by Thalweg but \
+             unallocated. Free tensors that are no longer needed, or ask for less at a time."
+        );
+    }
+
+    #[test]
+    fn advice_follows_from_the_figures() {
+        let says =
+            |figures: OutOfMemory, words: &str| assert!(figures.to_string().contains(words), "{figures}");
+        says(OutOfMemory { requested_bytes: 5 << 30, ..figures() }, "No freeing helps");
+        says(OutOfMemory { capturing: true, ..figures() }, "before it begins");
+        says(OutOfMemory { pending_bytes: 1 << 30, ..figures() }, "record_stream");
+        says(OutOfMemory { reserved_bytes: 4 << 30, ..figures() }, "in pieces");
+    }
+}

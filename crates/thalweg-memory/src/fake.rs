@@ -1,0 +1,379 @@
+//! An upstream without a device, for tests and measurements.
+//!
+//! [`FakeUpstream`] invents addresses and touches no memory. It is strict: a call that breaks the contract (freeing what was
+//! not allocated, asking for a released event) panics, since it is a bug of the caller. It is fair: memory runs out at a
+//! capacity, any call can be made to fail, and events complete when the test says so, in the order of their stream. And it
+//! is unkind where a driver may be: it reuses addresses at once, the lowest first, so that segments touch each other.
+//!
+//! An allocator that answers failure by trying again for ever would hang a test; a *fuse* turns that into a failure: it
+//! blows after too many failed calls in a row.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::upstream::{EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError};
+
+/// What an injected failure looks like.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Fault {
+    /// [`UpstreamError::OutOfMemory`].
+    OutOfMemory,
+    /// [`UpstreamError::Other`] with an [`InjectedFault`] in it.
+    Other,
+    /// A panic.
+    Panic,
+}
+
+/// The error in an injected [`Fault::Other`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InjectedFault {
+    /// The number of the call that failed, from 1.
+    pub call: u64,
+}
+
+impl std::fmt::Display for InjectedFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "call {} of the fake upstream was made to fail", self.call)
+    }
+}
+
+impl std::error::Error for InjectedFault {}
+
+/// How often each method was called, failures included.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Calls {
+    /// Calls of [`Upstream::allocate`].
+    pub allocate: u64,
+    /// Calls of [`Upstream::free`].
+    pub free: u64,
+    /// Calls of [`Upstream::memory_info`].
+    pub memory_info: u64,
+    /// Calls of [`HostUpstream::allocate_host`].
+    pub allocate_host: u64,
+    /// Calls of [`HostUpstream::free_host`].
+    pub free_host: u64,
+    /// Calls of [`Events::record_event`].
+    pub record_event: u64,
+    /// Calls of [`Events::query_event`].
+    pub query_event: u64,
+    /// Calls of [`Events::synchronize_event`].
+    pub synchronize_event: u64,
+    /// Calls of [`Events::wait_event`].
+    pub wait_event: u64,
+    /// Calls of [`Events::release_event`].
+    pub release_event: u64,
+}
+
+impl Calls {
+    /// All calls that can fail, which is all but `release_event`.
+    pub fn fallible(&self) -> u64 {
+        self.allocate
+            + self.free
+            + self.memory_info
+            + self.allocate_host
+            + self.free_host
+            + self.record_event
+            + self.query_event
+            + self.synchronize_event
+            + self.wait_event
+    }
+}
+
+/// Ranges of invented addresses, the lowest first.
+#[derive(Debug)]
+struct Ranges {
+    base: u64,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    live: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    fn new(base: u64, capacity_bytes: u64) -> Self {
+        Self { base, capacity_bytes, used_bytes: 0, live: BTreeMap::new() }
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<u64, UpstreamError> {
+        if bytes > self.capacity_bytes - self.used_bytes {
+            return Err(UpstreamError::OutOfMemory);
+        }
+        // The lowest gap. There is always one: no end is set to the addresses, only to the bytes.
+        let mut address = self.base;
+        for (&start, &size) in &self.live {
+            if start - address >= bytes {
+                break;
+            }
+            address = start + size;
+        }
+        self.live.insert(address, bytes);
+        self.used_bytes += bytes;
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        let size = self.live.remove(&address);
+        assert_eq!(size, Some(bytes), "the fake upstream is given back what it gave, at {address:#x}");
+        self.used_bytes -= bytes;
+        Ok(())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Timeline {
+    /// How many events were recorded here.
+    recorded: u64,
+    /// How many of them have passed.
+    passed: u64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: Ranges,
+    host: Ranges,
+    calls: Calls,
+    faults: BTreeMap<u64, Fault>,
+    timelines: BTreeMap<StreamId, Timeline>,
+    /// The live events: stream, and place on its timeline.
+    events: BTreeMap<EventId, (StreamId, u64)>,
+    next_event: u64,
+    failures_in_a_row: u64,
+}
+
+/// Failed calls in a row after which the fuse blows.
+const FUSE: u64 = 1000;
+
+/// The fake itself. It serves a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator).
+#[derive(Debug)]
+pub struct FakeUpstream {
+    inner: Mutex<Inner>,
+}
+
+impl FakeUpstream {
+    /// A device with `capacity_bytes`, and a host with as many to pin.
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            inner: Mutex::new(Inner {
+                device: Ranges::new(0x7000_0000_0000, capacity_bytes),
+                host: Ranges::new(0x1000_0000_0000, capacity_bytes),
+                calls: Calls::default(),
+                faults: BTreeMap::new(),
+                timelines: BTreeMap::new(),
+                events: BTreeMap::new(),
+                next_event: 1,
+                failures_in_a_row: 0,
+            }),
+        }
+    }
+
+    /// Makes the `number`-th fallible call from now on fail (1 is the next).
+    pub fn fail_call(&self, number: u64, fault: Fault) {
+        let mut inner = self.lock();
+        let call = inner.calls.fallible() + number;
+        inner.faults.insert(call, fault);
+    }
+
+    /// Forgets all failures that have not happened yet.
+    pub fn clear_faults(&self) {
+        self.lock().faults.clear();
+    }
+
+    /// How often each method was called so far.
+    pub fn calls(&self) -> Calls {
+        self.lock().calls
+    }
+
+    /// The device segments that are out, as (address, bytes), in address order.
+    pub fn live_segments(&self) -> Vec<(u64, u64)> {
+        self.lock().device.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    /// The pieces of pinned memory that are out, as (address, bytes), in address order.
+    pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
+        self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    /// How many events were recorded and not released.
+    pub fn live_events(&self) -> usize {
+        self.lock().events.len()
+    }
+
+    /// How many events were recorded on `stream` so far.
+    pub fn recorded_events(&self, stream: StreamId) -> u64 {
+        self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.recorded)
+    }
+
+    /// How many of the events recorded on `stream` the device has passed.
+    pub fn passed_events(&self, stream: StreamId) -> u64 {
+        self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
+    }
+
+    /// Lets the device pass the next event on `stream`, if there is one to pass.
+    pub fn complete_next(&self, stream: StreamId) {
+        if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
+            timeline.passed = timeline.recorded.min(timeline.passed + 1);
+        }
+    }
+
+    /// Lets the device pass all events recorded on `stream` so far.
+    pub fn complete_stream(&self, stream: StreamId) {
+        if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
+            timeline.passed = timeline.recorded;
+        }
+    }
+
+    /// Lets the device pass all events recorded so far.
+    pub fn complete_all(&self) {
+        self.lock().timelines.values_mut().for_each(|timeline| timeline.passed = timeline.recorded);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One fallible call: counts it, and either fails it or does it.
+    fn call<T>(
+        &self,
+        count: impl FnOnce(&mut Calls) -> &mut u64,
+        action: impl FnOnce(&mut Inner) -> Result<T, UpstreamError>,
+    ) -> Result<T, UpstreamError> {
+        let mut inner = self.lock();
+        *count(&mut inner.calls) += 1;
+        let call = inner.calls.fallible();
+        let result = match inner.faults.remove(&call) {
+            None => action(&mut inner),
+            Some(Fault::OutOfMemory) => Err(UpstreamError::OutOfMemory),
+            Some(Fault::Other) => Err(UpstreamError::Other(Box::new(InjectedFault { call }))),
+            Some(Fault::Panic) => panic!("call {call} of the fake upstream was made to panic"),
+        };
+        inner.failures_in_a_row = if result.is_ok() { 0 } else { inner.failures_in_a_row + 1 };
+        assert!(
+            inner.failures_in_a_row < FUSE,
+            "the fuse of the fake upstream blew: {FUSE} calls failed in a row"
+        );
+        result
+    }
+}
+
+impl Inner {
+    fn event(&self, event: EventId) -> (StreamId, u64) {
+        *self.events.get(&event).unwrap_or_else(|| panic!("{event:?} was never recorded, or was released"))
+    }
+
+    fn has_passed(&self, event: EventId) -> bool {
+        let (stream, place) = self.event(event);
+        self.timelines[&stream].passed >= place
+    }
+}
+
+impl Events for FakeUpstream {
+    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
+        self.call(
+            |calls| &mut calls.record_event,
+            |inner| {
+                let timeline = inner.timelines.entry(stream).or_default();
+                timeline.recorded += 1;
+                let event = EventId::from_raw(inner.next_event);
+                inner.next_event += 1;
+                inner.events.insert(event, (stream, timeline.recorded));
+                Ok(event)
+            },
+        )
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
+        self.call(|calls| &mut calls.query_event, |inner| Ok(inner.has_passed(event)))
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.synchronize_event,
+            |inner| {
+                let (stream, place) = inner.event(event);
+                let timeline = inner.timelines.entry(stream).or_default();
+                timeline.passed = timeline.passed.max(place);
+                Ok(())
+            },
+        )
+    }
+
+    fn wait_event(&self, _stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+        // No work is modelled, so the order has no effect; the event must exist all the same.
+        self.call(|calls| &mut calls.wait_event, |inner| Ok(inner.event(event))).map(|_| ())
+    }
+
+    fn release_event(&self, event: EventId) {
+        let mut inner = self.lock();
+        inner.calls.release_event += 1;
+        assert!(inner.events.remove(&event).is_some(), "{event:?} was never recorded, or was released");
+    }
+}
+
+impl Upstream for FakeUpstream {
+    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        assert!(
+            bytes > 0 && bytes.is_multiple_of(512),
+            "segments are whole numbers of 512 bytes, not {bytes}"
+        );
+        self.call(|calls| &mut calls.allocate, |inner| inner.device.allocate(bytes))
+    }
+
+    fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.call(|calls| &mut calls.free, |inner| inner.device.free(address, bytes))
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
+        self.call(
+            |calls| &mut calls.memory_info,
+            |inner| {
+                let Ranges { capacity_bytes, used_bytes, .. } = inner.device;
+                Ok(MemoryInfo { free_bytes: capacity_bytes - used_bytes, total_bytes: capacity_bytes })
+            },
+        )
+    }
+}
+
+impl HostUpstream for FakeUpstream {
+    fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        self.call(|calls| &mut calls.allocate_host, |inner| inner.host.allocate(bytes))
+    }
+
+    fn free_host(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.call(|calls| &mut calls.free_host, |inner| inner.host.free(address, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_reused_lowest_first_and_bytes_run_out() {
+        let upstream = FakeUpstream::new(3 << 20);
+        let [a, b, c] = [(); 3].map(|()| upstream.allocate(1 << 20).expect("there is room"));
+        assert_eq!([b - a, c - b], [1 << 20; 2]);
+        assert!(matches!(upstream.allocate(512), Err(UpstreamError::OutOfMemory)));
+        upstream.free(b, 1 << 20).expect("it is out");
+        assert_eq!(upstream.memory_info().expect("no fault").free_bytes, 1 << 20);
+        assert_eq!(upstream.allocate(512).expect("there is room"), b);
+    }
+
+    #[test]
+    fn events_pass_in_the_order_of_their_stream() {
+        let upstream = FakeUpstream::new(0);
+        let stream = StreamId::from_raw(7);
+        let [first, second, third] = [(); 3].map(|()| upstream.record_event(stream).expect("no fault"));
+        let passed = || [first, second, third].map(|event| upstream.query_event(event).expect("no fault"));
+        assert_eq!(passed(), [false, false, false]);
+        upstream.complete_next(stream);
+        assert_eq!(passed(), [true, false, false]);
+        upstream.synchronize_event(second).expect("no fault");
+        assert_eq!(passed(), [true, true, false]);
+    }
+
+    #[test]
+    #[should_panic(expected = "fuse")]
+    fn the_fuse_ends_endless_retries() {
+        let upstream = FakeUpstream::new(0);
+        while upstream.allocate(512).is_err() {}
+    }
+}

@@ -1,0 +1,352 @@
+//! Counters, with PyTorch's names and meanings.
+//!
+//! Every [`Statistic`] has four figures: what is there now (`current`), the most there ever was (`peak`), and the sums of
+//! what was added (`allocated`) and taken away (`freed`). Those of device memory exist three times, for all requests and for
+//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] and [`HostStatistics`];
+//! `memory_stats` lists them under PyTorch's keys (`allocated_bytes.all.peak`).
+//!
+//! The counters are plain numbers; who holds them keeps them exact. This module decides nothing.
+
+use std::time::Duration;
+
+/// Which of the two kinds of pools a request belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum SizeClass {
+    /// Up to 1 MiB, from segments of 2 MiB.
+    Small,
+    /// More.
+    Large,
+}
+
+/// One quantity over time.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Statistic {
+    /// What there is now.
+    pub current: u64,
+    /// The most that `current` has been since the last reset of peaks.
+    pub peak: u64,
+    /// All that was added since the last reset of sums.
+    pub allocated: u64,
+    /// All that was taken away since the last reset of sums.
+    pub freed: u64,
+}
+
+impl Statistic {
+    pub(crate) fn increase(&mut self, amount: u64) {
+        self.current += amount;
+        self.allocated += amount;
+        self.peak = self.peak.max(self.current);
+    }
+
+    /// # Panics
+    /// If there is less than `amount`: then something was taken away that was never added.
+    pub(crate) fn decrease(&mut self, amount: u64) {
+        self.current = self.current.checked_sub(amount).expect("a statistic never falls below zero");
+        self.freed += amount;
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.allocated = 0;
+        self.freed = 0;
+    }
+
+    fn push_entries(&self, entries: &mut Vec<(String, u64)>, name: &str) {
+        for (figure, value) in [
+            ("current", self.current),
+            ("peak", self.peak),
+            ("allocated", self.allocated),
+            ("freed", self.freed),
+        ] {
+            entries.push((format!("{name}.{figure}"), value));
+        }
+    }
+}
+
+/// One quantity for all requests, and for the small and the large ones alone.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ByPool {
+    /// Both together. Its peak is the peak of the sum.
+    pub all: Statistic,
+    /// Small requests.
+    pub small_pool: Statistic,
+    /// Large requests.
+    pub large_pool: Statistic,
+}
+
+impl ByPool {
+    fn selected(&mut self, class: SizeClass) -> [&mut Statistic; 2] {
+        match class {
+            SizeClass::Small => [&mut self.all, &mut self.small_pool],
+            SizeClass::Large => [&mut self.all, &mut self.large_pool],
+        }
+    }
+
+    pub(crate) fn increase(&mut self, class: SizeClass, amount: u64) {
+        self.selected(class).into_iter().for_each(|statistic| statistic.increase(amount));
+    }
+
+    pub(crate) fn decrease(&mut self, class: SizeClass, amount: u64) {
+        self.selected(class).into_iter().for_each(|statistic| statistic.decrease(amount));
+    }
+
+    /// Adds or takes away, whichever the net change is. Nothing is counted when there is none.
+    pub(crate) fn change(&mut self, class: SizeClass, added: u64, removed: u64) {
+        if added > removed {
+            self.increase(class, added - removed);
+        } else if removed > added {
+            self.decrease(class, removed - added);
+        }
+    }
+
+    fn each(&mut self) -> [&mut Statistic; 3] {
+        [&mut self.all, &mut self.small_pool, &mut self.large_pool]
+    }
+}
+
+/// The statistics of a [`DeviceAllocator`](crate::DeviceAllocator). Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DeviceStatistics {
+    /// Blocks that are in the hands of callers.
+    pub allocation: ByPool,
+    /// Segments taken from the upstream.
+    pub segment: ByPool,
+    /// Blocks in the hands of callers, and freed ones that wait for events.
+    pub active: ByPool,
+    /// Free blocks that share their segment with others, and so cannot go back to the upstream.
+    pub inactive_split: ByPool,
+    /// The bytes of `allocation`, rounded as the blocks are.
+    pub allocated_bytes: ByPool,
+    /// The bytes of `segment`.
+    pub reserved_bytes: ByPool,
+    /// The bytes of `active`.
+    pub active_bytes: ByPool,
+    /// The bytes of `inactive_split`.
+    pub inactive_split_bytes: ByPool,
+    /// The bytes of `active` as they were asked for, before rounding.
+    pub requested_bytes: ByPool,
+    /// Blocks of at least `max_split_size` in the hands of callers.
+    pub oversize_allocations: Statistic,
+    /// Segments of at least `max_split_size`.
+    pub oversize_segments: Statistic,
+    /// How often the upstream was asked again after the cache had been given back to it.
+    pub num_alloc_retries: u64,
+    /// How many requests failed for want of memory.
+    pub num_ooms: u64,
+    /// How often the host waited for all pending events.
+    pub num_sync_all_streams: u64,
+    /// Segments taken from the upstream, ever.
+    pub num_device_alloc: u64,
+    /// Segments given back, ever.
+    pub num_device_free: u64,
+}
+
+impl DeviceStatistics {
+    /// All figures under PyTorch's keys, sorted by key.
+    pub fn memory_stats(&self) -> Vec<(String, u64)> {
+        let mut copy = self.clone();
+        let Named { by_pool, oversize, counters } = copy.named();
+        let mut entries = Vec::with_capacity(128);
+        for (name, quantity) in by_pool {
+            for (pool, statistic) in ["all", "small_pool", "large_pool"].into_iter().zip(quantity.each()) {
+                statistic.push_entries(&mut entries, &format!("{name}.{pool}"));
+            }
+        }
+        for (name, statistic) in oversize {
+            statistic.push_entries(&mut entries, name);
+        }
+        entries.extend(counters.map(|(name, counter)| (name.to_owned(), *counter)));
+        entries.sort();
+        entries
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.named().statistics().for_each(Statistic::reset_peak);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        let mut named = self.named();
+        named.statistics().for_each(Statistic::reset_accumulated);
+        named.counters.into_iter().for_each(|(_, counter)| *counter = 0);
+    }
+
+    /// The one list of all fields; everything that concerns them all goes by it.
+    fn named(&mut self) -> Named<'_> {
+        Named {
+            by_pool: [
+                ("allocation", &mut self.allocation),
+                ("segment", &mut self.segment),
+                ("active", &mut self.active),
+                ("inactive_split", &mut self.inactive_split),
+                ("allocated_bytes", &mut self.allocated_bytes),
+                ("reserved_bytes", &mut self.reserved_bytes),
+                ("active_bytes", &mut self.active_bytes),
+                ("inactive_split_bytes", &mut self.inactive_split_bytes),
+                ("requested_bytes", &mut self.requested_bytes),
+            ],
+            oversize: [
+                ("oversize_allocations", &mut self.oversize_allocations),
+                ("oversize_segments", &mut self.oversize_segments),
+            ],
+            counters: [
+                ("num_alloc_retries", &mut self.num_alloc_retries),
+                ("num_ooms", &mut self.num_ooms),
+                ("num_sync_all_streams", &mut self.num_sync_all_streams),
+                ("num_device_alloc", &mut self.num_device_alloc),
+                ("num_device_free", &mut self.num_device_free),
+            ],
+        }
+    }
+}
+
+/// The fields of [`DeviceStatistics`] with their names.
+struct Named<'a> {
+    by_pool: [(&'static str, &'a mut ByPool); 9],
+    oversize: [(&'static str, &'a mut Statistic); 2],
+    counters: [(&'static str, &'a mut u64); 5],
+}
+
+impl Named<'_> {
+    fn statistics(&mut self) -> impl Iterator<Item = &mut Statistic> {
+        let by_pool = self.by_pool.iter_mut().flat_map(|(_, quantity)| quantity.each());
+        by_pool.chain(self.oversize.iter_mut().map(|(_, statistic)| &mut **statistic))
+    }
+}
+
+/// How long calls of the upstream took. A wall clock, for a person to read; nothing is decided by it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TimeStatistic {
+    /// The sum over all calls, in microseconds.
+    pub total_us: u64,
+    /// The longest call, in microseconds.
+    pub max_us: u64,
+    /// The shortest call, in microseconds; 0 when there was none.
+    pub min_us: u64,
+    /// How many calls there were.
+    pub count: u64,
+}
+
+impl TimeStatistic {
+    /// The mean, in microseconds; 0 when there was no call.
+    pub fn average_us(&self) -> u64 {
+        self.total_us.checked_div(self.count).unwrap_or(0)
+    }
+
+    pub(crate) fn add(&mut self, duration: Duration) {
+        let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        self.min_us = if self.count == 0 { us } else { self.min_us.min(us) };
+        self.max_us = self.max_us.max(us);
+        self.total_us = self.total_us.saturating_add(us);
+        self.count += 1;
+    }
+
+    fn push_entries(&self, entries: &mut Vec<(String, u64)>, name: &str) {
+        for (figure, value) in [
+            ("total", self.total_us),
+            ("max", self.max_us),
+            ("min", self.min_us),
+            ("count", self.count),
+            ("avg", self.average_us()),
+        ] {
+            entries.push((format!("{name}.{figure}"), value));
+        }
+    }
+}
+
+/// The statistics of a [`HostAllocator`](crate::HostAllocator). Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct HostStatistics {
+    /// Pieces of pinned memory taken from the upstream, in use or cached.
+    pub allocations: Statistic,
+    /// Those in the hands of callers, and freed ones that wait for events.
+    pub active_requests: Statistic,
+    /// The bytes of `allocations`.
+    pub allocated_bytes: Statistic,
+    /// The bytes of `active_requests`.
+    pub active_bytes: Statistic,
+    /// How long the upstream took to pin memory.
+    pub host_alloc_time: TimeStatistic,
+    /// How long the upstream took to take it back.
+    pub host_free_time: TimeStatistic,
+    /// Pieces taken from the upstream, ever.
+    pub num_host_alloc: u64,
+    /// Pieces given back, ever.
+    pub num_host_free: u64,
+}
+
+impl HostStatistics {
+    /// All figures under PyTorch's keys, sorted by key.
+    pub fn memory_stats(&self) -> Vec<(String, u64)> {
+        let mut entries = Vec::with_capacity(32);
+        self.allocations.push_entries(&mut entries, "allocations");
+        self.active_requests.push_entries(&mut entries, "active_requests");
+        self.allocated_bytes.push_entries(&mut entries, "allocated_bytes");
+        self.active_bytes.push_entries(&mut entries, "active_bytes");
+        self.host_alloc_time.push_entries(&mut entries, "host_alloc_time");
+        self.host_free_time.push_entries(&mut entries, "host_free_time");
+        entries.push(("num_host_alloc".to_owned(), self.num_host_alloc));
+        entries.push(("num_host_free".to_owned(), self.num_host_free));
+        entries.sort();
+        entries
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.statistics().into_iter().for_each(Statistic::reset_peak);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.statistics().into_iter().for_each(Statistic::reset_accumulated);
+        self.host_alloc_time = TimeStatistic::default();
+        self.host_free_time = TimeStatistic::default();
+        self.num_host_alloc = 0;
+        self.num_host_free = 0;
+    }
+
+    fn statistics(&mut self) -> [&mut Statistic; 4] {
+        [&mut self.allocations, &mut self.active_requests, &mut self.allocated_bytes, &mut self.active_bytes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_net_change_counts_once() {
+        let mut quantity = ByPool::default();
+        quantity.change(SizeClass::Small, 3, 1);
+        quantity.change(SizeClass::Large, 2, 2);
+        quantity.change(SizeClass::Small, 0, 1);
+        assert_eq!(quantity.all, Statistic { current: 1, peak: 2, allocated: 2, freed: 1 });
+        assert_eq!(quantity.small_pool, quantity.all);
+        assert_eq!(quantity.large_pool, Statistic::default());
+    }
+
+    #[test]
+    fn resets_leave_what_is_there() {
+        let mut statistics = DeviceStatistics { num_ooms: 3, ..DeviceStatistics::default() };
+        statistics.active.increase(SizeClass::Large, 10);
+        statistics.active.decrease(SizeClass::Large, 4);
+        statistics.oversize_segments.increase(2);
+        statistics.reset_peak();
+        assert_eq!(statistics.active.all, Statistic { current: 6, peak: 6, allocated: 10, freed: 4 });
+        statistics.reset_accumulated();
+        assert_eq!(statistics.active.all, Statistic { current: 6, peak: 6, allocated: 0, freed: 0 });
+        assert_eq!(statistics.oversize_segments, Statistic { current: 2, peak: 2, allocated: 0, freed: 0 });
+        assert_eq!(statistics.num_ooms, 0);
+    }
+
+    #[test]
+    fn times_have_a_shortest_and_a_longest() {
+        let mut time = TimeStatistic::default();
+        assert_eq!(time.average_us(), 0);
+        for us in [5, 2, 8] {
+            time.add(Duration::from_micros(us));
+        }
+        assert_eq!(time, TimeStatistic { total_us: 15, max_us: 8, min_us: 2, count: 3 });
+        assert_eq!(time.average_us(), 5);
+    }
+}

@@ -1,0 +1,205 @@
+//! A failing upstream leaves a valid allocator: each call fails in turn, in three ways.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use thalweg_memory::fake::{FakeUpstream, Fault, InjectedFault};
+use thalweg_memory::{DeviceAllocator, HostAllocator, Settings, UpstreamError};
+
+use crate::harness::{Harness, Op, program, stream};
+use crate::random::runner;
+
+const MIB: u64 = 1 << 20;
+
+/// One step; errors and injected panics are taken as they come.
+fn step(harness: &mut Harness, op: &Op) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| attempt(harness, op)));
+    if let Err(panic) = outcome {
+        let text = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(text.contains("was made to panic"), "a panic of our own: {text}");
+    }
+}
+
+fn attempt(harness: &mut Harness, op: &Op) {
+    match *op {
+        Op::Allocate { bytes, stream } => drop(harness.allocate(bytes, stream).map(|_| ())),
+        Op::Free { block } if !harness.held.is_empty() => drop(harness.let_go(block % harness.held.len())),
+        Op::RecordStream { block, stream } if !harness.held.is_empty() => {
+            harness.record_stream(block % harness.held.len(), stream);
+        }
+        Op::CompleteNext { stream: on } => harness.upstream.complete_next(stream(on)),
+        Op::CompleteStream { stream: on } => harness.upstream.complete_stream(stream(on)),
+        Op::ProcessEvents => harness.allocator.process_events(),
+        Op::EmptyCache => drop(harness.allocator.empty_cache()),
+        Op::SetMemoryFraction { percent } => {
+            drop(harness.allocator.set_memory_fraction(percent as f64 / 100.0))
+        }
+        Op::CreatePool => {
+            harness.pools.push(harness.allocator.create_pool());
+            harness.references.push(1);
+        }
+        Op::Begin { pool, filter } if !harness.pools.is_empty() => {
+            drop(harness.begin(pool % harness.pools.len(), filter));
+        }
+        Op::End { pool } if !harness.pools.is_empty() => {
+            drop(harness.allocator.end_allocate_to_pool(harness.pools[pool % harness.pools.len()]));
+        }
+        _ => {}
+    }
+}
+
+/// A program that makes every call there is: a small device, uses on other streams, a capture, a limit.
+fn thorough_program() -> Vec<Op> {
+    let mut program = vec![Op::CreatePool, Op::SetMemoryFraction { percent: 90 }];
+    for round in 0..6 {
+        for size in [1000, 3 * MIB, 11 * MIB] {
+            program.push(Op::Allocate { bytes: size, stream: 1 });
+            program.push(Op::Allocate { bytes: size, stream: 2 });
+            program.push(Op::RecordStream { block: 0, stream: 2 });
+            program.push(Op::RecordStream { block: 0, stream: 3 });
+            program.push(Op::Free { block: 0 });
+        }
+        program.push(Op::Begin { pool: 0, filter: Some(1) });
+        program.push(Op::Allocate { bytes: 600_000, stream: 1 });
+        program.push(Op::RecordStream { block: round, stream: 3 });
+        program.push(Op::Free { block: round });
+        program.push(Op::End { pool: 0 });
+        program.push(Op::CompleteNext { stream: 2 });
+        program.push(Op::ProcessEvents);
+        program.push(Op::Free { block: 1 });
+    }
+    program.push(Op::EmptyCache);
+    program
+}
+
+fn run(program: &[Op], faults: &[(u64, Fault)]) -> u64 {
+    let mut harness = Harness::new(64 * MIB, None);
+    for &(call, fault) in faults {
+        harness.upstream.fail_call(call, fault);
+    }
+    for op in program {
+        step(&mut harness, op);
+        harness.assert_valid();
+    }
+    harness.upstream.clear_faults();
+    let calls = harness.upstream.calls().fallible();
+    harness.finish();
+    calls
+}
+
+#[test]
+fn each_call_fails_in_turn() {
+    let program = thorough_program();
+    let calls = run(&program, &[]);
+    assert!(calls > 60, "the program makes {calls} calls");
+    for call in 1..=calls {
+        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
+            run(&program, &[(call, fault)]);
+        }
+    }
+}
+
+#[test]
+fn the_thorough_program_makes_every_kind_of_call() {
+    let mut harness = Harness::new(64 * MIB, None);
+    thorough_program().iter().for_each(|op| step(&mut harness, op));
+    let calls = harness.upstream.calls();
+    let kinds = [
+        calls.allocate,
+        calls.free,
+        calls.memory_info,
+        calls.record_event,
+        calls.query_event,
+        calls.synchronize_event,
+        calls.release_event,
+    ];
+    assert!(kinds.iter().all(|&count| count > 0), "{calls:?}");
+}
+
+#[test]
+fn random_programs_survive_random_faults() {
+    let fault = prop::sample::select(vec![Fault::OutOfMemory, Fault::Other, Fault::Panic]);
+    let faults = prop::collection::vec((1..150u64, fault), 1..20);
+    let outcome = runner(300).run(&(program(), faults), |(program, faults)| {
+        run(&program, &faults);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn the_upstreams_error_reaches_the_caller_unharmed() {
+    let upstream = Arc::new(FakeUpstream::new(64 * MIB));
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    upstream.fail_call(1, Fault::Other);
+    let error = allocator.allocate(1, stream(1)).expect_err("the call was made to fail");
+    assert!(error.is_upstream() && !error.is_out_of_memory());
+    assert_eq!(error.to_string(), "allocate: call 1 of the fake upstream was made to fail");
+    let source = std::error::Error::source(&error).expect("the upstream's error is the source");
+    assert_eq!(source.downcast_ref(), Some(&InjectedFault { call: 1 }));
+    match error.into_upstream() {
+        Ok(UpstreamError::Other(error)) => assert_eq!(error.downcast_ref(), Some(&InjectedFault { call: 1 })),
+        other => panic!("{other:?}"),
+    }
+    assert!(allocator.allocate(1, stream(1)).is_ok(), "the next call works");
+    assert_eq!(allocator.statistics().num_ooms, 0);
+}
+
+#[test]
+fn an_allocator_that_is_dropped_gives_back_what_is_pending() {
+    let upstream = Arc::new(FakeUpstream::new(64 * MIB));
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let block = allocator.allocate(1, stream(1)).expect("there is room");
+    block.record_stream(stream(2));
+    let pool = allocator.create_pool();
+    allocator.begin_allocate_to_pool(pool, thalweg_memory::StreamFilter::All).expect("the pool exists");
+    let captured = allocator.allocate(5 * MIB, stream(1)).expect("there is room");
+    drop(allocator);
+    drop(block);
+    assert_eq!(upstream.live_segments().len(), 2, "a block keeps its allocator alive");
+    drop(captured);
+    assert_eq!((upstream.live_segments().len(), upstream.live_events()), (0, 0));
+}
+
+#[test]
+fn each_host_call_fails_in_turn() {
+    let program = |upstream: &Arc<FakeUpstream>| {
+        let allocator = HostAllocator::new(upstream.clone());
+        let quietly = |action: &mut dyn FnMut()| {
+            let _ = catch_unwind(AssertUnwindSafe(action));
+        };
+        for round in 0..4 {
+            for size in [1000, 3000, 3 * MIB] {
+                quietly(&mut || {
+                    let blocks = [allocator.allocate(size), allocator.allocate(size)];
+                    for block in blocks.iter().flatten() {
+                        block.record_use(stream(1));
+                        block.record_use(stream(2));
+                    }
+                });
+            }
+            if round % 2 == 1 {
+                upstream.complete_next(stream(1));
+                upstream.complete_all();
+                quietly(&mut || drop(allocator.empty_cache()));
+            }
+        }
+        let calls = upstream.calls().fallible();
+        upstream.clear_faults();
+        allocator.empty_cache().expect("no fault is left");
+        assert_eq!(allocator.statistics().active_requests.current, 0);
+        assert_eq!(allocator.statistics().allocations.current, 0);
+        assert_eq!((upstream.live_host_allocations().len(), upstream.live_events()), (0, 0));
+        calls
+    };
+    let calls = program(&Arc::new(FakeUpstream::new(8 * MIB)));
+    assert!(calls > 40, "the program makes {calls} calls");
+    for call in 1..=calls {
+        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
+            let upstream = Arc::new(FakeUpstream::new(8 * MIB));
+            upstream.fail_call(call, fault);
+            program(&upstream);
+        }
+    }
+}

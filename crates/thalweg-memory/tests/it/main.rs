@@ -1,0 +1,10 @@
+//! The allocators from outside, on the fake upstream.
+
+mod decisions;
+mod faults;
+mod harness;
+mod host;
+mod model;
+mod private_pools;
+mod random;
+mod threads;

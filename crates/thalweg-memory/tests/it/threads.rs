@@ -1,0 +1,152 @@
+//! Several threads, and an upstream that drops blocks while it is called.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::{
+    Block, DeviceAllocator, EventId, Events, MemoryInfo, Settings, StreamId, Upstream, UpstreamError,
+};
+
+use crate::harness::stream;
+
+#[test]
+fn blocks_are_allocated_used_and_dropped_by_any_thread() {
+    let upstream = Arc::new(FakeUpstream::new(1 << 40));
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let exchange: Mutex<Vec<Block>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for thread in 1..=4u64 {
+            let (allocator, exchange, upstream) = (&allocator, &exchange, &upstream);
+            scope.spawn(move || {
+                for round in 0..2000 {
+                    let block =
+                        allocator.allocate(1 + round * 977 % 100_000, stream(thread)).expect("there is room");
+                    block.record_stream(stream(1 + round % 4));
+                    let mut exchange = exchange.lock().expect("no thread panics");
+                    exchange.push(block);
+                    // Every thread frees what another one allocated.
+                    let oldest = (exchange.len() > 20).then(|| exchange.remove(0));
+                    drop(exchange);
+                    drop(oldest);
+                    if round % 16 == 0 {
+                        upstream.complete_all();
+                    }
+                }
+            });
+        }
+    });
+    let held = exchange.into_inner().expect("no thread panics");
+    assert_eq!(allocator.statistics().allocation.all.current, held.len() as u64);
+    drop(held);
+    assert_eq!(allocator.statistics().allocation.all.freed, 8000);
+    allocator.empty_cache().expect("no capture is under way");
+    assert_eq!((upstream.live_segments().len(), upstream.live_events()), (0, 0));
+}
+
+/// An upstream that drops a block whenever it is asked for memory, as a callback that frees caches would.
+struct Dropping {
+    inner: FakeUpstream,
+    victims: Mutex<Vec<Block>>,
+}
+
+impl Events for Dropping {
+    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
+        self.inner.record_event(stream)
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
+        self.inner.query_event(event)
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
+        self.inner.synchronize_event(event)
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+        self.inner.wait_event(stream, event)
+    }
+
+    fn release_event(&self, event: EventId) {
+        self.inner.release_event(event);
+    }
+}
+
+impl Upstream for Dropping {
+    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        self.victims.lock().expect("no thread panics").clear();
+        self.inner.allocate(bytes)
+    }
+
+    fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.inner.free(address, bytes)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
+        self.inner.memory_info()
+    }
+}
+
+#[test]
+fn a_drop_while_the_allocator_is_busy_is_queued() {
+    let upstream = Arc::new(Dropping { inner: FakeUpstream::new(1 << 30), victims: Mutex::default() });
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let victim = allocator.allocate(1000, stream(1)).expect("there is room");
+    let address = victim.address();
+    upstream.victims.lock().expect("no thread panics").push(victim);
+    let large = allocator.allocate(30 << 20, stream(1)).expect("there is room");
+    assert_eq!(allocator.statistics().allocation.all.current, 1, "the queue is emptied before the next call");
+    assert_eq!(allocator.allocate(1000, stream(1)).expect("there is room").address(), address);
+    drop(large);
+}
+
+#[test]
+fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
+    /// Blocks in `allocate` until another thread has dropped its block.
+    struct Blocking {
+        dropping: Dropping,
+        dropped: OnceLock<()>,
+    }
+    impl Events for Blocking {
+        fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
+            self.dropping.record_event(stream)
+        }
+        fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
+            self.dropping.query_event(event)
+        }
+        fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
+            self.dropping.synchronize_event(event)
+        }
+        fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+            self.dropping.wait_event(stream, event)
+        }
+        fn release_event(&self, event: EventId) {
+            self.dropping.release_event(event);
+        }
+    }
+    impl Upstream for Blocking {
+        fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+            if bytes > 2 << 20 {
+                self.dropped.wait();
+            }
+            self.dropping.allocate(bytes)
+        }
+        fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+            self.dropping.free(address, bytes)
+        }
+        fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
+            self.dropping.memory_info()
+        }
+    }
+    let dropping = Dropping { inner: FakeUpstream::new(1 << 30), victims: Mutex::default() };
+    let upstream = Arc::new(Blocking { dropping, dropped: OnceLock::new() });
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let small = allocator.allocate(1000, stream(1)).expect("there is room");
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| allocator.allocate(30 << 20, stream(1)).map(drop));
+        // Whichever comes first, the drop returns: were it to wait for the other thread, both would wait for ever.
+        drop(small);
+        upstream.dropped.set(()).expect("set once");
+        busy.join().expect("no thread panics").expect("there is room");
+    });
+    assert_eq!(allocator.statistics().allocation.all.current, 0);
+}

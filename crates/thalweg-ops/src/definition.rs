@@ -1,0 +1,201 @@
+//! [`LoopOp`]: an operator as data.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, BodyBuilder, DType, Place, Scalar, Value};
+
+/// A list of dtypes; most operators have few operands.
+pub type DTypes = SmallVec<[DType; 8]>;
+
+/// Which dtypes an operator takes, what it computes in, and what it gives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DTypeRule {
+    /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
+    Numeric,
+    /// As `Numeric`, and integers become f32: transcendental functions, division, means.
+    Floating,
+    /// Inputs are promoted to one dtype and compared in it; the result is `Bool`.
+    Comparison,
+    /// Inputs are read as truth values ("not 0"); the result is `Bool`.
+    Logical,
+    /// The first input is a condition, read as a truth value; the others are promoted to one dtype, the result's.
+    Condition,
+    /// One input; integers and `Bool` are summed in i64, floats in their own dtype: `torch.sum`.
+    Sum,
+    /// One numeric input; the result is an i64 index.
+    Position,
+    /// The first input is floating-point, the second an i64 index: losses over classes.
+    Classes,
+    /// Any dtype, kept as it is: what only moves elements.
+    Moved,
+    /// One input of any dtype; the result's dtype is asked for by the call.
+    Converted,
+    /// No input; the result's dtype is asked for by the call.
+    Created,
+}
+
+/// The iteration space of an operator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Space {
+    /// Every operand is broadcast to one shape, and each element is computed alone.
+    Elementwise,
+    /// Some dimensions are reduced: the rows are the others.
+    Rows,
+    /// The operator says its extents itself and works with coordinates.
+    Coordinates,
+}
+
+/// The dtypes of one call.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Signature {
+    /// Of each input, in memory.
+    pub inputs: DTypes,
+    /// What is computed in.
+    pub compute: DType,
+    /// Of each output, in memory.
+    pub outputs: DTypes,
+}
+
+/// Samples and an independent oracle, from which tests of an operator are made.
+#[derive(Clone, Copy)]
+pub struct Examples {
+    /// Values of the inputs, one list a sample. They stay clear of kinks, so that finite differences are meaningful.
+    pub inputs: &'static [&'static [f64]],
+    /// Values of the scalars.
+    pub scalars: &'static [f64],
+    /// The function in f64, written without this crate.
+    pub reference: fn(&[f64], &[f64]) -> f64,
+}
+
+/// An operator that is a loop over points: an entry of the table.
+#[derive(Clone, Copy)]
+pub struct LoopOp {
+    /// Its name, PyTorch's where PyTorch has it.
+    pub name: &'static str,
+    /// What it computes, in a sentence.
+    pub doc: &'static str,
+    /// How many tensors it takes.
+    pub input_count: usize,
+    /// The names of the numbers it takes.
+    pub scalars: &'static [&'static str],
+    /// Dtypes.
+    pub rule: DTypeRule,
+    /// Iteration space.
+    pub space: Space,
+    /// How often each output is written.
+    pub outputs: &'static [Place],
+    /// Writes the body for a signature.
+    pub build: fn(&BodyBuilder, &Signature),
+    /// For tests; only elementwise operators have them here.
+    pub examples: Option<Examples>,
+}
+
+impl fmt::Debug for LoopOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LoopOp({})", self.name)
+    }
+}
+
+/// Why an operator refuses dtypes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DTypeError(pub String);
+
+impl fmt::Display for DTypeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DTypeError {}
+
+impl LoopOp {
+    /// A number that tells the operator from every other: a hash of its name (FNV-1a), which the table's test holds unique.
+    pub const fn id(&self) -> u64 {
+        let bytes = self.name.as_bytes();
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut index = 0;
+        while index < bytes.len() {
+            hash = (hash ^ bytes[index] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            index += 1;
+        }
+        hash
+    }
+
+    /// The dtypes of a call. `scalar_is_float` says whether a scalar argument is a floating-point number, which turns
+    /// integers into f32 as in PyTorch; `requested` is the dtype that the call asks for, where the rule wants one.
+    pub fn signature(
+        &self,
+        inputs: &[DType],
+        scalar_is_float: bool,
+        requested: Option<DType>,
+    ) -> Result<Signature, DTypeError> {
+        if inputs.len() != self.input_count {
+            return Err(DTypeError(format!(
+                "{} takes {} tensors, not {}",
+                self.name,
+                self.input_count,
+                inputs.len()
+            )));
+        }
+        let promote = |list: &[DType]| list.iter().copied().reduce(DType::promote).unwrap_or(DType::F32);
+        let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
+        let refuse = |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
+        let result = match self.rule {
+            DTypeRule::Numeric => {
+                let promoted = promote(inputs);
+                if promoted == DType::Bool && !scalar_is_float {
+                    return refuse("it is not defined for truth values; convert them first");
+                }
+                if scalar_is_float { floating(promoted) } else { promoted }
+            }
+            DTypeRule::Floating => floating(promote(inputs)),
+            DTypeRule::Comparison | DTypeRule::Logical => DType::Bool,
+            DTypeRule::Condition => promote(&inputs[1..]),
+            DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
+            DTypeRule::Sum | DTypeRule::Position => DType::I64,
+            DTypeRule::Classes if !inputs[0].is_floating_point() || inputs[1] != DType::I64 => {
+                return refuse("it takes a floating-point tensor and int64 classes");
+            }
+            DTypeRule::Classes | DTypeRule::Moved => inputs[0],
+            DTypeRule::Converted | DTypeRule::Created => match requested {
+                Some(dtype) => dtype,
+                None => return refuse("the call must say which dtype it wants"),
+            },
+        };
+        let compute = match self.rule {
+            DTypeRule::Comparison if scalar_is_float => floating(promote(inputs)).compute(),
+            DTypeRule::Comparison => promote(inputs).compute(),
+            DTypeRule::Position => inputs[0].compute(),
+            _ => result.compute(),
+        };
+        let outputs = std::iter::repeat_n(result, self.outputs.len()).collect();
+        Ok(Signature { inputs: inputs.into(), compute, outputs })
+    }
+
+    /// The body for a signature.
+    pub fn body(&self, signature: &Signature) -> Body {
+        let builder = BodyBuilder::new();
+        (self.build)(&builder, signature);
+        builder.finish()
+    }
+}
+
+fn names(dtypes: &[DType]) -> String {
+    dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// A scalar argument as a value of the compute dtype: it travels as f64 or i64.
+pub fn scalar(builder: &BodyBuilder, compute: DType) -> Value<'_> {
+    let travels = if compute.is_floating_point() { DType::F64 } else { DType::I64 };
+    builder.scalar(travels).to(compute)
+}
+
+/// The bits of a scalar argument in the form in which [`scalar`] reads it.
+pub fn scalar_bits(value: Scalar, compute: DType) -> u64 {
+    if compute.is_floating_point() {
+        Scalar::F64(value.to_f64()).to_bits()
+    } else {
+        Scalar::I64(value.to_i64()).to_bits()
+    }
+}

@@ -1,0 +1,340 @@
+//! The elementwise operators: **one entry here is one operator**.
+//!
+//! From an entry are derived its CUDA kernel, its host execution, its gradient, its dispatch, its method on `Tensor`, and
+//! its tests (against the reference in f64, against finite differences, kernel against host function, and the compilation
+//! for every supported architecture). An entry reads:
+//!
+//! ```text
+//! /// What it computes, in a sentence: this becomes the method's documentation.
+//! name(x, y; number) Rule {
+//!     body: a formula over the inputs, in the primitives of `thalweg_ir::Value`,
+//!     reference: the same function over f64, written independently,
+//!     samples: [[x, y], …] inputs clear of kinks and poles,
+//!     numbers: [values of the scalar arguments],
+//! }
+//! ```
+//!
+//! `Rule` is a [`DTypeRule`](crate::DTypeRule). Inputs are broadcast against each other and arrive in the compute dtype.
+
+/// Hands every entry of the table to a macro. The entries are the only list of elementwise operators there is.
+#[macro_export]
+macro_rules! elementwise_operators {
+    ($callback:ident) => {
+        $callback! {
+            /// −x.
+            neg(x) Numeric { body: -x, reference: -x, samples: [[-2.0], [0.5]], numbers: [] }
+            /// |x|.
+            abs(x) Numeric { body: x.abs(), reference: x.abs(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// −1, 0 or 1 with the sign of x.
+            sign(x) Numeric {
+                body: x.lt(0.0).select(x.like(-1.0), x.gt(0.0).select(x.like(1.0), x.like(0.0))),
+                reference: if x == 0.0 { 0.0 } else { x.signum() },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// x².
+            square(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
+            /// 1 / x.
+            reciprocal(x) Floating { body: 1.0 / x, reference: x.recip(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// √x.
+            sqrt(x) Floating { body: x.sqrt(), reference: x.sqrt(), samples: [[0.25], [2.0]], numbers: [] }
+            /// 1 / √x.
+            rsqrt(x) Floating { body: 1.0 / x.sqrt(), reference: x.powf(-0.5), samples: [[0.25], [2.0]], numbers: [] }
+            /// eˣ.
+            exp(x) Floating { body: x.exp(), reference: x.exp(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// eˣ − 1, exact near 0.
+            expm1(x) Floating { body: x.expm1(), reference: x.exp_m1(), samples: [[-2.0], [0.001]], numbers: [] }
+            /// The natural logarithm.
+            log(x) Floating { body: x.log(), reference: x.ln(), samples: [[0.25], [2.0]], numbers: [] }
+            /// ln (1 + x), exact near 0.
+            log1p(x) Floating { body: x.log1p(), reference: x.ln_1p(), samples: [[-0.5], [0.001]], numbers: [] }
+            /// The sine.
+            sin(x) Floating { body: x.sin(), reference: x.sin(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// The cosine.
+            cos(x) Floating { body: x.cos(), reference: x.cos(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// The hyperbolic tangent.
+            tanh(x) Floating { body: x.tanh(), reference: x.tanh(), samples: [[-2.0], [0.5]], numbers: [] }
+            /// 1 / (1 + e⁻ˣ).
+            sigmoid(x) Floating {
+                body: 1.0 / (1.0 + (-x).exp()),
+                reference: 0.5 * (1.0 + (0.5 * x).tanh()),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// x · sigmoid(x).
+            silu(x) Floating {
+                body: x / (1.0 + (-x).exp()),
+                reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// ln (1 + eˣ), without overflow.
+            softplus(x) Floating {
+                body: x.maximum(0.0) + (-x.abs()).exp().log1p(),
+                reference: x.max(0.0) + (-x.abs()).exp().ln_1p(),
+                samples: [[-2.0], [0.5], [30.0]],
+                numbers: [],
+            }
+            /// The Gaussian error linear unit: x · Φ(x).
+            gelu(x) Floating {
+                body: 0.5 * x * (1.0 + (x * std::f64::consts::FRAC_1_SQRT_2).erf()),
+                // The tanh form is no oracle for the exact one: Φ by its series, Φ(x) = ½ + φ(x) · Σ x^(2n+1) / (2n+1)!!.
+                reference: {
+                    let (mut term, mut sum) = (x, x);
+                    for n in 1..60 {
+                        term *= x * x / f64::from(2 * n + 1);
+                        sum += term;
+                    }
+                    x * (0.5 + sum * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt())
+                },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// The greater of x and 0.
+            relu(x) Numeric { body: x.maximum(0.0), reference: x.max(0.0), samples: [[-2.0], [0.5]], numbers: [] }
+            /// x where it is positive, else x · negative_slope.
+            leaky_relu(x; negative_slope) Floating {
+                body: x.gt(0.0).select(x, x * negative_slope),
+                reference: if x > 0.0 { x } else { negative_slope * x },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25],
+            }
+            /// The largest integer that is not above x.
+            floor(x) Floating { body: x.floor(), reference: x.floor(), samples: [[-1.5], [0.5]], numbers: [] }
+            /// The smallest integer that is not below x.
+            ceil(x) Floating { body: x.ceil(), reference: x.ceil(), samples: [[-1.5], [0.5]], numbers: [] }
+            /// x without its fraction.
+            trunc(x) Floating { body: x.trunc(), reference: x.trunc(), samples: [[-1.5], [0.5]], numbers: [] }
+            /// The nearest integer, ties to even.
+            round(x) Floating {
+                body: x.round(),
+                reference: x.round_ties_even(),
+                samples: [[-1.25], [0.75]],
+                numbers: [],
+            }
+            /// The logical opposite.
+            logical_not(x) Logical {
+                body: x.logical_not(),
+                reference: f64::from(x == 0.0),
+                samples: [[0.0], [3.0]],
+                numbers: [],
+            }
+            /// x + other.
+            add_scalar(x; other) Numeric { body: x + other, reference: x + other, samples: [[-2.0], [0.5]], numbers: [3.0] }
+            /// x · other.
+            mul_scalar(x; other) Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
+            /// x to the power of exponent.
+            pow_scalar(x; exponent) Floating {
+                body: x.pow(exponent),
+                reference: x.powf(exponent),
+                samples: [[0.25], [2.0]],
+                numbers: [3.0],
+            }
+            /// x, but not below min and not above max.
+            clamp(x; min, max) Numeric {
+                body: x.maximum(min).minimum(max),
+                reference: x.clamp(min, max),
+                samples: [[-2.0], [0.5], [4.0]],
+                numbers: [-1.0, 2.0],
+            }
+            /// Whether x = other.
+            eq_scalar(x; other) Comparison {
+                body: x.eq(other),
+                reference: f64::from(x == other),
+                samples: [[2.0], [3.0]],
+                numbers: [3.0],
+            }
+            /// Whether x > other.
+            gt_scalar(x; other) Comparison {
+                body: x.gt(other),
+                reference: f64::from(x > other),
+                samples: [[2.0], [3.0], [4.0]],
+                numbers: [3.0],
+            }
+            /// x + y.
+            add(x, y) Numeric { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x − y.
+            sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x · y.
+            mul(x, y) Numeric { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x / y; integers are divided as f32.
+            div(x, y) Floating { body: x / y, reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x to the power of y.
+            pow(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// The greater of x and y.
+            maximum(x, y) Numeric {
+                body: x.maximum(y),
+                reference: x.max(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// The smaller of x and y.
+            minimum(x, y) Numeric {
+                body: x.minimum(y),
+                reference: x.min(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// x + weight · (y − x).
+            lerp(x, y; weight) Floating {
+                body: x + weight * (y - x),
+                reference: (1.0 - weight) * x + weight * y,
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [0.25],
+            }
+            /// Whether x = y.
+            eq(x, y) Comparison {
+                body: x.eq(y),
+                reference: f64::from(x == y),
+                samples: [[-2.0, 3.0], [4.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≠ y.
+            ne(x, y) Comparison {
+                body: x.eq(y).logical_not(),
+                reference: f64::from(x != y),
+                samples: [[-2.0, 3.0], [4.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x < y.
+            lt(x, y) Comparison {
+                body: x.lt(y),
+                reference: f64::from(x < y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≤ y.
+            le(x, y) Comparison {
+                body: x.le(y),
+                reference: f64::from(x <= y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x > y.
+            gt(x, y) Comparison {
+                body: x.gt(y),
+                reference: f64::from(x > y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≥ y.
+            ge(x, y) Comparison {
+                body: x.ge(y),
+                reference: f64::from(x >= y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether both are true.
+            logical_and(x, y) Logical {
+                body: x.and(y),
+                reference: f64::from(x != 0.0 && y != 0.0),
+                samples: [[0.0, 1.0], [2.0, 1.0]],
+                numbers: [],
+            }
+            /// Whether one of both is true.
+            logical_or(x, y) Logical {
+                body: x.or(y),
+                reference: f64::from(x != 0.0 || y != 0.0),
+                samples: [[0.0, 0.0], [0.0, 1.0]],
+                numbers: [],
+            }
+            /// x where the condition is true, else y (`torch.where`).
+            select_where(condition, x, y) Condition {
+                body: condition.select(x, y),
+                reference: if condition != 0.0 { x } else { y },
+                samples: [[0.0, 3.0, 4.0], [1.0, 3.0, 4.0]],
+                numbers: [],
+            }
+        }
+    };
+}
+
+macro_rules! define {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident($($input:ident),+ $(; $($number:ident),+)?) $rule:ident {
+            body: $body:expr,
+            reference: $reference:expr,
+            samples: [$([$($sample:expr),+]),+],
+            numbers: [$($value:expr),*] $(,)?
+        }
+    )*) => {
+        /// Every entry as a value, by its name.
+        #[allow(non_upper_case_globals)] // a value is named like its operator
+        pub mod table {
+            use thalweg_ir::{BodyBuilder, Place, Value};
+
+            use crate::definition::{DTypeRule, Examples, LoopOp, Signature, Space};
+
+            $(
+                $(#[doc = $doc])+
+                pub static $name: LoopOp = LoopOp {
+                    name: stringify!($name),
+                    doc: concat!($($doc),+),
+                    input_count: [$(stringify!($input)),+].len(),
+                    scalars: &[$($(stringify!($number)),+)?],
+                    rule: DTypeRule::$rule,
+                    space: Space::Elementwise,
+                    outputs: &[Place::Row],
+                    build: {
+                        fn formula<'b>($($input: Value<'b>,)+ $($($number: Value<'b>,)+)?) -> Value<'b> {
+                            $body
+                        }
+                        fn build(builder: &BodyBuilder, signature: &Signature) {
+                            let mut inputs = super::inputs(builder, signature, DTypeRule::$rule).into_iter();
+                            $(let $input = inputs.next().expect("one value an input");)+
+                            $($(let $number = crate::definition::scalar(builder, signature.compute);)+)?
+                            let result = formula($($input,)+ $($($number,)+)?);
+                            builder.output(result, signature.outputs[0], Place::Row);
+                        }
+                        build
+                    },
+                    examples: Some(Examples {
+                        inputs: &[$(&[$($sample),+]),+],
+                        scalars: &[$($value),*],
+                        reference: {
+                            fn reference(inputs: &[f64], numbers: &[f64]) -> f64 {
+                                let _ = numbers;
+                                let mut inputs = inputs.iter().copied();
+                                $(let $input: f64 = inputs.next().expect("one value an input");)+
+                                $(
+                                    let mut numbers = numbers.iter().copied();
+                                    $(let $number: f64 = numbers.next().expect("one value a number");)+
+                                )?
+                                $reference
+                            }
+                            reference
+                        },
+                    }),
+                };
+            )*
+        }
+
+        /// The elementwise operators.
+        pub static ELEMENTWISE: &[&LoopOp] = &[$(&table::$name),*];
+    };
+}
+
+use smallvec::SmallVec;
+use thalweg_ir::{BodyBuilder, DType, Value};
+
+use crate::definition::{DTypeRule, LoopOp, Signature};
+
+elementwise_operators!(define);
+
+/// Loads the inputs in the dtype in which the rule computes.
+fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> SmallVec<[Value<'b>; 4]> {
+    signature
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, &dtype)| {
+            let compute = match rule {
+                DTypeRule::Logical => DType::Bool,
+                DTypeRule::Condition if index == 0 => DType::Bool,
+                _ => signature.compute,
+            };
+            builder.input(dtype).to(compute)
+        })
+        .collect()
+}

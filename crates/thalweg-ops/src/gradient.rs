@@ -1,0 +1,96 @@
+//! Bodies of the table's operators and of their derived gradients, made once a signature and kept.
+
+use std::hash::Hash;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_ir::{Body, Node};
+
+use crate::definition::{LoopOp, Signature};
+
+/// The body of an operator for one signature.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ForwardBody {
+    /// A number that tells it from every other body of these dtypes.
+    pub id: u64,
+    /// The body.
+    pub body: Body,
+}
+
+/// A table that is filled as it is asked.
+type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
+
+fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+    let table = kept.get_or_init(RwLock::default);
+    if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return found.clone();
+    }
+    let made = make();
+    table.write().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
+    made
+}
+
+/// The body of an operator.
+pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
+    static BODIES: Kept<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
+    keep(&BODIES, (operator.id(), signature.clone()), || {
+        Arc::new(ForwardBody { id: operator.id(), body: operator.body(signature) })
+    })
+}
+
+/// The gradient of an operator with respect to some of its inputs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GradientBody {
+    /// A number that tells it from every other body.
+    pub id: u64,
+    /// The inputs of the operator that it reads, by their number; the gradients of the outputs follow them.
+    pub saved_inputs: SmallVec<[usize; 4]>,
+    /// The outputs of the operator whose gradients it reads, by their number.
+    pub used_outputs: SmallVec<[usize; 2]>,
+    /// The body: saved inputs, then used gradients; one output a wanted input.
+    pub body: Body,
+}
+
+type Derived = Result<Arc<GradientBody>, String>;
+
+/// The gradient of `operator` with respect to the inputs in `wanted` (a bit each), or why there is none.
+pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
+    static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
+    keep(&GRADIENTS, (operator.id(), signature.clone(), wanted), || derive(operator, signature, wanted))
+}
+
+fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
+    let wrt: SmallVec<[usize; 4]> = (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
+    let body = operator.body(signature);
+    let gradient = thalweg_ir::grad::gradient(&body, &wrt)
+        .map_err(|reason| format!("{} is not differentiable: {reason}", operator.name))?;
+    let (body, kept) = without_unused_inputs(&gradient.body);
+    let inputs = signature.inputs.len();
+    Ok(Arc::new(GradientBody {
+        // The number of a derived body: the operator's, mixed with which inputs are wanted.
+        id: (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        saved_inputs: kept.iter().copied().filter(|&input| input < inputs).collect(),
+        used_outputs: kept.iter().filter_map(|&input| input.checked_sub(inputs)).collect(),
+        body,
+    }))
+}
+
+/// The body without the inputs that nothing reads, and the numbers of those that stay.
+fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>) {
+    let kept: SmallVec<[usize; 4]> = (0..body.inputs.len()).filter(|&input| body.uses_input(input)).collect();
+    let renumber = |input: &mut u16| {
+        if let Some(position) = kept.iter().position(|&old| old == usize::from(*input)) {
+            *input = position as u16;
+        }
+    };
+    let mut result = body.clone();
+    result.inputs = kept.iter().map(|&input| body.inputs[input]).collect();
+    for node in &mut result.nodes {
+        match node {
+            Node::Load { input } | Node::Gather { input, .. } => renumber(input),
+            _ => {}
+        }
+    }
+    (result, kept)
+}

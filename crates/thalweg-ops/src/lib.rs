@@ -1,0 +1,24 @@
+//! Operators as data: the table, and the planner that makes kernels of it.
+//!
+//! - [`elementwise_operators`]: the elementwise operators, an entry each, from which everything else is derived.
+//! - [`structured`]: creation, reductions, losses, windows, optimizer steps.
+//! - [`gradient()`]: gradients, derived from the same bodies.
+//! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
+//!
+//! What is no loop (matrix products) is described in `thalweg_ir` and run by the runtime.
+//!
+//! # Invariants
+//! - No device, no stream, no memory: names, dtypes, bodies and numbers only. No `unsafe`.
+//! - Whatever is decided here depends on shapes, strides and dtypes alone.
+#![forbid(unsafe_code)]
+
+mod definition;
+mod elementwise;
+mod gradient;
+mod plan;
+pub mod structured;
+
+pub use definition::{DTypeError, DTypeRule, DTypes, Examples, LoopOp, Signature, Space, scalar, scalar_bits};
+pub use elementwise::{ELEMENTWISE, table};
+pub use gradient::{ForwardBody, GradientBody, forward, gradient};
+pub use plan::{Iteration, Placement, Plan, kernel, plan};

@@ -1,0 +1,224 @@
+//! The planner: from a body and the layouts of its operands to a kernel's class and a launch's geometry.
+//!
+//! It decides, and nobody else does: which dimensions can be seen as one, whether a launch is contiguous, how wide loads
+//! are, how many lanes combine a row. Each decision depends on shapes, strides and dtypes alone, so the same call always
+//! runs the same kernel and sums in the same order.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, Place};
+
+/// Where one operand lies over the iteration space.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Placement {
+    /// By strides over the row dimensions and over the inner ones (elements; 0 repeats). Row outputs have no inner strides.
+    Strided {
+        /// One a row dimension.
+        rows: Dimensions,
+        /// One an inner dimension.
+        inner: Dimensions,
+    },
+    /// Contiguous, this many elements, gathered from.
+    Gathered(u64),
+}
+
+/// An iteration space with its operands, before anything was decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Iteration {
+    /// The extents of the row dimensions.
+    pub rows: Dimensions,
+    /// The extents of the inner dimensions.
+    pub inner: Dimensions,
+    /// The inputs of the body, then its outputs.
+    pub operands: SmallVec<[Placement; 8]>,
+    /// The greatest number of bytes to which every operand's address is aligned.
+    pub alignment_bytes: u64,
+}
+
+/// What was decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// What the kernel is compiled for.
+    pub class: Class,
+    /// What this launch is given.
+    pub geometry: Geometry,
+}
+
+/// Bytes of the widest load of a thread.
+const VECTOR_BYTES: u64 = 16;
+
+/// Rows with at most this many points are combined by one thread.
+const SERIAL_POINTS: u64 = 16;
+
+/// Rows with at most this many points are combined by a warp, longer ones by a block.
+const WARP_POINTS: u64 = 1024;
+
+/// With this many rows, whose neighbours lie side by side in memory, a thread a row reads whole sectors and fills a card.
+const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
+
+/// Decides class and geometry.
+pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
+    let keep_dimensions = body.uses_coordinates();
+    let operands = &iteration.operands;
+    let row_strides: SmallVec<[&[u64]; 8]> = strided(operands, |rows, _| Some(rows));
+    let inner_strides: SmallVec<[&[u64]; 8]> = strided(operands, |_, inner| (!inner.is_empty()).then_some(inner));
+    let rows = merge(&iteration.rows, &row_strides, keep_dimensions);
+    let inner = merge(&iteration.inner, &inner_strides, keep_dimensions);
+    let geometry = Geometry {
+        row_shape: rows.extents(&iteration.rows),
+        inner_shape: inner.extents(&iteration.inner),
+        operands: operands
+            .iter()
+            .map(|operand| match operand {
+                Placement::Gathered(elements) => OperandGeometry::Gathered { elements: *elements },
+                Placement::Strided { rows: row_strides, inner: inner_strides } => OperandGeometry::Strided {
+                    row_strides: rows.strides(row_strides),
+                    inner_strides: if inner_strides.is_empty() {
+                        Dimensions::new()
+                    } else {
+                        inner.strides(inner_strides)
+                    },
+                },
+            })
+            .collect(),
+    };
+    let contiguous = is_contiguous(body, &geometry);
+    let class = Class {
+        row_rank: geometry.row_shape.len() as u8,
+        inner_rank: geometry.inner_shape.len() as u8,
+        contiguous,
+        narrow_index: is_narrow(&geometry),
+        lanes: lanes(body, &geometry),
+        vector: if contiguous && body.reductions.is_empty() { vector(body, &geometry, iteration.alignment_bytes) } else { 1 },
+    };
+    Plan { class, geometry }
+}
+
+fn strided<'a>(
+    operands: &'a [Placement],
+    choose: impl Fn(&'a [u64], &'a [u64]) -> Option<&'a [u64]>,
+) -> SmallVec<[&'a [u64]; 8]> {
+    let of = |operand: &'a Placement| match operand {
+        Placement::Strided { rows, inner } => choose(rows, inner),
+        Placement::Gathered(_) => None,
+    };
+    operands.iter().filter_map(of).collect()
+}
+
+/// Which dimensions are seen as one: runs of dimension numbers, outermost first.
+struct Merged(SmallVec<[SmallVec<[usize; 6]>; 6]>);
+
+impl Merged {
+    fn extents(&self, shape: &[u64]) -> Dimensions {
+        self.0.iter().map(|run| run.iter().map(|&dimension| shape[dimension]).product()).collect()
+    }
+
+    fn strides(&self, strides: &[u64]) -> Dimensions {
+        self.0.iter().map(|run| run.last().map_or(1, |&dimension| strides[dimension])).collect()
+    }
+}
+
+/// Merges neighbours that every operand walks through as if they were one dimension. Dimensions of extent 1 go. There is
+/// always one dimension left, unless the space has none at all.
+fn merge(shape: &[u64], operands: &[&[u64]], keep: bool) -> Merged {
+    let mut runs: SmallVec<[SmallVec<[usize; 6]>; 6]> = SmallVec::new();
+    if keep {
+        return Merged((0..shape.len()).map(|dimension| SmallVec::from_slice(&[dimension])).collect());
+    }
+    for dimension in (0..shape.len()).filter(|&dimension| shape[dimension] != 1) {
+        let joins = runs.last().is_some_and(|run| {
+            let outer = *run.last().expect("a run is never empty");
+            operands.iter().all(|strides| strides[outer] == strides[dimension] * shape[dimension])
+        });
+        match runs.last_mut() {
+            Some(run) if joins => run.push(dimension),
+            _ => runs.push(SmallVec::from_slice(&[dimension])),
+        }
+    }
+    if runs.is_empty() && !shape.is_empty() {
+        runs.push(SmallVec::from_slice(&[shape.len() - 1]));
+    }
+    Merged(runs)
+}
+
+fn is_contiguous(body: &Body, geometry: &Geometry) -> bool {
+    let (rows, points) = (geometry.rows(), geometry.points());
+    if body.uses_coordinates() || geometry.row_shape.len() > 1 || geometry.inner_shape.len() > 1 {
+        return false;
+    }
+    let lies = |strides: &[u64], extent: u64, wanted: u64| strides.iter().all(|&stride| extent <= 1 || stride == wanted);
+    let places = body.inputs.iter().map(|_| Place::Point).chain(body.outputs.iter().map(|output| output.place));
+    geometry.operands.iter().zip(places).all(|(operand, place)| match operand {
+        OperandGeometry::Gathered { .. } => true,
+        OperandGeometry::Strided { row_strides, inner_strides } => {
+            let row = if place == Place::Point { points } else { 1 };
+            lies(row_strides, rows, row) && lies(inner_strides, points, 1)
+        }
+    })
+}
+
+fn is_narrow(geometry: &Geometry) -> bool {
+    // Half of what 32 bits hold, so that a grid's stride can be added without wrapping around.
+    let limit = 1 << 30;
+    geometry.rows().saturating_mul(geometry.points()) < limit
+        && (0..geometry.operands.len()).all(|operand| geometry.span(operand) < limit)
+}
+
+fn lanes(body: &Body, geometry: &Geometry) -> u16 {
+    let (rows, points) = (geometry.rows(), geometry.points());
+    if body.reductions.is_empty() || points <= SERIAL_POINTS {
+        return 1;
+    }
+    let side_by_side = geometry.operands.iter().zip(&body.inputs).all(|(operand, input)| match operand {
+        OperandGeometry::Strided { row_strides, inner_strides } => {
+            input.kind == InputKind::Strided
+                && row_strides.last().is_none_or(|&stride| stride <= 1)
+                && inner_strides.last().is_some_and(|&stride| stride != 1)
+        }
+        OperandGeometry::Gathered { .. } => true,
+    });
+    match points {
+        _ if side_by_side && rows >= ROWS_FOR_A_THREAD_EACH => 1,
+        _ if points <= WARP_POINTS => 32,
+        _ => 256,
+    }
+}
+
+fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
+    let sizes = body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
+    let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
+    let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
+    // Each thread moves `vector` elements of every operand, so the smallest of them sets the pace, the largest the width.
+    while vector > 1 && (alignment_bytes % (vector * largest) != 0 || geometry.rows() < vector) {
+        vector /= 2;
+    }
+    vector as u8
+}
+
+/// A kernel's name: what it computes, on which dtypes, for which class. Two kernels of one name are the same kernel.
+pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kernel {
+    use std::fmt::Write;
+    let mut name = format!("{operator}_");
+    let inputs = body.inputs.iter().map(|input| input.dtype);
+    let outputs = body.outputs.iter().map(|output| output.dtype);
+    for dtype in inputs.chain([compute]).chain(outputs) {
+        name.push_str(abbreviation(dtype));
+    }
+    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector } = class;
+    let shape = if contiguous { "c" } else { "s" };
+    let index = if narrow_index { "n" } else { "w" };
+    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}").expect("writing to a string succeeds");
+    Kernel { name, body, class }
+}
+
+const fn abbreviation(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Bool => "b",
+        DType::U8 => "u8",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+        DType::F16 => "f16",
+        DType::Bf16 => "bf16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+    }
+}

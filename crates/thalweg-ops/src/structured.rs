@@ -1,0 +1,369 @@
+//! The loop operators that are more than elementwise: creation, conversion, reductions, losses, windows, optimizer steps.
+//!
+//! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers are derived like the
+//! elementwise ones; `unfold2d` and `fold2d` are each other's gradient, and `max_pool2d` has its own.
+
+use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
+
+use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+
+/// The operators of this module.
+pub static STRUCTURED: &[&LoopOp] = &[
+    &COPY, &FULL, &ARANGE, &SUM, &MEAN, &AMAX, &AMIN, &ARGMAX, &SOFTMAX, &LOG_SOFTMAX, &CROSS_ENTROPY, &UNFOLD2D,
+    &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD, &ADAM_STEP,
+];
+
+/// The elements, in another layout or dtype.
+pub static COPY: LoopOp = LoopOp {
+    name: "copy",
+    doc: "The elements, in another layout or dtype.",
+    input_count: 1,
+    scalars: &[],
+    rule: DTypeRule::Converted,
+    space: Space::Elementwise,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let result = b.input(signature.inputs[0]);
+        b.output(result, signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// One value everywhere.
+pub static FULL: LoopOp = LoopOp {
+    name: "full",
+    doc: "One value everywhere.",
+    input_count: 0,
+    scalars: &["value"],
+    rule: DTypeRule::Created,
+    space: Space::Elementwise,
+    outputs: &[Place::Row],
+    build: |b, signature| b.output(scalar(b, signature.compute), signature.outputs[0], Place::Row),
+    examples: None,
+};
+
+/// start, start + step, start + 2·step, …
+pub static ARANGE: LoopOp = LoopOp {
+    name: "arange",
+    doc: "start, start + step, start + 2·step, …",
+    input_count: 0,
+    scalars: &["start", "step"],
+    rule: DTypeRule::Created,
+    space: Space::Coordinates,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let (start, step) = (scalar(b, signature.compute), scalar(b, signature.compute));
+        let result = start + b.index(Dimension::Row(0)).to(signature.compute) * step;
+        b.output(result, signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// A reduction of one input to one output a row.
+const fn reduction(
+    name: &'static str,
+    doc: &'static str,
+    rule: DTypeRule,
+    scalars: &'static [&'static str],
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count: 1,
+        scalars,
+        rule,
+        space: Space::Rows,
+        outputs: &[Place::Row],
+        build,
+        examples: None,
+    }
+}
+
+/// The sum over dimensions.
+pub static SUM: LoopOp = reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
+    let x = b.input(signature.inputs[0]).to(signature.compute);
+    b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], Place::Row);
+});
+
+/// The mean over dimensions; the call says over how many elements.
+pub static MEAN: LoopOp =
+    reduction("mean", "The mean over dimensions.", DTypeRule::Floating, &["count"], |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);
+        b.output(mean, signature.outputs[0], Place::Row);
+    });
+
+/// The greatest element over dimensions; a gradient is split evenly among equals.
+pub static AMAX: LoopOp =
+    reduction("amax", "The greatest element over dimensions.", DTypeRule::Numeric, &[], |b, signature| {
+        b.output(b.reduce(ReduceOp::Max, b.input(signature.inputs[0])), signature.outputs[0], Place::Row);
+    });
+
+/// The smallest element over dimensions; a gradient is split evenly among equals.
+pub static AMIN: LoopOp =
+    reduction("amin", "The smallest element over dimensions.", DTypeRule::Numeric, &[], |b, signature| {
+        b.output(b.reduce(ReduceOp::Min, b.input(signature.inputs[0])), signature.outputs[0], Place::Row);
+    });
+
+/// The place of the greatest element in one dimension: the first of equals, or of NaNs.
+pub static ARGMAX: LoopOp = reduction(
+    "argmax",
+    "The place of the greatest element in one dimension.",
+    DTypeRule::Position,
+    &[],
+    |b, signature| {
+        let x = b.input(signature.inputs[0]);
+        let greatest = b.reduce(ReduceOp::Max, x);
+        let is_greatest = x.eq(greatest).or(x.eq(x).logical_not());
+        let place = b.index(Dimension::Inner(0));
+        let candidate = is_greatest.select(place, b.constant(i64::MAX, DType::I64));
+        b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, Place::Row);
+    },
+);
+
+/// x − max, and the sum of its exponentials over the row. The shift changes no result, so no gradient flows through it.
+fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Value<'b>) {
+    let shifted = x - b.reduce(ReduceOp::Max, x.detach()).detach();
+    (shifted, b.reduce(ReduceOp::Sum, shifted.exp()))
+}
+
+/// eˣ over its sum along one dimension.
+pub static SOFTMAX: LoopOp = LoopOp {
+    outputs: &[Place::Point],
+    ..reduction("softmax", "eˣ over its sum along one dimension.", DTypeRule::Floating, &[], |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        let (shifted, sum) = shifted_exponentials(b, x);
+        b.output(shifted.exp() / sum, signature.outputs[0], Place::Point);
+    })
+};
+
+/// The logarithm of softmax along one dimension, without overflow.
+pub static LOG_SOFTMAX: LoopOp = LoopOp {
+    outputs: &[Place::Point],
+    ..reduction(
+        "log_softmax",
+        "The logarithm of softmax along one dimension.",
+        DTypeRule::Floating,
+        &[],
+        |b, signature| {
+            let x = b.input(signature.inputs[0]).to(signature.compute);
+            let (shifted, sum) = shifted_exponentials(b, x);
+            b.output(shifted - sum.log(), signature.outputs[0], Place::Point);
+        },
+    )
+};
+
+/// −log softmax(x)[class] for each row of x; NaN where the class is not one of the row's.
+pub static CROSS_ENTROPY: LoopOp = LoopOp {
+    name: "cross_entropy",
+    doc: "−log softmax(x)[class] for each row; NaN where the class is out of range.",
+    input_count: 2,
+    scalars: &["classes"],
+    rule: DTypeRule::Classes,
+    space: Space::Rows,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        // The class is the same at every point of its row, and a reduction is how a body says so.
+        let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
+        let classes = scalar(b, DType::I64);
+        let (shifted, sum) = shifted_exponentials(b, x);
+        let is_class = b.index(Dimension::Inner(0)).eq(class);
+        let picked = b.reduce(ReduceOp::Sum, is_class.select(shifted, shifted.like(0.0)));
+        let in_range = class.ge(0).and(class.lt(classes));
+        b.output(in_range.select(sum.log() - picked, sum.like(f64::NAN)), signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// The numbers of a two-dimensional window, in the order in which these operators take them.
+pub const WINDOW_SCALARS: &[&str] = &[
+    "images", "channels", "height", "width", "kernel_height", "kernel_width", "output_height", "output_width", "stride", "padding",
+    "dilation",
+];
+
+struct Window<'b> {
+    images: Value<'b>,
+    channels: Value<'b>,
+    height: Value<'b>,
+    width: Value<'b>,
+    kernel_height: Value<'b>,
+    kernel_width: Value<'b>,
+    output_height: Value<'b>,
+    output_width: Value<'b>,
+    stride: Value<'b>,
+    padding: Value<'b>,
+    dilation: Value<'b>,
+}
+
+impl<'b> Window<'b> {
+    fn new(b: &'b BodyBuilder) -> Self {
+        let next = || scalar(b, DType::I64);
+        Self {
+            images: next(),
+            channels: next(),
+            height: next(),
+            width: next(),
+            kernel_height: next(),
+            kernel_width: next(),
+            output_height: next(),
+            output_width: next(),
+            stride: next(),
+            padding: next(),
+            dilation: next(),
+        }
+    }
+
+    /// The input coordinate that an output and a kernel coordinate meet at, and whether it is inside.
+    fn input_at(&self, output: Value<'b>, kernel: Value<'b>, extent: Value<'b>) -> (Value<'b>, Value<'b>) {
+        let at = output * self.stride + kernel * self.dilation - self.padding;
+        (at, at.ge(0).and(at.lt(extent)))
+    }
+
+    /// The output coordinate whose window has an input coordinate at a kernel coordinate, and whether there is one.
+    fn output_at(&self, input: Value<'b>, kernel: Value<'b>, extent: Value<'b>) -> (Value<'b>, Value<'b>) {
+        let reach = input + self.padding - kernel * self.dilation;
+        let at = reach / self.stride;
+        (at, reach.ge(0).and((reach % self.stride).eq(0)).and(at.lt(extent)))
+    }
+}
+
+/// The windows of an image as columns: (channels · kernel, batch · output). Rows: channel, kernel y, kernel x, image, output
+/// y, output x.
+pub static UNFOLD2D: LoopOp = LoopOp {
+    name: "unfold2d",
+    doc: "The windows of a batch of images as columns (im2col).",
+    input_count: 1,
+    scalars: WINDOW_SCALARS,
+    rule: DTypeRule::Moved,
+    space: Space::Coordinates,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let image = b.gathered_input(signature.inputs[0]);
+        let window = Window::new(b);
+        let [channel, kernel_y, kernel_x, batch, output_y, output_x] =
+            [0, 1, 2, 3, 4, 5].map(|dimension| b.index(Dimension::Row(dimension)));
+        let (y, y_inside) = window.input_at(output_y, kernel_y, window.height);
+        let (x, x_inside) = window.input_at(output_x, kernel_x, window.width);
+        let place = ((batch * window.channels + channel) * window.height + y) * window.width + x;
+        let value = b.gather(image, place, y_inside.and(x_inside), Scalar::F64(0.0));
+        b.output(value, signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// The sum, at each pixel, of the column entries whose windows contain it: the transpose of `unfold2d`. Rows: image,
+/// channel, y, x; inner: kernel y, kernel x.
+pub static FOLD2D: LoopOp = LoopOp {
+    name: "fold2d",
+    doc: "The sum of all window entries at each pixel (col2im).",
+    input_count: 1,
+    scalars: WINDOW_SCALARS,
+    rule: DTypeRule::Moved,
+    space: Space::Coordinates,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let columns = b.gathered_input(signature.inputs[0]);
+        let window = Window::new(b);
+        let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
+        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
+        let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
+        let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
+        let row = (channel * window.kernel_height + kernel_y) * window.kernel_width + kernel_x;
+        let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width + output_x;
+        let value = b.gather(columns, place, y_inside.and(x_inside), Scalar::F64(0.0));
+        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// The greatest element of each window and its place in the image plane: the first of equals. Padding never wins. Rows:
+/// image, channel, output y, output x; inner: kernel y, kernel x.
+pub static MAX_POOL2D: LoopOp = LoopOp {
+    name: "max_pool2d",
+    doc: "The greatest element of each window, and its place in the image plane.",
+    input_count: 1,
+    scalars: WINDOW_SCALARS,
+    rule: DTypeRule::Moved,
+    space: Space::Coordinates,
+    outputs: &[Place::Row, Place::Row],
+    build: |b, signature| {
+        let image = b.gathered_input(signature.inputs[0]);
+        let window = Window::new(b);
+        let [batch, channel, output_y, output_x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
+        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
+        let (y, y_inside) = window.input_at(output_y, kernel_y, window.height);
+        let (x, x_inside) = window.input_at(output_x, kernel_x, window.width);
+        let inside = y_inside.and(x_inside);
+        let plane = y * window.width + x;
+        let place = (batch * window.channels + channel) * window.height * window.width + plane;
+        let value = b.gather(image, place, inside, Scalar::F64(f64::NEG_INFINITY));
+        let greatest = b.reduce(ReduceOp::Max, value);
+        let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
+        let first = b.reduce(ReduceOp::Min, wins.select(plane, plane.like(i64::MAX)));
+        b.output(greatest, signature.outputs[0], Place::Row);
+        b.output(first, DType::I64, Place::Row);
+    },
+    examples: None,
+};
+
+/// The gradient of `max_pool2d`: each window's gradient goes to the pixel that won. Rows: image, channel, y, x; inner:
+/// kernel y, kernel x.
+pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
+    name: "max_pool2d_backward",
+    doc: "The gradient of max_pool2d, from the gradient of its output and the places that won.",
+    input_count: 2,
+    scalars: WINDOW_SCALARS,
+    rule: DTypeRule::Moved,
+    space: Space::Coordinates,
+    outputs: &[Place::Row],
+    build: |b, signature| {
+        let gradient = b.gathered_input(signature.inputs[0]);
+        let winners = b.gathered_input(DType::I64);
+        let window = Window::new(b);
+        let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
+        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
+        let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
+        let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
+        let inside = y_inside.and(x_inside);
+        let place = ((batch * window.channels + channel) * window.output_height + output_y) * window.output_width + output_x;
+        let winner = b.gather(winners, place, inside, Scalar::I64(-1));
+        let value = b.gather(gradient, place, inside, Scalar::F64(0.0));
+        let won = winner.eq(y * window.width + x);
+        b.output(b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))), signature.outputs[0], Place::Row);
+    },
+    examples: None,
+};
+
+/// One step of Adam in place: parameter, first and second moment. The bias corrections come from the step number in device
+/// memory, in f64 as PyTorch's fused kernel has them, so that a captured step counts on.
+/// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
+pub static ADAM_STEP: LoopOp = LoopOp {
+    name: "adam_step",
+    doc: "One step of Adam in place: parameter, gradient, first and second moment, step number.",
+    input_count: 5,
+    scalars: &["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"],
+    rule: DTypeRule::Moved,
+    space: Space::Elementwise,
+    outputs: &[Place::Row, Place::Row, Place::Row],
+    build: |b, signature| {
+        let compute = signature.compute;
+        let loaded = [0, 1, 2, 3].map(|input| b.input(signature.inputs[input]).to(compute));
+        let [parameter, gradient, first, second] = loaded;
+        let step = b.input(signature.inputs[4]).to(DType::F64);
+        let [learning_rate, beta1, beta2, epsilon, weight_decay] = [0; 5].map(|_| b.scalar(DType::F64));
+        let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - beta.pow(step));
+        let step_size = (learning_rate / correction1).to(compute);
+        let root_correction = correction2.sqrt().to(compute);
+        let [beta1, beta2, epsilon, weight_decay] = [beta1, beta2, epsilon, weight_decay].map(|value| value.to(compute));
+        let gradient = gradient + weight_decay * parameter;
+        let first = first + (beta1.like(1.0) - beta1) * (gradient - first);
+        let second = beta2 * second + (beta2.like(1.0) - beta2) * gradient * gradient;
+        let denominator = second.sqrt() / root_correction + epsilon;
+        b.output(parameter - step_size * first / denominator, signature.outputs[0], Place::Row);
+        b.output(first, signature.outputs[1], Place::Row);
+        b.output(second, signature.outputs[2], Place::Row);
+    },
+    examples: None,
+};

@@ -1,0 +1,76 @@
+//! Copies and fills.
+
+use thalweg_device::{Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
+
+use crate::{PinnedBuffer, Result, Stream};
+
+impl Stream {
+    /// Copies device memory to device memory, asynchronously.
+    pub fn copy_on_device(&self, target: DevicePointer, source: DevicePointer, bytes: u64, label: Label) -> Result<()> {
+        self.copy(Endpoint::Device(target), Endpoint::Device(source), bytes, label)
+    }
+
+    /// Copies pinned memory to the device, asynchronously. The cache keeps the pinned memory until the copy is done.
+    pub fn copy_from_pinned(
+        &self,
+        target: DevicePointer,
+        source: &PinnedBuffer,
+        offset_bytes: u64,
+        bytes: u64,
+        label: Label,
+    ) -> Result<()> {
+        source.check_range(offset_bytes, bytes)?;
+        self.copy(Endpoint::Device(target), Endpoint::Pinned(source.pointer().offset(offset_bytes)), bytes, label)?;
+        source.record_use(self);
+        Ok(())
+    }
+
+    /// Copies device memory to pinned memory, asynchronously: synchronise before reading it. The cache keeps the pinned
+    /// memory until the copy is done.
+    pub fn copy_to_pinned(
+        &self,
+        target: &PinnedBuffer,
+        offset_bytes: u64,
+        source: DevicePointer,
+        bytes: u64,
+        label: Label,
+    ) -> Result<()> {
+        target.check_range(offset_bytes, bytes)?;
+        self.copy(Endpoint::Pinned(target.pointer().offset(offset_bytes)), Endpoint::Device(source), bytes, label)?;
+        target.record_use(self);
+        Ok(())
+    }
+
+    fn copy(&self, target: Endpoint, source: Endpoint, bytes: u64, label: Label) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let copy = Copy { target, source, bytes, label };
+        self.submit(label, || self.device().driver().copy_async(self.handle(), &copy))
+    }
+
+    /// Copies ordinary host memory to the device. Returns when `source` may change.
+    pub fn copy_from_host(&self, target: DevicePointer, source: &[u8], label: Label) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        self.submit(label, || self.device().driver().copy_from_host(self.handle(), target, source, label))
+    }
+
+    /// Copies device memory to ordinary host memory. Blocks until the bytes are there.
+    pub fn copy_to_host(&self, target: &mut [u8], source: DevicePointer, label: Label) -> Result<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        self.submit(label, || self.device().driver().copy_to_host(self.handle(), target, source, label))
+    }
+
+    /// Writes a pattern `count` times, asynchronously.
+    pub fn fill(&self, target: DevicePointer, pattern: FillPattern, count: u64, label: Label) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let fill = Fill { target, pattern, count, label };
+        self.submit(label, || self.device().driver().fill_async(self.handle(), &fill))
+    }
+}

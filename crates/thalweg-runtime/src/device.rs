@@ -1,0 +1,276 @@
+//! Devices: one GPU, real or simulated, with everything that belongs to it.
+//!
+//! A [`Device`] joins the leaves: it gives the caching allocators their driver as upstream, keeps the pool of streams and
+//! the loaded kernels. Code above never asks which driver it has. Devices of one driver share its pinned memory.
+//!
+//! The process has one set of CUDA devices ([`Device::cuda`]) and one of simulated ones ([`Device::sim`]), opened when
+//! first asked for. Tests and embedding programs make their own with [`Device::all_of`].
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use thalweg_device::cuda::CudaDriver;
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_device::{DeviceProperties, Driver};
+use thalweg_memory::{DeviceAllocator, HostAllocator, Settings};
+
+use crate::environment::Environment;
+use crate::kernel::KernelTable;
+use crate::memory::DriverUpstream;
+use crate::stream::{StreamPool, StreamState};
+use crate::{Error, Result, Stream};
+
+/// Which device, among all that the process ever opened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct DeviceId(u64);
+
+/// One GPU. Clones are the same device; devices are equal if they are the same.
+#[derive(Clone)]
+pub struct Device(Arc<DeviceState>);
+
+struct DeviceState {
+    id: DeviceId,
+    driver: Arc<dyn Driver>,
+    index: u32,
+    properties: DeviceProperties,
+    environment: Environment,
+    allocator: Arc<DeviceAllocator>,
+    host_allocator: Arc<HostAllocator>,
+    default_stream: Arc<StreamState>,
+    streams: StreamPool,
+    kernels: KernelTable,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+impl Device {
+    /// Every device of a driver, with caches of their own.
+    pub fn all_of(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Vec<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let upstream = |index| Arc::new(DriverUpstream::new(driver.clone(), index));
+        let host_allocator = HostAllocator::new(upstream(0));
+        (0..driver.device_count())
+            .map(|index| {
+                Ok(Self(Arc::new(DeviceState {
+                    id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
+                    properties: driver.device_properties(index)?,
+                    environment: environment.clone(),
+                    allocator: DeviceAllocator::new(upstream(index), Settings::default()),
+                    host_allocator: host_allocator.clone(),
+                    default_stream: Arc::new(StreamState::default_of(&driver, index)?),
+                    streams: StreamPool::default(),
+                    kernels: KernelTable::default(),
+                    driver: driver.clone(),
+                    index,
+                })))
+            })
+            .collect()
+    }
+
+    /// A GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was looked
+    /// for and what to install.
+    pub fn cuda(index: u32) -> Result<Self> {
+        static DEVICES: Opened = Opened(Mutex::new(None));
+        DEVICES.get(index, || {
+            let driver: Arc<dyn Driver> = CudaDriver::open()?;
+            Self::all_of(driver, Environment::get())
+        })
+    }
+
+    /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large.
+    pub fn sim(index: u32) -> Result<Self> {
+        static DEVICES: Opened = Opened(Mutex::new(None));
+        DEVICES.get(index, || {
+            let environment = Environment::get();
+            let defaults = SimConfig::default();
+            let driver: Arc<dyn Driver> = SimDriver::new(SimConfig {
+                devices: environment.sim_devices.unwrap_or(defaults.devices),
+                memory_bytes: environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes),
+                ..defaults
+            })?;
+            Self::all_of(driver, environment)
+        })
+    }
+
+    /// The device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+        let index = index.parse().map_err(|_| {
+            Error::invalid(format!("device '{name}': '{index}' is no device number; write `cuda:0` or `sim:0`"))
+        })?;
+        match kind {
+            "cuda" => Self::cuda(index),
+            "sim" => Self::sim(index),
+            _ => Err(Error::invalid(format!("device '{name}': unknown kind '{kind}'; write `cuda:0` or `sim:0`"))),
+        }
+    }
+
+    /// What `THALWEG_DEVICE` names, else the first GPU if the machine has one, else the simulated GPU.
+    pub fn best() -> Result<Self> {
+        match &Environment::get().device {
+            Some(name) => Self::from_name(name),
+            None if crate::is_available() => Self::cuda(0),
+            None => Self::sim(0),
+        }
+    }
+
+    /// The calling thread's current device: what [`Device::make_current`] set, else [`Device::best`].
+    pub fn current() -> Result<Self> {
+        if let Some(device) = CURRENT.with_borrow(Clone::clone) {
+            return Ok(device);
+        }
+        static BEST: OnceLock<Device> = OnceLock::new();
+        match BEST.get() {
+            Some(device) => Ok(device.clone()),
+            None => Ok(BEST.get_or_init({
+                let device = Self::best()?;
+                || device
+            })
+            .clone()),
+        }
+    }
+
+    /// Makes this the thread's current device until the guard is dropped.
+    #[must_use = "the device is current only while the guard lives"]
+    pub fn make_current(&self) -> DeviceGuard {
+        let former = CURRENT.with_borrow_mut(|current| current.replace(self.clone()));
+        DeviceGuard { former, not_send: std::marker::PhantomData }
+    }
+
+    pub(crate) fn id(&self) -> DeviceId {
+        self.0.id
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.0.driver
+    }
+
+    /// The driver's number of the device.
+    pub fn index(&self) -> u32 {
+        self.0.index
+    }
+
+    /// Whether it is simulated.
+    pub fn is_simulated(&self) -> bool {
+        self.0.driver.name() == "sim"
+    }
+
+    /// What it is and can do.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.0.properties
+    }
+
+    pub(crate) fn environment(&self) -> &Environment {
+        &self.0.environment
+    }
+
+    /// The caching allocator of its memory.
+    pub fn allocator(&self) -> &Arc<DeviceAllocator> {
+        &self.0.allocator
+    }
+
+    /// The cache of pinned host memory, shared by all devices of the driver.
+    pub fn host_allocator(&self) -> &Arc<HostAllocator> {
+        &self.0.host_allocator
+    }
+
+    pub(crate) fn stream_pool(&self) -> &StreamPool {
+        &self.0.streams
+    }
+
+    pub(crate) fn kernels(&self) -> &KernelTable {
+        &self.0.kernels
+    }
+
+    /// The legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
+    pub fn default_stream(&self) -> Stream {
+        Stream::from_state(self, self.0.default_stream.clone())
+    }
+
+    /// The calling thread's current stream of this device.
+    pub fn current_stream(&self) -> Stream {
+        Stream::current(self)
+    }
+
+    /// Blocks until all work of the device is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.check(self.0.driver.device_synchronize(self.0.index))?;
+        self.0.default_stream.clear_log();
+        self.0.streams.all().iter().for_each(|stream| stream.clear_log());
+        Ok(())
+    }
+
+    /// Gives all memory that is cached and unused back to the driver.
+    pub fn empty_cache(&self) -> Result<()> {
+        self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
+    }
+
+    /// Turns a driver's answer into a result: an asynchronous error names the commands that may have caused it.
+    pub(crate) fn check<T>(&self, result: thalweg_device::Result<T>) -> Result<T> {
+        result.map_err(|error| {
+            let asynchronous = error.is_asynchronous();
+            let error = Error::from(error);
+            if !asynchronous {
+                return error;
+            }
+            let mut suspects = self.0.default_stream.outstanding();
+            self.0.streams.all().iter().for_each(|stream| suspects.extend(stream.outstanding()));
+            error.suspects(suspects)
+        })
+    }
+}
+
+/// The devices of one kind, opened once; a failure is reported and tried again at the next call.
+struct Opened(Mutex<Option<Vec<Device>>>);
+
+impl Opened {
+    fn get(&self, index: u32, open: impl FnOnce() -> Result<Vec<Device>>) -> Result<Device> {
+        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = match &mut *slot {
+            Some(devices) => devices,
+            None => slot.insert(open()?),
+        };
+        devices.get(index as usize).cloned().ok_or_else(|| {
+            let count = devices.len();
+            Error::invalid(format!("there is no device {index}: the driver has {count} (0 to {})", count.max(1) - 1))
+        })
+    }
+}
+
+/// Keeps a device current on this thread.
+pub struct DeviceGuard {
+    former: Option<Device>,
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for DeviceGuard {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|current| *current = self.former.take());
+        let _ = self.not_send;
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.0.driver.name(), self.0.index)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({self}, {})", self.0.properties.name)
+    }
+}

@@ -1,0 +1,67 @@
+//! The environment variables that matter here, read once, at the edge.
+//!
+//! Everything below takes an [`Environment`] value, so that tests and embedding programs decide for themselves.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// What the environment asks for. [`Environment::get`] reads it once a process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Environment {
+    /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the very call.
+    pub launch_blocking: bool,
+    /// `THALWEG_DEVICE`: `cuda`, `sim`, `cuda:1` …; which device [`crate::Device::best`] picks.
+    pub device: Option<String>,
+    /// Where compiled kernels are kept: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else `HOME/.cache/thalweg`.
+    /// `None` keeps none (no home, or `THALWEG_CACHE_DIR` set to nothing).
+    pub cache_directory: Option<PathBuf>,
+    /// Folders of precompiled kernels that are looked in before the compiler is asked: `THALWEG_PRECOMPILED_KERNELS`, and
+    /// `kernels` beside the program.
+    pub precompiled_directories: Vec<PathBuf>,
+    /// `THALWEG_SIM_DEVICES`: how many simulated GPUs there are (default 1).
+    pub sim_devices: Option<u32>,
+    /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
+    pub sim_memory_bytes: Option<u64>,
+    /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
+    /// `fork`. Without it the answer is the driver's own.
+    pub nvml_based_check: bool,
+}
+
+impl Environment {
+    /// The process's environment, as it was at the first call.
+    pub fn get() -> &'static Self {
+        static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+        ENVIRONMENT.get_or_init(|| Self::from_variables(|name| std::env::var(name).ok()))
+    }
+
+    /// The environment that a lookup describes.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let flag = |name: &str| variable(name).is_some_and(|value| value == "1");
+        let cache_directory = match variable("THALWEG_CACHE_DIR") {
+            Some(path) if path.is_empty() => None,
+            Some(path) => Some(PathBuf::from(path)),
+            None => variable("XDG_CACHE_HOME")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from)
+                .or_else(|| variable("HOME").filter(|path| !path.is_empty()).map(|home| PathBuf::from(home).join(".cache")))
+                .map(|base| base.join("thalweg")),
+        };
+        let beside_program = std::env::current_exe()
+            .ok()
+            .and_then(|program| Some(program.parent()?.join("kernels")))
+            .filter(|folder| folder.is_dir());
+        Self {
+            launch_blocking: flag("CUDA_LAUNCH_BLOCKING"),
+            device: variable("THALWEG_DEVICE").filter(|name| !name.is_empty()),
+            cache_directory,
+            precompiled_directories: variable("THALWEG_PRECOMPILED_KERNELS")
+                .map(PathBuf::from)
+                .into_iter()
+                .chain(beside_program)
+                .collect(),
+            sim_devices: variable("THALWEG_SIM_DEVICES").and_then(|count| count.parse().ok()),
+            sim_memory_bytes: variable("THALWEG_SIM_MEMORY_BYTES").and_then(|bytes| bytes.parse().ok()),
+            nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The error of everything above the driver.
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_device::{Code, Label};
+
+/// What went wrong, with predicates instead of variants, and the context in which it happened.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: Kind,
+    context: SmallVec<[String; 2]>,
+    suspects: Vec<Label>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Driver(thalweg_device::Error),
+    OutOfMemory(String),
+    Invalid(String),
+}
+
+/// The result of a call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// The caller asked for something that cannot be: the text says what, with which values, and what to do.
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Invalid(text.into()))
+    }
+
+    /// The device has no room left.
+    pub fn out_of_memory(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::OutOfMemory(text.into()))
+    }
+
+    fn from_kind(kind: Kind) -> Self {
+        Self(Arc::new(Inner { kind, context: SmallVec::new(), suspects: Vec::new() }))
+    }
+
+    fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
+    }
+
+    /// The same error with what was being done when it happened: the operator and its shapes.
+    #[must_use]
+    pub fn context(self, text: impl Into<String>) -> Self {
+        self.edit(|inner| inner.context.push(text.into()))
+    }
+
+    /// The same error with the commands that may have caused it.
+    #[must_use]
+    pub(crate) fn suspects(self, suspects: Vec<Label>) -> Self {
+        self.edit(|inner| inner.suspects = suspects)
+    }
+
+    /// The commands that may have caused an asynchronous error, oldest first: those that were submitted and not known to
+    /// be complete.
+    pub fn possible_causes(&self) -> &[Label] {
+        &self.0.suspects
+    }
+
+    /// The driver's error, where one is the cause.
+    pub fn driver_error(&self) -> Option<&thalweg_device::Error> {
+        match &self.0.kind {
+            Kind::Driver(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Whether the device has no room left.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.0.kind, Kind::OutOfMemory(_)) || self.driver_error().is_some_and(|error| error.is_out_of_memory())
+    }
+
+    /// Whether the caller's argument was wrong: a shape, a dtype, a device, an index.
+    pub fn is_invalid_argument(&self) -> bool {
+        matches!(self.0.kind, Kind::Invalid(_))
+            || self.driver_error().is_some_and(|error| error.is_invalid_argument())
+    }
+
+    /// Whether the context of the device is lost.
+    pub fn is_device_lost(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.is_device_lost())
+    }
+
+    /// Whether earlier asynchronous work is the cause.
+    pub fn is_asynchronous(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.is_asynchronous())
+    }
+
+    /// Whether a library is missing on this machine.
+    pub fn is_library_missing(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.is_library_missing())
+    }
+
+    /// Whether a rule of stream capture was broken.
+    pub fn is_capture(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.is_capture())
+    }
+
+    /// Whether the run-time compiler refused a kernel.
+    pub fn is_compilation(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.code() == Code::Compilation)
+    }
+}
+
+impl From<thalweg_device::Error> for Error {
+    fn from(error: thalweg_device::Error) -> Self {
+        Self::from_kind(Kind::Driver(error))
+    }
+}
+
+impl From<thalweg_ir::LayoutError> for Error {
+    fn from(error: thalweg_ir::LayoutError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for context in self.0.context.iter().rev() {
+            write!(f, "{context}: ")?;
+        }
+        match &self.0.kind {
+            Kind::Driver(error) => write!(f, "{error}")?,
+            Kind::OutOfMemory(text) | Kind::Invalid(text) => f.write_str(text)?,
+        }
+        if !self.0.suspects.is_empty() {
+            write!(f, "\npossible causes, oldest first (set CUDA_LAUNCH_BLOCKING=1 to know which):")?;
+            for label in &self.0.suspects {
+                write!(f, "\n  {label}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({self})")
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.driver_error().map(|error| error as _)
+    }
+}

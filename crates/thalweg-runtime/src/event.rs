@@ -1,0 +1,120 @@
+//! Events: markers in a stream that other streams and the host can wait for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_device::{EventFlags, EventHandle};
+
+use crate::stream::same_device;
+use crate::{Device, Error, Result, Stream};
+
+/// A marker in a stream. It is made on its device by the first [`Event::record`], as in PyTorch; until then it counts as
+/// complete and waiting for it does nothing.
+#[derive(Debug)]
+pub struct Event {
+    flags: EventFlags,
+    recorded: Mutex<Option<Arc<Recorded>>>,
+}
+
+/// The driver's event behind an [`Event`].
+struct Recorded {
+    device: Device,
+    handle: EventHandle,
+}
+
+impl std::fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} on {}", self.handle, self.device)
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        // Nothing can be leaked by an event that its driver no longer knows.
+        let _ = self.device.driver().event_destroy(self.handle);
+    }
+}
+
+impl Default for Event {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Event {
+    /// An event that takes no time.
+    pub fn new() -> Self {
+        Self::with_flags(EventFlags::default())
+    }
+
+    /// An event for [`Event::elapsed_ms`].
+    pub fn with_timing() -> Self {
+        Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
+    }
+
+    /// An event made as the flags say.
+    pub fn with_flags(flags: EventFlags) -> Self {
+        Self { flags, recorded: Mutex::new(None) }
+    }
+
+    fn recorded(&self) -> Option<Arc<Recorded>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the event behind the work that the stream has now. The first record fixes the device; a stream of another
+    /// device is an error from then on.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let recorded = {
+            let mut slot = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*slot {
+                Some(recorded) => recorded.clone(),
+                None => {
+                    let device = stream.device().clone();
+                    let handle = device.driver().event_create(device.index(), self.flags)?;
+                    slot.insert(Arc::new(Recorded { device, handle })).clone()
+                }
+            }
+        };
+        same_device("the event", stream.device(), &recorded.device)?;
+        stream.check(recorded.device.driver().event_record(recorded.handle, stream.handle()))
+    }
+
+    /// Later work on the stream waits for the latest record so far.
+    pub fn wait(&self, stream: &Stream) -> Result<()> {
+        match self.recorded() {
+            Some(recorded) => {
+                stream.check(stream.device().driver().stream_wait_event(stream.handle(), recorded.handle))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the latest record is complete; `true` where there is none.
+    pub fn query(&self) -> Result<bool> {
+        match self.recorded() {
+            Some(recorded) => recorded.device.check(recorded.device.driver().event_query(recorded.handle)),
+            None => Ok(true),
+        }
+    }
+
+    /// Blocks until the latest record is complete.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.recorded() {
+            Some(recorded) => recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle)),
+            None => Ok(()),
+        }
+    }
+
+    /// Milliseconds from this event's record to the other's. Both need timing, a record, and to be complete.
+    pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
+        if !self.flags.timing || !end.flags.timing {
+            return Err(Error::invalid("both events need timing: make them with `Event::with_timing`"));
+        }
+        match (self.recorded(), end.recorded()) {
+            (Some(start), Some(end)) => {
+                same_device("the end event", &start.device, &end.device)?;
+                start.device.check(start.device.driver().event_elapsed_ms(start.handle, end.handle))
+            }
+            _ => Err(Error::invalid("both events must be recorded before the time between them is taken")),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Loaded kernels: a kernel of the loop IR becomes code of a device, once, and is launched many times.
+//!
+//! On a card the kernel is printed as CUDA C and compiled by NVRTC (or found compiled: in the disk cache, or among the
+//! precompiled kernels of a bundle). In the simulator the same kernel value becomes a host function. What is launched is
+//! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+use thalweg_device::{
+    Access, AccessMode, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel, HostLaunch, HostModule,
+    Image, ImageKind, Label, Launch,
+};
+use thalweg_ir::host::{Cells, Program, Slice, Source};
+use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel};
+
+use crate::disk_cache::{self, EntryKey};
+use crate::environment::Environment;
+use crate::{Device, Error, Result, Stream};
+
+/// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
+/// class. Looking one up must be cheap, so this is all numbers.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct KernelKey {
+    /// The body, by a number that the caller chose.
+    pub body: u64,
+    /// The dtypes that it was built for.
+    pub dtypes: SmallVec<[DType; 8]>,
+    /// The class that it was compiled for.
+    pub class: Class,
+}
+
+/// A kernel that is ready to launch on one device.
+#[derive(Debug)]
+pub struct LoadedKernel {
+    kernel: Arc<Kernel>,
+    function: FunctionHandle,
+}
+
+/// The kernels of one device.
+#[derive(Default)]
+pub(crate) struct KernelTable {
+    loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
+    texts: RwLock<FxHashMap<String, FunctionHandle>>,
+}
+
+impl LoadedKernel {
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+}
+
+impl Device {
+    /// The kernel of this key, made and loaded if it is not there yet: some 100 ms on a card without a cache, then a hash.
+    pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
+        let table = self.kernels();
+        if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Ok(found.clone());
+        }
+        // Two threads may both compile; the second to finish drops its copy.
+        let kernel = Arc::new(make());
+        let name = kernel.name.clone();
+        let function = self
+            .load(&name, &|| thalweg_ir::cuda::print(&kernel), &|| Arc::new(LoopKernel::new(kernel.clone())))
+            .map_err(|error| error.context(format!("kernel {name}")))?;
+        let loaded = Arc::new(LoadedKernel { kernel, function });
+        let mut loops = table.loops.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(loops.entry(key.clone()).or_insert(loaded).clone())
+    }
+
+    /// The kernel of a name that was written as CUDA C, with its host function.
+    pub(crate) fn text_kernel(
+        &self,
+        name: &str,
+        source: &dyn Fn() -> String,
+        host: &dyn Fn() -> Arc<dyn HostKernel>,
+    ) -> Result<FunctionHandle> {
+        let texts = &self.kernels().texts;
+        if let Some(found) = texts.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            return Ok(*found);
+        }
+        let function = self.load(name, source, host).map_err(|error| error.context(format!("kernel {name}")))?;
+        let mut texts = texts.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(*texts.entry(name.to_owned()).or_insert(function))
+    }
+
+    fn load(
+        &self,
+        name: &str,
+        source: &dyn Fn() -> String,
+        host: &dyn Fn() -> Arc<dyn HostKernel>,
+    ) -> Result<FunctionHandle> {
+        let driver = self.driver();
+        let module = match self.properties().image_kind {
+            ImageKind::Host => driver.module_load(self.index(), Image::Host(&HostModule::single(name, host())))?,
+            ImageKind::Cubin(capability) => {
+                let image = compiled(self.environment(), name, &source(), capability)?;
+                self.check(driver.module_load(self.index(), Image::Cubin(&image)))?
+            }
+        };
+        Ok(driver.function_get(module, name)?)
+    }
+}
+
+/// How every kernel is compiled for an architecture (`sm_90`).
+fn options_for(architecture: &str) -> CompileOptions {
+    let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+    CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) }
+}
+
+/// Compiles a kernel for an architecture and puts it into a folder of precompiled kernels, unless it is there already.
+/// Returns whether it was compiled. What a bundle for machines without a compiler is made of.
+pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<bool> {
+    let options = thalweg_ir::cuda::OPTIONS.join(" ");
+    let key = EntryKey { source, options: &options, architecture };
+    if disk_cache::read(folder, &key).is_some() {
+        return Ok(false);
+    }
+    let image = compiler()?.compile(source, name, &options_for(architecture))?.cubin;
+    disk_cache::write(folder, &key, &image).map_err(|error| {
+        Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
+    })?;
+    Ok(true)
+}
+
+/// The architectures whose machine code runs on a device of this capability, best first: its own, then older ones of the
+/// same major number.
+fn runnable_architectures(capability: ComputeCapability) -> impl Iterator<Item = String> {
+    (0..=capability.minor).rev().map(move |minor| format!("sm_{}{minor}", capability.major))
+}
+
+/// The compiler, or why there is none: looked for once a process.
+pub fn compiler() -> Result<&'static Nvrtc> {
+    static COMPILER: OnceLock<thalweg_device::Result<Nvrtc>> = OnceLock::new();
+    COMPILER
+        .get_or_init(|| Nvrtc::load(&SearchEnvironment::from_process()))
+        .as_ref()
+        .map_err(|error| Error::from(error.clone()))
+}
+
+/// Machine code of a kernel: from the disk cache, from a folder of precompiled kernels, or from the compiler.
+fn compiled(environment: &Environment, name: &str, source: &str, capability: ComputeCapability) -> Result<Vec<u8>> {
+    let options = thalweg_ir::cuda::OPTIONS.join(" ");
+    let native = format!("sm_{}{}", capability.major, capability.minor);
+    let key = EntryKey { source, options: &options, architecture: &native };
+    let folder: Option<PathBuf> = environment.cache_directory.as_ref().map(|base| base.join("kernels"));
+    if let Some(image) = folder.as_ref().and_then(|folder| disk_cache::read(folder, &key)) {
+        return Ok(image);
+    }
+    for precompiled in &environment.precompiled_directories {
+        for architecture in runnable_architectures(capability) {
+            if let Some(image) = disk_cache::read(precompiled, &EntryKey { architecture: &architecture, ..key }) {
+                return Ok(image);
+            }
+        }
+    }
+    let compiler = compiler().map_err(|error| {
+        let looked: Vec<_> = environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
+        error.context(format!(
+            "the kernel is not compiled for {native}: not in the cache, not among the precompiled kernels (looked in: {}), \
+             and there is no compiler",
+            if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") }
+        ))
+    })?;
+    let image = compiler.compile(source, name, &options_for(&native))?.cubin;
+    if let Some(folder) = folder {
+        disk_cache::write_or_warn(&folder, &key, &image);
+    }
+    Ok(image)
+}
+
+impl Stream {
+    /// Queues a kernel of the loop IR. Addresses are those of each operand's first element; nothing happens where there
+    /// are no rows.
+    pub fn launch(
+        &self,
+        loaded: &LoadedKernel,
+        geometry: &Geometry,
+        inputs: &[DevicePointer],
+        outputs: &[DevicePointer],
+        scalars: &[u64],
+        label: Label,
+    ) -> Result<()> {
+        if geometry.rows() == 0 {
+            return Ok(());
+        }
+        let kernel = loaded.kernel();
+        let address = |pointers: &[DevicePointer]| -> SmallVec<[u64; 8]> { pointers.iter().map(|p| p.address()).collect() };
+        let arguments = Arguments::pack(kernel, geometry, &address(inputs), &address(outputs), scalars);
+        let accesses = accesses(kernel, geometry, inputs, outputs);
+        let multi_processors = self.device().properties().multi_processor_count;
+        let shape = thalweg_ir::cuda::launch_shape(kernel, geometry, multi_processors);
+        let launch = Launch {
+            function: loaded.function,
+            grid: shape.grid,
+            block: shape.block,
+            shared_memory_bytes: 0,
+            arguments: arguments.as_bytes(),
+            accesses: &accesses,
+            label,
+        };
+        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+    }
+}
+
+/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
+fn accesses(
+    kernel: &Kernel,
+    geometry: &Geometry,
+    inputs: &[DevicePointer],
+    outputs: &[DevicePointer],
+) -> SmallVec<[Access; 8]> {
+    let bytes = |operand: usize, dtype: DType| geometry.span(operand) * dtype.size_bytes() as u64;
+    let mut list: SmallVec<[Access; 8]> = SmallVec::new();
+    for (index, (output, pointer)) in kernel.body.outputs.iter().zip(outputs).enumerate() {
+        list.push(Access::write(*pointer, bytes(inputs.len() + index, output.dtype)));
+    }
+    for (index, (input, pointer)) in kernel.body.inputs.iter().zip(inputs).enumerate() {
+        let mut access = Access::read(*pointer, bytes(index, input.dtype));
+        if access.bytes == 0 || list.contains(&access) {
+            continue;
+        }
+        while let Some(position) = list.iter().position(|other| other.conflicts(&access)) {
+            access = union(&list.swap_remove(position), &access);
+        }
+        list.push(access);
+    }
+    list
+}
+
+fn union(a: &Access, b: &Access) -> Access {
+    let start = a.start.min(b.start);
+    let end = (a.start + a.bytes).max(b.start + b.bytes);
+    Access { start, bytes: end - start, mode: AccessMode::ReadWrite }
+}
+
+/// A kernel of the loop IR as a host function.
+struct LoopKernel {
+    kernel: Arc<Kernel>,
+    program: Program,
+}
+
+impl LoopKernel {
+    fn new(kernel: Arc<Kernel>) -> Self {
+        Self { program: Program::compile(&kernel), kernel }
+    }
+}
+
+impl HostKernel for LoopKernel {
+    fn run(&self, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+        let arguments = self.kernel.unpack(launch.arguments).ok_or_else(|| {
+            HostFault(format!("{}: the arguments are not in this kernel's layout", self.kernel.name))
+        })?;
+        let geometry = &arguments.geometry;
+        let body = &self.kernel.body;
+        let range = |operand: usize, address: u64, dtype: DType| {
+            let elements = geometry.span(operand);
+            (address, elements, Access::write(DevicePointer::new(address), elements * dtype.size_bytes() as u64))
+        };
+        let mut written: SmallVec<[Access; 4]> = SmallVec::new();
+        let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
+        for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
+            let (address, elements, access) = range(body.inputs.len() + index, address, output.dtype);
+            outputs.push(cells(launch, output.dtype, address, elements)?);
+            written.push(access);
+        }
+        let mut inputs: SmallVec<[Source<'_>; 8]> = SmallVec::new();
+        for (index, (input, &address)) in body.inputs.iter().zip(&arguments.inputs).enumerate() {
+            let (address, elements, access) = range(index, address, input.dtype);
+            inputs.push(if written.iter().any(|output| output.overlaps(&access)) {
+                Source::Cells(cells(launch, input.dtype, address, elements)?)
+            } else {
+                Source::Slice(slice(launch, input.dtype, address, elements)?)
+            });
+        }
+        self.program
+            .run(geometry, &arguments.scalars, &inputs, &outputs)
+            .map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
+    }
+}
+
+macro_rules! by_dtype {
+    ($dtype:expr, $launch:expr, $method:ident, $pointer:expr, $count:expr, $wrap:ident) => {
+        Ok(match $dtype {
+            DType::Bool | DType::U8 => $wrap::U8($launch.$method($pointer, $count)?),
+            DType::I32 => $wrap::I32($launch.$method($pointer, $count)?),
+            DType::I64 => $wrap::I64($launch.$method($pointer, $count)?),
+            DType::F16 => $wrap::F16($launch.$method($pointer, $count)?),
+            DType::Bf16 => $wrap::Bf16($launch.$method($pointer, $count)?),
+            DType::F32 => $wrap::F32($launch.$method($pointer, $count)?),
+            DType::F64 => $wrap::F64($launch.$method($pointer, $count)?),
+        })
+    };
+}
+
+/// Elements of device memory to read, in the variant of their dtype.
+pub(crate) fn slice<'a>(
+    launch: &'a HostLaunch<'_>,
+    dtype: DType,
+    address: u64,
+    elements: u64,
+) -> Result<Slice<'a>, HostFault> {
+    by_dtype!(dtype, launch, read, DevicePointer::new(address), elements as usize, Slice)
+}
+
+fn cells<'a>(
+    launch: &'a HostLaunch<'_>,
+    dtype: DType,
+    address: u64,
+    elements: u64,
+) -> Result<Cells<'a>, HostFault> {
+    by_dtype!(dtype, launch, cells, DevicePointer::new(address), elements as usize, Cells)
+}

@@ -1,0 +1,50 @@
+//! The runtime: what turns work into commands on streams.
+//!
+//! It joins the three leaves, of which none knows another: it gives `memory` a driver as its upstream, and it gives a card
+//! an `ir` kernel as CUDA C and the simulator the same kernel as a host function. Above it nobody sees a driver's handle.
+//!
+//! - [`Device`]: a GPU, real or simulated, with its allocators, its streams and its loaded kernels.
+//! - [`Stream`], [`Event`]: order. Which stream is current is a property of the thread.
+//! - [`Buffer`], [`PinnedBuffer`]: memory from the caches.
+//! - [`LoadedKernel`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
+//! - [`Graph`]: capture and replay of a region with a private pool.
+//!
+//! # Invariants
+//! - No operator names, no tensors, no `unsafe`.
+//! - The environment is read once, into [`Environment`].
+//! - An error of asynchronous work names the commands that may have caused it.
+#![forbid(unsafe_code)]
+
+mod copy;
+mod device;
+pub mod disk_cache;
+mod environment;
+mod error;
+mod event;
+mod graph;
+mod kernel;
+mod library;
+mod memory;
+mod pinned;
+mod stream;
+
+pub use device::{Device, DeviceGuard};
+pub use environment::Environment;
+pub use error::{Error, Result};
+pub use event::Event;
+pub use graph::{CaptureOptions, Graph, GraphPool};
+pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
+pub use memory::Buffer;
+pub use pinned::PinnedBuffer;
+pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
+pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};
+
+/// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
+/// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork`.
+pub fn is_available() -> bool {
+    if Environment::get().nvml_based_check {
+        thalweg_device::cuda::availability().device_count > 0
+    } else {
+        Device::cuda(0).is_ok()
+    }
+}

@@ -1,0 +1,298 @@
+//! Streams, the pool they come from, and which one is current.
+//!
+//! A [`Stream`] is a queue of commands on one device. Work that is not told otherwise goes to the *current* stream of its
+//! device, which is a property of the thread and starts as the device's default stream (CUDA's legacy default stream). As in
+//! PyTorch, streams from the pool are 32 a priority, handed out in turn, non-blocking and never destroyed; a
+//! [`StreamGuard`] makes one current and restores the former on drop.
+//!
+//! Each stream remembers the labels of the commands that it was given since it was last known to be idle. When the driver
+//! reports that asynchronous work failed, those are the suspects that the error names.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
+use thalweg_memory::StreamId;
+
+use crate::device::{Device, DeviceId};
+use crate::{Error, Event, Result};
+
+/// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
+pub const STREAMS_PER_PRIORITY: usize = 32;
+
+/// How many labels a stream remembers.
+const LOG_LENGTH: usize = 64;
+
+/// A queue of commands on one device. Clones are the same stream.
+#[derive(Clone)]
+pub struct Stream {
+    device: Device,
+    state: Arc<StreamState>,
+}
+
+/// The part of a stream that its device keeps.
+pub(crate) struct StreamState {
+    driver: Arc<dyn Driver>,
+    handle: StreamHandle,
+    priority: i32,
+    kind: StreamKind,
+    log: Mutex<VecDeque<Label>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StreamKind {
+    Default,
+    Pool,
+    External,
+}
+
+impl StreamState {
+    pub(crate) fn default_of(driver: &Arc<dyn Driver>, device: u32) -> Result<Self> {
+        let handle = driver.default_stream(device)?;
+        Ok(Self::new(driver, handle, 0, StreamKind::Default))
+    }
+
+    fn new(driver: &Arc<dyn Driver>, handle: StreamHandle, priority: i32, kind: StreamKind) -> Self {
+        Self { driver: driver.clone(), handle, priority, kind, log: Mutex::new(VecDeque::new()) }
+    }
+
+    fn log(&self) -> std::sync::MutexGuard<'_, VecDeque<Label>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The labels that are not known to be complete, oldest first.
+    pub(crate) fn outstanding(&self) -> Vec<Label> {
+        self.log().iter().copied().collect()
+    }
+
+    pub(crate) fn clear_log(&self) {
+        self.log().clear();
+    }
+}
+
+impl Drop for StreamState {
+    fn drop(&mut self) {
+        if self.kind != StreamKind::Default {
+            // A stream that cannot be given up (the driver is gone already) has nothing left to leak.
+            let _ = self.driver.stream_destroy(self.handle);
+        }
+    }
+}
+
+/// The streams of one device.
+#[derive(Default)]
+pub(crate) struct StreamPool {
+    priorities: Mutex<Vec<PriorityPool>>,
+    external: Mutex<Vec<std::sync::Weak<StreamState>>>,
+}
+
+struct PriorityPool {
+    priority: i32,
+    streams: Vec<Arc<StreamState>>,
+    next: usize,
+}
+
+impl StreamPool {
+    fn take(&self, driver: &Arc<dyn Driver>, device: u32, priority: i32) -> Result<Arc<StreamState>> {
+        let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pools.iter().any(|pool| pool.priority == priority) {
+            pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
+        }
+        let pool = pools.iter_mut().find(|pool| pool.priority == priority).expect("pushed above");
+        if pool.streams.len() < STREAMS_PER_PRIORITY {
+            let handle = driver.stream_create(device, priority)?;
+            pool.streams.push(Arc::new(StreamState::new(driver, handle, priority, StreamKind::Pool)));
+        }
+        let state = pool.streams[pool.next].clone();
+        pool.next = (pool.next + 1) % STREAMS_PER_PRIORITY;
+        Ok(state)
+    }
+
+    /// Every stream that is known, the default stream apart.
+    pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
+        let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
+        external.retain(|state| state.strong_count() > 0);
+        let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
+        pooled.chain(external.iter().filter_map(std::sync::Weak::upgrade)).collect()
+    }
+}
+
+thread_local! {
+    /// The streams that guards of this thread made current; the latest entry of a device counts.
+    static CURRENT: RefCell<Vec<(DeviceId, Stream)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Stream {
+    pub(crate) fn from_state(device: &Device, state: Arc<StreamState>) -> Self {
+        Self { device: device.clone(), state }
+    }
+
+    /// A stream of the pool with the default priority. The 33rd is the first again, as in PyTorch.
+    pub fn new(device: &Device) -> Result<Self> {
+        Self::with_priority(device, 0)
+    }
+
+    /// A stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
+    /// ([`thalweg_device::DeviceProperties::stream_priority_range`]).
+    pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
+        let (least, greatest) = device.properties().stream_priority_range;
+        let priority = priority.clamp(greatest.min(least), least.max(greatest));
+        let state = device.stream_pool().take(device.driver(), device.index(), priority)?;
+        Ok(Self::from_state(device, state))
+    }
+
+    /// A stream that was made elsewhere; the same native stream wrapped twice counts as two streams for memory reuse, so
+    /// wrap it once. Dropping the last clone forgets it and leaves the stream alone.
+    pub fn from_external(device: &Device, stream: ForeignStream) -> Result<Self> {
+        let handle = device.driver().stream_adopt(device.index(), stream)?;
+        let state = Arc::new(StreamState::new(device.driver(), handle, 0, StreamKind::External));
+        let pool = device.stream_pool();
+        pool.external.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
+        Ok(Self::from_state(device, state))
+    }
+
+    /// The calling thread's current stream of a device.
+    pub fn current(device: &Device) -> Self {
+        CURRENT
+            .with_borrow(|stack| stack.iter().rev().find(|(id, _)| *id == device.id()).map(|(_, stream)| stream.clone()))
+            .unwrap_or_else(|| device.default_stream())
+    }
+
+    /// Makes the stream current for this thread until the guard is dropped.
+    #[must_use = "the stream is current only while the guard lives"]
+    pub fn make_current(&self) -> StreamGuard {
+        let depth = CURRENT.with_borrow_mut(|stack| {
+            stack.push((self.device.id(), self.clone()));
+            stack.len()
+        });
+        StreamGuard { depth, not_send: std::marker::PhantomData }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> StreamHandle {
+        self.state.handle
+    }
+
+    /// The name by which allocators know the stream.
+    pub fn id(&self) -> StreamId {
+        StreamId::from_raw(self.state.handle.raw())
+    }
+
+    /// The priority after clamping.
+    pub fn priority(&self) -> i32 {
+        self.state.priority
+    }
+
+    /// Whether it is the device's default stream.
+    pub fn is_default(&self) -> bool {
+        self.state.kind == StreamKind::Default
+    }
+
+    /// The native number (`CUstream`), for other libraries.
+    pub fn native(&self) -> Result<u64> {
+        Ok(self.device.driver().stream_native(self.handle())?)
+    }
+
+    /// Whether all work is done.
+    pub fn query(&self) -> Result<bool> {
+        let idle = self.check(self.device.driver().stream_query(self.handle()))?;
+        if idle {
+            self.state.clear_log();
+        }
+        Ok(idle)
+    }
+
+    /// Blocks until all work is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.check(self.device.driver().stream_synchronize(self.handle()))?;
+        self.state.clear_log();
+        Ok(())
+    }
+
+    /// Later work on this stream waits for the event's latest record so far.
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.wait(self)
+    }
+
+    /// Later work on this stream waits for all work that the other has now.
+    pub fn wait_stream(&self, other: &Self) -> Result<()> {
+        other.record_event()?.wait(self)
+    }
+
+    /// Records a new event (without timing) behind the work that the stream has now.
+    pub fn record_event(&self) -> Result<Event> {
+        let event = Event::new();
+        event.record(self)?;
+        Ok(event)
+    }
+
+    /// Whether the stream captures.
+    pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.device.driver().stream_capture_info(self.handle())?.status == CaptureStatus::Active)
+    }
+
+    /// Submits a command: remembers its label, makes the call, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
+    pub(crate) fn submit(&self, label: Label, call: impl FnOnce() -> thalweg_device::Result<()>) -> Result<()> {
+        {
+            let mut log = self.state.log();
+            if log.len() == LOG_LENGTH {
+                log.pop_front();
+            }
+            log.push_back(label);
+        }
+        self.check(call()).map_err(|error| error.context(label.operator))?;
+        if self.device.environment().launch_blocking && !self.is_capturing()? {
+            self.synchronize().map_err(|error| error.context(label.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Turns a driver's answer into a result, with the suspects where asynchronous work failed.
+    pub(crate) fn check<T>(&self, result: thalweg_device::Result<T>) -> Result<T> {
+        self.device.check(result)
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.device == other.device && self.handle() == other.handle()
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({}, {:?}, {:?})", self.device, self.state.kind, self.state.handle)
+    }
+}
+
+/// Keeps a stream current on this thread. Guards are dropped in the reverse order of their making.
+pub struct StreamGuard {
+    depth: usize,
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        CURRENT.with_borrow_mut(|stack| stack.truncate(self.depth - 1));
+        let _ = self.not_send;
+    }
+}
+
+/// Refuses work that mixes devices.
+pub(crate) fn same_device(what: &str, expected: &Device, found: &Device) -> Result<()> {
+    if expected == found {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("{what} is on {found}, expected {expected}; move it with `to`")))
+    }
+}

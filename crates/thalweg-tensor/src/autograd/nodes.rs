@@ -1,0 +1,98 @@
+//! The nodes of leaves and of views.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_ir::Shape;
+use thalweg_runtime::Result;
+
+use super::{Backward, Gradients, record};
+use crate::tensor::Tensor;
+
+/// A leaf: adds what arrives to the leaf's gradient.
+pub(crate) struct Accumulate {
+    gradient: Arc<Mutex<Option<Tensor>>>,
+    shape: Shape,
+}
+
+impl Accumulate {
+    pub(crate) fn new(gradient: Arc<Mutex<Option<Tensor>>>, shape: &[usize]) -> Self {
+        Self { gradient, shape: shape.into() }
+    }
+}
+
+impl Backward for Accumulate {
+    fn name(&self) -> &'static str {
+        "accumulate"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        if let Some(arrived) = &gradients[0] {
+            debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
+            let earlier = self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take();
+            // A new tensor, never a sum in place: what arrived may be shared with other leaves.
+            let sum = match earlier {
+                Some(earlier) => earlier.add(arrived)?,
+                None => arrived.clone(),
+            };
+            *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(sum);
+        }
+        Ok(Gradients::new())
+    }
+}
+
+/// How the gradient of a view becomes that of its base.
+pub(crate) enum ViewBackward {
+    /// Dimensions in another order; this order takes it back.
+    Permute(Shape),
+    /// Another shape; this is the base's.
+    Reshape(Shape),
+    /// Repeated dimensions; this is the base's shape.
+    Expand(Shape),
+    /// Some elements of one dimension.
+    Narrow {
+        /// The base's shape.
+        shape: Shape,
+        /// The dimension.
+        dimension: usize,
+        /// The first element.
+        start: usize,
+    },
+}
+
+impl Backward for ViewBackward {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Permute(_) => "permute",
+            Self::Reshape(_) => "reshape",
+            Self::Expand(_) => "expand",
+            Self::Narrow { .. } => "narrow",
+        }
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
+        let result = match self {
+            Self::Permute(order) => gradient.permute(order)?,
+            Self::Reshape(shape) => gradient.reshape(shape)?,
+            Self::Expand(shape) => gradient.sum_to_shape(shape)?,
+            Self::Narrow { shape, dimension, start } => {
+                let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
+                let length = gradient.shape()[*dimension];
+                whole.narrow(*dimension as isize, *start, length)?.copy_(gradient)?;
+                whole
+            }
+        };
+        Ok(Gradients::from_elem(Some(result), 1))
+    }
+}
+
+/// Records a view.
+pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -> ViewBackward) -> Tensor {
+    if !base.requires_grad() || !super::is_grad_enabled() {
+        return view;
+    }
+    let mut results = [view];
+    record(Box::new(backward()), &[base], &mut results, base.device().current_stream());
+    let [view] = results;
+    view
+}

@@ -1,0 +1,108 @@
+//! [`HostTensor`]: a tensor in pinned host memory, for loading data and fetching results without waiting.
+
+use std::panic::Location;
+
+use thalweg_ir::{DType, Element, Shape, element_count};
+use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
+
+use crate::tensor::{Tensor, label_at};
+
+/// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so reading and writing it
+/// on the host must be ordered by the caller (an event behind the copy, synchronised).
+#[derive(Debug)]
+pub struct HostTensor {
+    buffer: PinnedBuffer,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+}
+
+impl HostTensor {
+    /// A tensor in pinned memory of a device's driver. Its elements are anything.
+    pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        let bytes = element_count(shape)? * dtype.size_bytes();
+        let buffer = PinnedBuffer::new(device, bytes as u64)?;
+        Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn check<T: Element>(&self, first: usize, count: usize) -> Result<u64> {
+        let elements: usize = self.shape.iter().product();
+        if T::DTYPE != self.dtype || first.checked_add(count).is_none_or(|end| end > elements) {
+            return Err(Error::invalid(format!(
+                "elements {first} to {} of {} do not fit a pinned tensor {:?} of {}",
+                first.saturating_add(count),
+                T::DTYPE,
+                self.shape,
+                self.dtype
+            )));
+        }
+        Ok((first * self.dtype.size_bytes()) as u64)
+    }
+
+    /// Writes elements, counted row-major, from `first` on. Does not wait for copies under way.
+    pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
+        self.buffer.write(self.check::<T>(first, values.len())?, values)
+    }
+
+    /// Reads elements, counted row-major, from `first` on. Does not wait for copies under way.
+    pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
+        self.buffer.read(self.check::<T>(first, values.len())?, values)
+    }
+
+    /// Copies it to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).
+    #[track_caller]
+    pub fn to_device(&self) -> Result<Tensor> {
+        let tensor = Tensor::empty(&self.shape, self.dtype, &self.device)?;
+        self.copy_into(&tensor, Location::caller())?;
+        Ok(tensor)
+    }
+
+    fn copy_into(&self, tensor: &Tensor, location: &'static Location<'static>) -> Result<()> {
+        let bytes = (tensor.elements() * tensor.dtype().size_bytes()) as u64;
+        let stream = tensor.device().current_stream();
+        stream.copy_from_pinned(tensor.pointer(), &self.buffer, 0, bytes, label_at("copy_from_pinned", location))
+    }
+}
+
+impl Tensor {
+    fn check_against(&self, host: &HostTensor, operator: &str) -> Result<()> {
+        if self.shape() == host.shape() && self.dtype() == host.dtype && self.is_contiguous() {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!(
+                "{operator}: {self:?} must be contiguous, {:?} {} like the pinned tensor",
+                host.shape, host.dtype
+            )))
+        }
+    }
+
+    /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the
+    /// current stream.
+    #[track_caller]
+    pub fn copy_from_pinned(&self, source: &HostTensor) -> Result<()> {
+        self.check_against(source, "copy_from_pinned")?;
+        source.copy_into(self, Location::caller())?;
+        self.bump_version();
+        Ok(())
+    }
+
+    /// Copies this contiguous tensor into a pinned one of the same shape and dtype. Asynchronous on the current stream:
+    /// synchronise before reading it.
+    #[track_caller]
+    pub fn copy_to_pinned(&self, target: &HostTensor) -> Result<()> {
+        self.check_against(target, "copy_to_pinned")?;
+        let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
+        let label = label_at("copy_to_pinned", Location::caller());
+        self.device().current_stream().copy_to_pinned(&target.buffer, 0, self.pointer(), bytes, label)
+    }
+}

@@ -1,0 +1,369 @@
+//! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, DType, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
+use thalweg_ops::{
+    DTypeRule, DTypes, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan,
+    scalar_bits,
+};
+use thalweg_runtime::{Error, KernelKey, Label, Result};
+
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// A body with everything that a launch of it needs.
+pub(crate) struct LoopLaunch<'a> {
+    /// A number that tells the body from every other one of these dtypes.
+    pub id: u64,
+    /// What the kernel is named after.
+    pub name: &'a str,
+    /// The body.
+    pub body: &'a Body,
+    /// What it computes in.
+    pub compute: DType,
+    /// The extents of rows and inner dimensions.
+    pub rows: &'a [usize],
+    /// The extents of the inner dimensions.
+    pub inner: &'a [usize],
+    /// Where each input and then each output lies.
+    pub placements: SmallVec<[Placement; 8]>,
+    /// The bits of the scalars.
+    pub scalars: &'a [u64],
+    /// Who asked.
+    pub label: Label,
+}
+
+impl LoopLaunch<'_> {
+    /// Plans, loads and queues the launch on the current stream.
+    pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
+        let device = outputs[0].device();
+        let pointers = |tensor: &Tensor| tensor.pointer();
+        let inputs: SmallVec<[_; 8]> = inputs.iter().map(|tensor| pointers(tensor)).collect();
+        let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(pointers).collect();
+        let addresses = inputs.iter().chain(&output_pointers).fold(0, |all, pointer| all | pointer.address());
+        let iteration = Iteration {
+            rows: widen(self.rows),
+            inner: widen(self.inner),
+            operands: self.placements,
+            alignment_bytes: 1 << addresses.trailing_zeros().min(8),
+        };
+        let plan = plan(self.body, &iteration);
+        let body = self.body;
+        let mut dtypes: DTypes = body.inputs.iter().map(|input| input.dtype).collect();
+        dtypes.extend(body.outputs.iter().map(|output| output.dtype));
+        dtypes.push(self.compute);
+        let key = KernelKey { body: self.id, dtypes, class: plan.class };
+        let loaded = device.kernel(&key, || kernel(self.name, self.compute, body.clone(), plan.class))?;
+        device.current_stream().launch(&loaded, &plan.geometry, &inputs, &output_pointers, self.scalars, self.label)
+    }
+}
+
+pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
+    sizes.iter().map(|&size| size as u64).collect()
+}
+
+/// The placement of a tensor that is broadcast over the rows of an elementwise operator.
+fn broadcast_placement(tensor: &Tensor, shape: &[usize]) -> Result<Placement> {
+    let layout = tensor.layout().expand(shape)?;
+    Ok(Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() })
+}
+
+/// The dimensions of a row operator: which are rows, which are reduced.
+pub(crate) struct Split {
+    rows: SmallVec<[usize; 6]>,
+    inner: SmallVec<[usize; 6]>,
+}
+
+impl Split {
+    /// Splits the dimensions of a tensor of this rank; `reduced` lists the inner ones.
+    pub(crate) fn new(rank: usize, reduced: &[usize]) -> Self {
+        let (inner, rows) = (0..rank).partition(|dimension| reduced.contains(dimension));
+        Self { rows, inner }
+    }
+
+    fn pick(&self, values: &[usize]) -> (Shape, Shape) {
+        let of = |dimensions: &[usize]| dimensions.iter().map(|&dimension| values[dimension]).collect();
+        (of(&self.rows), of(&self.inner))
+    }
+
+    /// The placement of a tensor over all dimensions, or over the rows alone (repeated inside for an input).
+    fn placement(&self, tensor: &Tensor, full_rank: usize, place: Place, is_output: bool) -> Placement {
+        let strides = tensor.layout().strides();
+        if tensor.rank() == full_rank && place == Place::Point {
+            let (rows, inner) = self.pick(strides);
+            return Placement::Strided { rows: widen(&rows), inner: widen(&inner) };
+        }
+        let inner = if is_output { Dimensions::new() } else { self.inner.iter().map(|_| 0).collect() };
+        Placement::Strided { rows: widen(strides), inner }
+    }
+}
+
+/// The iteration space of a call: extents, and where tensors of the call's kind lie in it.
+enum Extents {
+    Elementwise(Shape),
+    Rows { split: Split, shape: Shape },
+    Coordinates(Shape),
+}
+
+impl Extents {
+    fn new(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -> Result<Self> {
+        Ok(match operator.space {
+            Space::Elementwise if tensors.is_empty() => Self::Elementwise(arguments.sizes.clone()),
+            Space::Elementwise => {
+                let mut shape: Shape = tensors[0].shape().into();
+                for tensor in &tensors[1..] {
+                    shape = broadcast_shapes(&shape, tensor.shape())?;
+                }
+                Self::Elementwise(shape)
+            }
+            Space::Rows => {
+                let shape: Shape = tensors[0].shape().into();
+                Self::Rows { split: Split::new(shape.len(), &arguments.sizes), shape }
+            }
+            Space::Coordinates => Self::Coordinates(arguments.sizes.clone()),
+        })
+    }
+
+    fn rows_and_inner(&self) -> (Shape, Shape) {
+        match self {
+            Self::Elementwise(shape) | Self::Coordinates(shape) => (shape.clone(), Shape::new()),
+            Self::Rows { split, shape } => split.pick(shape),
+        }
+    }
+
+    /// The shape of an output that is written at a place.
+    fn output_shape(&self, place: Place) -> Shape {
+        match (self, place) {
+            (Self::Rows { shape, .. }, Place::Point) => shape.clone(),
+            _ => self.rows_and_inner().0,
+        }
+    }
+
+    fn input(&self, tensor: &Tensor) -> Result<Placement> {
+        match self {
+            Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(tensor, shape),
+            Self::Rows { split, shape } => {
+                let rows = shape.len() - split.inner.len();
+                let place = if tensor.rank() == shape.len() { Place::Point } else { Place::Row };
+                if place == Place::Row && (tensor.rank() != rows || tensor.shape() != split.pick(shape).0.as_slice()) {
+                    return Err(Error::invalid(format!(
+                        "shape {:?} must be {:?}, one value a row",
+                        tensor.shape(),
+                        split.pick(shape).0
+                    )));
+                }
+                Ok(split.placement(tensor, shape.len(), place, false))
+            }
+        }
+    }
+
+    fn output(&self, tensor: &Tensor, place: Place) -> Placement {
+        match self {
+            Self::Elementwise(_) | Self::Coordinates(_) => {
+                Placement::Strided { rows: widen(tensor.layout().strides()), inner: Dimensions::new() }
+            }
+            Self::Rows { split, shape } => split.placement(tensor, shape.len(), place, true),
+        }
+    }
+}
+
+fn signature_of(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -> Result<Signature> {
+    let dtypes: DTypes = tensors.iter().map(|tensor| tensor.dtype()).collect();
+    // Numbers of a row operator are counts, which convert nothing.
+    let float = operator.space == Space::Elementwise && arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
+    operator.signature(&dtypes, float, arguments.dtype).map_err(|error| Error::invalid(error.to_string()))
+}
+
+fn bits_of(operator: &LoopOp, signature: &Signature, arguments: &Arguments) -> SmallVec<[u64; 12]> {
+    let body = forward(operator, signature);
+    let slots = body.body.scalars.iter();
+    arguments.scalars.iter().zip(slots).map(|(&scalar, &slot)| scalar_bits(scalar, slot)).collect()
+}
+
+/// The backend kernel of every loop operator: allocates the results and launches.
+pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
+    let signature = signature_of(operator, call.tensors, call.arguments)?;
+    let extents = Extents::new(operator, call.tensors, call.arguments)?;
+    let stream = call.device.current_stream();
+    let outputs = operator
+        .outputs
+        .iter()
+        .zip(&signature.outputs)
+        .map(|(&place, &dtype)| Tensor::empty_on(&extents.output_shape(place), dtype, &stream))
+        .collect::<Result<Tensors>>()?;
+    launch_into(operator, &signature, &extents, call.tensors, call.arguments, &outputs, call.label)?;
+    Ok(outputs)
+}
+
+/// Runs an elementwise operator into given tensors, which may be inputs too where the layouts agree.
+pub(crate) fn run_into(
+    operator: &'static LoopOp,
+    tensors: &[&Tensor],
+    arguments: &Arguments,
+    outputs: &[Tensor],
+    label: Label,
+) -> Result<()> {
+    let signature = signature_of(operator, tensors, arguments)?;
+    let extents = Extents::Elementwise(outputs[0].shape().into());
+    launch_into(operator, &signature, &extents, tensors, arguments, outputs, label)?;
+    outputs.iter().for_each(Tensor::bump_version);
+    Ok(())
+}
+
+fn launch_into(
+    operator: &'static LoopOp,
+    signature: &Signature,
+    extents: &Extents,
+    tensors: &[&Tensor],
+    arguments: &Arguments,
+    outputs: &[Tensor],
+    label: Label,
+) -> Result<()> {
+    let prepared = forward(operator, signature);
+    let mut placements = tensors.iter().map(|tensor| extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
+    placements.extend(outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor, place)));
+    let (rows, inner) = extents.rows_and_inner();
+    LoopLaunch {
+        id: prepared.id,
+        name: operator.name,
+        body: &prepared.body,
+        compute: signature.compute,
+        rows: &rows,
+        inner: &inner,
+        placements,
+        scalars: &bits_of(operator, signature, arguments),
+        label,
+    }
+    .run(tensors, outputs)
+}
+
+/// The autograd kernel of every loop operator: runs it, and records a node whose gradient is derived.
+pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let signature = signature_of(operator, call.tensors, call.arguments)?;
+    let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
+    let wanted = call
+        .tensors
+        .iter()
+        .enumerate()
+        .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
+        .fold(0u32, |mask, (input, _)| mask | 1 << input);
+    if !differentiable || wanted == 0 || operator.rule == DTypeRule::Created {
+        return Ok(results);
+    }
+    let derived = gradient(operator, &signature, wanted).map_err(Error::invalid)?;
+    let node = LoopBackward {
+        operator,
+        saved: derived.saved_inputs.iter().map(|&input| Saved::new(call.tensors[input])).collect(),
+        shapes: call.tensors.iter().map(|tensor| tensor.shape().into()).collect(),
+        scalars: bits_of(operator, &signature, call.arguments),
+        extents: Extents::new(operator, call.tensors, call.arguments)?,
+        outputs: results.iter().map(|result| (Shape::from(result.shape()), result.dtype())).collect(),
+        compute: signature.compute,
+        derived,
+        wanted,
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+/// What a loop operator keeps for backward.
+struct LoopBackward {
+    operator: &'static LoopOp,
+    derived: std::sync::Arc<GradientBody>,
+    saved: SmallVec<[Saved; 4]>,
+    shapes: SmallVec<[Shape; 4]>,
+    scalars: SmallVec<[u64; 12]>,
+    extents: Extents,
+    outputs: SmallVec<[(Shape, DType); 2]>,
+    compute: DType,
+    wanted: u32,
+    label: Label,
+}
+
+impl LoopBackward {
+    /// The gradients of the outputs that the derived body reads; a missing one is zero.
+    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &thalweg_runtime::Device) -> Result<Tensors> {
+        self.derived
+            .used_outputs
+            .iter()
+            .map(|&output| match &gradients[output] {
+                Some(gradient) => Ok(gradient.clone()),
+                None => Tensor::zeros(&self.outputs[output].0, self.outputs[output].1, device),
+            })
+            .collect()
+    }
+
+    /// Where the derived body only hands a gradient on, which of the used ones it is.
+    fn passed_on(&self, output: usize) -> Option<usize> {
+        let body = &self.derived.body;
+        let Expression::Load { input } = body.nodes[body.outputs[output].value.index()] else { return None };
+        let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
+        let elementwise = matches!(self.extents, Extents::Elementwise(_));
+        usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype && elementwise)
+    }
+}
+
+impl Backward for LoopBackward {
+    fn name(&self) -> &'static str {
+        self.operator.name
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let device = gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
+        let body = &self.derived.body;
+        let used = self.used_gradients(gradients, device)?;
+        let passed: SmallVec<[Option<usize>; 4]> = (0..body.outputs.len()).map(|output| self.passed_on(output)).collect();
+        let full: Tensors = if passed.iter().all(Option::is_some) {
+            passed.iter().flatten().map(|&gradient| used[gradient].clone()).collect()
+        } else {
+            self.launch(&used, device)?
+        };
+        let mut full = full.into_iter();
+        let mut results = Gradients::new();
+        for (input, shape) in self.shapes.iter().enumerate() {
+            let wanted = self.wanted & (1 << input) != 0;
+            results.push(if wanted {
+                let gradient = full.next().expect("one output a wanted input");
+                Some(gradient.sum_to_shape(shape)?)
+            } else {
+                None
+            });
+        }
+        Ok(results)
+    }
+}
+
+impl LoopBackward {
+    fn launch(&self, used: &[Tensor], device: &thalweg_runtime::Device) -> Result<Tensors> {
+        let body = &self.derived.body;
+        let saved = self.saved.iter().map(Saved::get).collect::<Result<SmallVec<[&Tensor; 4]>>>()?;
+        let inputs: SmallVec<[&Tensor; 8]> = saved.into_iter().chain(used).collect();
+        let (rows, inner) = self.extents.rows_and_inner();
+        let stream = device.current_stream();
+        let outputs = body
+            .outputs
+            .iter()
+            .map(|output| Tensor::empty_on(&self.extents.output_shape(output.place), output.dtype, &stream))
+            .collect::<Result<Tensors>>()?;
+        let mut placements =
+            inputs.iter().map(|tensor| self.extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
+        placements
+            .extend(outputs.iter().zip(&body.outputs).map(|(tensor, output)| self.extents.output(tensor, output.place)));
+        LoopLaunch {
+            id: self.derived.id,
+            name: &format!("{}_backward", self.operator.name),
+            body,
+            compute: self.compute,
+            rows: &rows,
+            inner: &inner,
+            placements,
+            scalars: &self.scalars,
+            label: self.label,
+        }
+        .run(&inputs, &outputs)?;
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,124 @@
+//! Matrix products: which matrices of a tensor the library can take as they lie, and the gradient.
+
+use smallvec::SmallVec;
+use thalweg_ir::Shape;
+use thalweg_ir::matmul::{Matmul, Operand};
+use thalweg_runtime::{Error, Result};
+
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::Call;
+use crate::tensor::{Tensor, Tensors};
+
+/// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot.
+fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
+    if let Some(operand) = as_it_lies(tensor) {
+        return Ok((tensor.clone(), operand));
+    }
+    let copy = tensor.contiguous()?;
+    let operand = as_it_lies(&copy).expect("a contiguous matrix can be read");
+    Ok((copy, operand))
+}
+
+fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
+    let (shape, strides) = (tensor.shape(), tensor.layout().strides());
+    let rank = shape.len();
+    let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
+    let [row_stride, column_stride] = [strides[rank - 2], strides[rank - 1]];
+    let batch_stride = if rank == 3 && shape[0] > 1 { strides[0] as u64 } else { 0 };
+    let operand = |leading_dimension: usize, transposed: bool| {
+        Some(Operand { leading_dimension: leading_dimension as u64, batch_stride, transposed })
+    };
+    match (row_stride, column_stride) {
+        (row, column) if (column == 1 || columns <= 1) && (row >= columns || rows <= 1) => {
+            operand(if rows <= 1 { columns.max(1) } else { row }, false)
+        }
+        (row, column) if (row == 1 || rows <= 1) && (column >= rows || columns <= 1) => {
+            operand(if columns <= 1 { rows.max(1) } else { column }, true)
+        }
+        _ => None,
+    }
+}
+
+fn check(a: &Tensor, b: &Tensor) -> Result<()> {
+    let fail = |why: String| Err(Error::invalid(why));
+    if a.dtype() != b.dtype() {
+        return fail(format!("the dtypes differ ({} and {}); convert one with `to_dtype`", a.dtype(), b.dtype()));
+    }
+    if !(2..=3).contains(&a.rank()) || !(2..=3).contains(&b.rank()) {
+        return fail("operands have 2 dimensions, or 3 with a batch first".into());
+    }
+    let [k_a, k_b] = [a.shape()[a.rank() - 1], b.shape()[b.rank() - 2]];
+    if k_a != k_b {
+        return fail(format!("the inner dimensions differ: {k_a} columns on the left, {k_b} rows on the right"));
+    }
+    if a.rank() == 3 && b.rank() == 3 && a.shape()[0] != b.shape()[0] && a.shape()[0] != 1 && b.shape()[0] != 1 {
+        return fail(format!("the batches differ: {} and {}", a.shape()[0], b.shape()[0]));
+    }
+    Ok(())
+}
+
+/// `a · b`, for each matrix of a batch.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let (a, b) = (call.tensors[0], call.tensors[1]);
+    check(a, b)?;
+    let (a, a_matrix) = matrix(a)?;
+    let (b, b_matrix) = matrix(b)?;
+    let batch_of = |tensor: &Tensor| if tensor.rank() == 3 { tensor.shape()[0] } else { 1 };
+    // A batch of one meets any other, an empty one too.
+    let batch = if batch_of(&a) == 1 { batch_of(&b) } else { batch_of(&a) };
+    let [m, k, n] = [a.shape()[a.rank() - 2], a.shape()[a.rank() - 1], b.shape()[b.rank() - 1]];
+    let mut shape = Shape::new();
+    if a.rank() == 3 || b.rank() == 3 {
+        shape.push(batch);
+    }
+    shape.extend([m, n]);
+    let stream = call.device.current_stream();
+    let result = Tensor::empty_on(&shape, a.dtype(), &stream)?;
+    let product = Matmul {
+        a: a_matrix,
+        b: b_matrix,
+        ..Matmul::contiguous(m as u64, n as u64, k as u64, batch as u64, a.dtype())
+    };
+    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+    stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), call.label)?;
+    Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = MatmulBackward {
+        a: Saved::new(call.tensors[0]),
+        b: Saved::new(call.tensors[1]),
+        wanted: [call.tensors[0].requires_grad(), call.tensors[1].requires_grad()],
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct MatmulBackward {
+    a: Saved,
+    b: Saved,
+    wanted: [bool; 2],
+}
+
+impl Backward for MatmulBackward {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 2)) };
+        let (a, b) = (self.a.get()?, self.b.get()?);
+        let mut results = Gradients::new();
+        results.push(match self.wanted[0] {
+            true => Some(gradient.matmul(&b.transpose(-2, -1)?)?.sum_to_shape(a.shape())?),
+            false => None,
+        });
+        results.push(match self.wanted[1] {
+            true => Some(a.transpose(-2, -1)?.matmul(gradient)?.sum_to_shape(b.shape())?),
+            false => None,
+        });
+        Ok(results)
+    }
+}

@@ -1,0 +1,260 @@
+//! Operators over two-dimensional windows: unfold, fold, max-pooling.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Shape};
+use thalweg_ops::structured::{FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D};
+use thalweg_ops::{DTypes, LoopOp, Placement, forward};
+use thalweg_runtime::{Error, Label, Result};
+
+use super::loops::{LoopLaunch, widen};
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call, KernelFunction};
+use crate::tensor::{Tensor, Tensors};
+
+/// Whether an operator of the table is one of this module's.
+pub(crate) fn is_window(operator: &LoopOp) -> bool {
+    [&UNFOLD2D, &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD].iter().any(|window| window.name == operator.name)
+}
+
+/// The sizes of a window operator over a batch of images.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Window {
+    pub images: usize,
+    pub channels: usize,
+    pub height: usize,
+    pub width: usize,
+    pub kernel: [usize; 2],
+    pub output: [usize; 2],
+    pub stride: usize,
+    pub padding: usize,
+    pub dilation: usize,
+}
+
+impl Window {
+    /// The window of an image tensor (images, channels, height, width).
+    pub(crate) fn new(
+        shape: &[usize],
+        kernel: [usize; 2],
+        stride: usize,
+        padding: usize,
+        dilation: usize,
+    ) -> Result<Self> {
+        let &[images, channels, height, width] = shape else {
+            return Err(Error::invalid(format!("images are (count, channels, height, width), not {shape:?}")));
+        };
+        if stride == 0 || dilation == 0 || kernel.contains(&0) {
+            return Err(Error::invalid(format!(
+                "kernel {kernel:?}, stride {stride} and dilation {dilation} must each be at least 1"
+            )));
+        }
+        let extent = |size: usize, kernel: usize| {
+            let reach = dilation.checked_mul(kernel - 1)?.checked_add(1)?;
+            let padded = padding.checked_mul(2)?.checked_add(size)?;
+            Some(padded.checked_sub(reach)? / stride + 1)
+        };
+        let (Some(output_height), Some(output_width)) = (extent(height, kernel[0]), extent(width, kernel[1])) else {
+            return Err(Error::invalid(format!(
+                "a kernel of {kernel:?} with dilation {dilation} is larger than {height}×{width} images with padding {padding}"
+            )));
+        };
+        let output = [output_height, output_width];
+        Ok(Self { images, channels, height, width, kernel, output, stride, padding, dilation })
+    }
+
+    /// The window as an operator's arguments.
+    pub(crate) fn arguments(&self) -> Arguments {
+        Arguments { sizes: self.numbers().into_iter().collect(), ..Arguments::default() }
+    }
+
+    fn numbers(&self) -> [usize; 11] {
+        let Self { images, channels, height, width, kernel, output, stride, padding, dilation } = *self;
+        [images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride, padding, dilation]
+    }
+
+    fn from_arguments(arguments: &Arguments) -> Result<Self> {
+        let &[images, channels, height, width, kernel_height, kernel_width, output_height, output_width, stride, padding, dilation] =
+            arguments.sizes.as_slice()
+        else {
+            return Err(Error::invalid("a window operator takes the eleven sizes of its window"));
+        };
+        let (kernel, output) = ([kernel_height, kernel_width], [output_height, output_width]);
+        Ok(Self { images, channels, height, width, kernel, output, stride, padding, dilation })
+    }
+
+    pub(crate) fn image_shape(&self) -> [usize; 4] {
+        [self.images, self.channels, self.height, self.width]
+    }
+
+    fn pooled_shape(&self) -> [usize; 4] {
+        [self.images, self.channels, self.output[0], self.output[1]]
+    }
+
+    /// Columns: (channels · kernel, images · output).
+    pub(crate) fn column_shape(&self) -> [usize; 2] {
+        let kernel = self.kernel[0] * self.kernel[1];
+        [self.channels * kernel, self.images * self.output[0] * self.output[1]]
+    }
+
+    fn column_rows(&self) -> [usize; 6] {
+        [self.channels, self.kernel[0], self.kernel[1], self.images, self.output[0], self.output[1]]
+    }
+
+    /// Launches a window operator: the inputs are made contiguous and gathered from.
+    fn run(
+        &self,
+        operator: &'static LoopOp,
+        inputs: &[&Tensor],
+        rows: &[usize],
+        inner: &[usize],
+        outputs: &[(&[usize], DType)],
+        label: Label,
+    ) -> Result<Tensors> {
+        let inputs = inputs.iter().map(|tensor| tensor.contiguous()).collect::<Result<Tensors>>()?;
+        let inputs: SmallVec<[&Tensor; 4]> = inputs.iter().collect();
+        let dtypes: DTypes = inputs.iter().map(|tensor| tensor.dtype()).collect();
+        let signature =
+            operator.signature(&dtypes, false, None).map_err(|error| Error::invalid(error.to_string()))?;
+        let prepared = forward(operator, &signature);
+        let stream = inputs[0].device().current_stream();
+        let outputs = outputs
+            .iter()
+            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream))
+            .collect::<Result<Tensors>>()?;
+        let mut placements: SmallVec<[Placement; 8]> =
+            inputs.iter().map(|tensor| Placement::Gathered(tensor.elements() as u64)).collect();
+        let strides = widen(&thalweg_ir::contiguous_strides(rows));
+        placements.extend(outputs.iter().map(|_| Placement::Strided { rows: strides.clone(), inner: Default::default() }));
+        let scalars: SmallVec<[u64; 12]> = self.numbers().iter().map(|&number| number as u64).collect();
+        LoopLaunch {
+            id: prepared.id,
+            name: operator.name,
+            body: &prepared.body,
+            compute: signature.compute,
+            rows,
+            inner,
+            placements,
+            scalars: &scalars,
+            label,
+        }
+        .run(&inputs, &outputs)?;
+        Ok(outputs)
+    }
+}
+
+/// A backend kernel of this module.
+type WindowKernel = fn(&Window, &Call<'_>) -> Result<Tensors>;
+
+/// Defines the operators: each with its backend kernel and its autograd kernel.
+pub(crate) fn define(define: &mut dyn FnMut(&'static str, KernelFunction, KernelFunction)) {
+    let backend = |kernel: WindowKernel| -> KernelFunction {
+        Arc::new(move |call: &Call<'_>| kernel(&Window::from_arguments(call.arguments)?, call))
+    };
+    define("unfold2d", backend(unfold), Arc::new(|call| transposed(call, &["unfold2d", "fold2d"])));
+    define("fold2d", backend(fold), Arc::new(|call| transposed(call, &["fold2d", "unfold2d"])));
+    define("max_pool2d", backend(max_pool), Arc::new(max_pool_autograd));
+}
+
+fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
+    if tensor.shape() == shape {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("shape {:?} does not fit the window, which takes {shape:?}", tensor.shape())))
+    }
+}
+
+fn unfold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+    let image = call.tensors[0];
+    expect_shape(image, &window.image_shape())?;
+    let outputs = [(window.column_shape().as_slice(), image.dtype())].map(|(s, d)| (s.to_vec(), d));
+    let outputs: Vec<(&[usize], DType)> = outputs.iter().map(|(shape, dtype)| (shape.as_slice(), *dtype)).collect();
+    window.run(&UNFOLD2D, &[image], &window.column_rows(), &[], &outputs, call.label)
+}
+
+fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+    let columns = call.tensors[0];
+    expect_shape(columns, &window.column_shape())?;
+    let shape = window.image_shape();
+    window.run(&FOLD2D, &[columns], &shape, &window.kernel, &[(&shape, columns.dtype())], call.label)
+}
+
+fn max_pool(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+    let image = call.tensors[0];
+    expect_shape(image, &window.image_shape())?;
+    if !image.dtype().is_floating_point() {
+        return Err(Error::invalid("max_pool2d takes floating-point images"));
+    }
+    let shape = window.pooled_shape();
+    let outputs = [(shape.as_slice(), image.dtype()), (shape.as_slice(), DType::I64)];
+    window.run(&MAX_POOL2D, &[image], &shape, &window.kernel, &outputs, call.label)
+}
+
+/// The autograd kernel of an operator whose gradient is another operator with the same arguments.
+fn transposed(call: &Call<'_>, names: &'static [&'static str; 2]) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = TransposedBackward { names, arguments: call.arguments.clone(), label: call.label };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct TransposedBackward {
+    names: &'static [&'static str; 2],
+    arguments: Arguments,
+    label: Label,
+}
+
+impl Backward for TransposedBackward {
+    fn name(&self) -> &'static str {
+        self.names[0]
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
+        let operator = crate::dispatch::find_operator(self.names[1])?;
+        let results = operator.call(&[gradient], &self.arguments, None, self.label)?;
+        Ok(results.into_iter().map(Some).collect())
+    }
+}
+
+fn max_pool_autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = MaxPoolBackward {
+        window: Window::from_arguments(call.arguments)?,
+        winners: Saved::new(&results[1]),
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct MaxPoolBackward {
+    window: Window,
+    winners: Saved,
+    label: Label,
+}
+
+impl Backward for MaxPoolBackward {
+    fn name(&self) -> &'static str {
+        "max_pool2d"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
+        let shape = self.window.image_shape();
+        let results = self.window.run(
+            &MAX_POOL2D_BACKWARD,
+            &[gradient, self.winners.get()?],
+            &shape,
+            &self.window.kernel,
+            &[(&shape, gradient.dtype())],
+            self.label,
+        )?;
+        Ok(results.into_iter().map(Some).collect())
+    }
+}
+
+/// The shape of a convolution's columns as a view: (channels, kernel y, kernel x, images, output y, output x).
+pub(crate) fn output_plane(window: &Window) -> Shape {
+    [window.images, window.output[0], window.output[1]].into_iter().collect()
+}

@@ -1,0 +1,29 @@
+//! Tensors: dispatcher, autograd, modules, optimizers.
+//!
+//! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
+//! - [`dispatch`]: which kernel answers a call; registration of one's own.
+//! - [`autograd`]: the recorded graph and the engine that runs it backwards.
+//! - [`functional`], [`module`], [`optim`], [`random`]: what a training loop needs.
+//! - [`HostTensor`]: pinned host memory with a shape.
+//!
+//! # Invariants
+//! - No public type is generic over a backend; no operator names a device.
+//! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
+//! - A call that fails leaves every tensor as it was. No `unsafe`.
+#![forbid(unsafe_code)]
+
+pub mod autograd;
+pub mod dispatch;
+pub mod functional;
+mod host_tensor;
+mod kernels;
+pub mod module;
+mod operators;
+pub mod optim;
+pub mod random;
+mod tensor;
+mod views;
+
+pub use autograd::no_grad;
+pub use host_tensor::HostTensor;
+pub use tensor::{DevicePointer, Tensor, Tensors};

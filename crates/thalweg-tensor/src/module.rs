@@ -1,0 +1,92 @@
+//! Modules: functions with parameters (`torch.nn`).
+
+use thalweg_runtime::{Device, Result};
+
+use crate::functional::{self, WindowOptions};
+use crate::random::Generator;
+use crate::tensor::Tensor;
+
+/// A function with parameters.
+pub trait Module {
+    /// The result for an input.
+    fn forward(&self, input: &Tensor) -> Result<Tensor>;
+
+    /// The parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`).
+    fn named_parameters(&self) -> Vec<(String, Tensor)>;
+
+    /// The parameters.
+    fn parameters(&self) -> Vec<Tensor> {
+        self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
+    }
+}
+
+/// The names of a module's parameters behind a prefix.
+pub fn prefixed(prefix: &str, module: &dyn Module) -> Vec<(String, Tensor)> {
+    module.named_parameters().into_iter().map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect()
+}
+
+/// A weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
+fn weight_and_bias(shape: &[usize], generator: &mut Generator, device: &Device) -> Result<(Tensor, Tensor)> {
+    let fan_in: usize = shape[1..].iter().product();
+    let bound = 1.0 / (fan_in.max(1) as f32).sqrt();
+    let mut parameter = |shape: &[usize]| Tensor::uniform(shape, -bound, bound, generator, device)?.requires_grad_();
+    Ok((parameter(shape)?, parameter(&shape[..1])?))
+}
+
+/// `input · weightᵀ + bias`.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Linear {
+    /// A layer from `inputs` to `outputs` features, with random parameters.
+    pub fn new(inputs: usize, outputs: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let (weight, bias) = weight_and_bias(&[outputs, inputs], generator, device)?;
+        Ok(Self { weight, bias })
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        functional::linear(input, &self.weight, Some(&self.bias))
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        vec![("weight".into(), self.weight.clone()), ("bias".into(), self.bias.clone())]
+    }
+}
+
+/// A two-dimensional convolution with a square kernel.
+#[derive(Clone, Debug)]
+pub struct Conv2d {
+    weight: Tensor,
+    bias: Tensor,
+    options: WindowOptions,
+}
+
+impl Conv2d {
+    /// A layer from `inputs` to `outputs` channels, with random parameters.
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        kernel: usize,
+        options: WindowOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let (weight, bias) = weight_and_bias(&[outputs, inputs, kernel, kernel], generator, device)?;
+        Ok(Self { weight, bias, options })
+    }
+}
+
+impl Module for Conv2d {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        functional::conv2d(input, &self.weight, Some(&self.bias), self.options)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        vec![("weight".into(), self.weight.clone()), ("bias".into(), self.bias.clone())]
+    }
+}

@@ -1,0 +1,272 @@
+//! The operators as methods of [`Tensor`].
+//!
+//! The elementwise methods are made from the table's entries; nothing is listed here a second time.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::structured;
+use thalweg_runtime::{Device, Error, Result};
+
+use crate::dispatch::{Arguments, find_operator};
+use crate::kernels::loops::run_into;
+use crate::tensor::{Tensor, label_at};
+
+/// Calls an operator that gives one tensor.
+fn call(
+    name: &'static str,
+    tensors: &[&Tensor],
+    arguments: &Arguments,
+    device: Option<&Device>,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    let mut results = find_operator(name)?.call(tensors, arguments, device, label_at(name, location))?;
+    Ok(results.swap_remove(0))
+}
+
+macro_rules! methods {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident($first:ident $(, $other:ident)* $(; $($number:ident),+)?) $rule:ident { $($rest:tt)* }
+    )*) => {
+        impl Tensor {$(
+            $(#[doc = $doc])+
+            ///
+            /// An elementwise operator: the inputs are broadcast against each other. Asynchronous.
+            #[track_caller]
+            pub fn $name(&self $(, $other: &Tensor)* $($(, $number: impl Into<Scalar>)+)?) -> Result<Tensor> {
+                let arguments = Arguments {
+                    scalars: SmallVec::from_slice(&[$($($number.into()),+)?]),
+                    ..Arguments::default()
+                };
+                call(stringify!($name), &[self $(, $other)*], &arguments, None, Location::caller())
+            }
+        )*}
+    };
+}
+
+thalweg_ops::elementwise_operators!(methods);
+
+impl Tensor {
+    // ---- Creation and conversion ----------------------------------------------------------------------------------
+
+    /// A tensor with one value everywhere (`torch.full`).
+    #[track_caller]
+    pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[value.into()]),
+            sizes: shape.into(),
+            dtype: Some(dtype),
+        };
+        call("full", &[], &arguments, Some(device), Location::caller())
+    }
+
+    /// A tensor of zeros.
+    #[track_caller]
+    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::full(shape, 0.0, dtype, device)
+    }
+
+    /// A tensor of ones.
+    #[track_caller]
+    pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::full(shape, 1.0, dtype, device)
+    }
+
+    /// `count` numbers from `start` on, `step` apart.
+    #[track_caller]
+    pub fn arange(
+        count: usize,
+        start: impl Into<Scalar>,
+        step: impl Into<Scalar>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[start.into(), step.into()]),
+            sizes: SmallVec::from_slice(&[count]),
+            dtype: Some(dtype),
+        };
+        call("arange", &[], &arguments, Some(device), Location::caller())
+    }
+
+    /// The elements in another dtype; the tensor itself where it has that dtype.
+    #[track_caller]
+    pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        let arguments = Arguments { dtype: Some(dtype), ..Arguments::default() };
+        call("copy", &[self], &arguments, None, Location::caller())
+    }
+
+    /// The elements row-major with no gaps; the tensor itself where they lie so.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        self.copied(Location::caller())
+    }
+
+    fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
+        let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
+        call("copy", &[self], &arguments, None, location)
+    }
+
+    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted. Not recorded by
+    /// autograd: a leaf that requires a gradient is refused outside `no_grad`.
+    #[track_caller]
+    pub fn copy_(&self, source: &Self) -> Result<()> {
+        self.check_writable("copy_")?;
+        let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
+        let label = label_at("copy_", Location::caller());
+        // A source that overlaps the target in another layout is read whole before the first write.
+        let aside;
+        let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
+            aside = source.detach().copied(Location::caller())?;
+            &aside
+        } else {
+            source
+        };
+        if source.device() != self.device() {
+            return Err(Error::invalid(format!("copy_: the source is on {}, the target on {}", source.device(), self.device())));
+        }
+        run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)
+            .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))
+    }
+
+    /// Refuses a write in place that autograd or the layout forbids.
+    fn check_writable(&self, operator: &str) -> Result<()> {
+        if self.requires_grad() && crate::autograd::is_grad_enabled() {
+            return Err(Error::invalid(format!(
+                "{operator}: {self:?} requires a gradient and cannot be written in place; do it inside `no_grad`"
+            )));
+        }
+        if self.layout().may_overlap() {
+            return Err(Error::invalid(format!(
+                "{operator}: several elements of {self:?} share memory (an expanded tensor); make it contiguous first"
+            )));
+        }
+        Ok(())
+    }
+
+    // ---- Reductions -----------------------------------------------------------------------------------------------
+
+    /// Dimensions, negative ones counted from the end, sorted; an empty list is all of them.
+    fn dimensions(&self, dimensions: &[isize]) -> Result<Shape> {
+        let mut list: Shape = if dimensions.is_empty() {
+            (0..self.rank()).collect()
+        } else {
+            dimensions.iter().map(|&d| self.layout().dimension(d)).collect::<Result<_, _>>()?
+        };
+        list.sort_unstable();
+        if list.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid(format!("dimensions {dimensions:?} of shape {:?} repeat", self.shape())));
+        }
+        Ok(list)
+    }
+
+    fn reduce(
+        &self,
+        name: &'static str,
+        dimensions: &[isize],
+        keep_dimensions: bool,
+        scalars: impl FnOnce(usize) -> SmallVec<[Scalar; 12]>,
+        location: &'static Location<'static>,
+    ) -> Result<Self> {
+        let sizes = self.dimensions(dimensions)?;
+        let count = sizes.iter().map(|&dimension| self.shape()[dimension]).product();
+        if sizes.is_empty() {
+            // A scalar has nothing to reduce over: give it one dimension.
+            return self.unsqueeze(0)?.reduce(name, &[0], false, scalars, location);
+        }
+        let kept: Shape =
+            self.shape().iter().enumerate().map(|(d, &extent)| if sizes.contains(&d) { 1 } else { extent }).collect();
+        let arguments = Arguments { scalars: scalars(count), sizes, dtype: None };
+        let result = call(name, &[self], &arguments, None, location)?;
+        if keep_dimensions { result.reshape(&kept) } else { Ok(result) }
+    }
+
+    /// The sum over dimensions (all of them where the list is empty). Integers are summed as i64.
+    #[track_caller]
+    pub fn sum(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
+        self.reduce("sum", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+    }
+
+    /// The mean over dimensions (all of them where the list is empty).
+    #[track_caller]
+    pub fn mean(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
+        let count = |count: usize| SmallVec::from_slice(&[Scalar::F64(count as f64)]);
+        self.reduce("mean", dimensions, keep_dimensions, count, Location::caller())
+    }
+
+    /// The greatest element over dimensions; NaN where there is one.
+    #[track_caller]
+    pub fn amax(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
+        self.check_not_empty("amax", dimensions)?;
+        self.reduce("amax", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+    }
+
+    /// The smallest element over dimensions; NaN where there is one.
+    #[track_caller]
+    pub fn amin(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
+        self.check_not_empty("amin", dimensions)?;
+        self.reduce("amin", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+    }
+
+    /// The place of the greatest element along a dimension, as i64: the first of equals.
+    #[track_caller]
+    pub fn argmax(&self, dimension: isize) -> Result<Self> {
+        self.check_not_empty("argmax", &[dimension])?;
+        self.reduce("argmax", &[dimension], false, |_| SmallVec::new(), Location::caller())
+    }
+
+    fn check_not_empty(&self, name: &str, dimensions: &[isize]) -> Result<()> {
+        let empty = self.dimensions(dimensions)?.iter().any(|&dimension| self.shape()[dimension] == 0);
+        if empty {
+            return Err(Error::invalid(format!("{name}: shape {:?} has nothing to choose from", self.shape())));
+        }
+        Ok(())
+    }
+
+    /// Softmax along a dimension.
+    #[track_caller]
+    pub fn softmax(&self, dimension: isize) -> Result<Self> {
+        let arguments = Arguments { sizes: self.dimensions(&[dimension])?, ..Arguments::default() };
+        call("softmax", &[self], &arguments, None, Location::caller())
+    }
+
+    /// The logarithm of softmax along a dimension.
+    #[track_caller]
+    pub fn log_softmax(&self, dimension: isize) -> Result<Self> {
+        let arguments = Arguments { sizes: self.dimensions(&[dimension])?, ..Arguments::default() };
+        call("log_softmax", &[self], &arguments, None, Location::caller())
+    }
+
+    /// The sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
+    #[track_caller]
+    pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        let Some(added) = self.rank().checked_sub(shape.len()) else {
+            return Err(Error::invalid(format!("sum_to_shape: shape {:?} does not sum to {shape:?}", self.shape())));
+        };
+        let summed: SmallVec<[isize; 6]> = (0..self.rank())
+            .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))
+            .map(|d| d as isize)
+            .collect();
+        let result = if summed.is_empty() { self.clone() } else { self.sum(&summed, true)? };
+        result.reshape(shape)
+    }
+
+    // ---- Products -------------------------------------------------------------------------------------------------
+
+    /// The matrix product: (m, k) · (k, n), with a batch first on either side or both.
+    #[track_caller]
+    pub fn matmul(&self, other: &Self) -> Result<Self> {
+        call("matmul", &[self, other], &Arguments::default(), None, Location::caller())
+    }
+}

@@ -1,0 +1,258 @@
+//! [`Tensor`]: a view of device memory with a dtype, and a place in the autograd graph.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Element, Layout, contiguous_strides, element_count};
+use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
+
+use crate::autograd::{AutogradMeta, GradientEdge};
+
+/// A list of tensors; most operators give one.
+pub type Tensors = SmallVec<[Tensor; 2]>;
+
+/// A tensor on one device. Clones are the same tensor; views share the storage.
+///
+/// Work on tensors goes to the current stream of their device and is asynchronous. The methods that wait say so.
+#[derive(Clone)]
+pub struct Tensor(pub(crate) Arc<TensorState>);
+
+pub(crate) struct TensorState {
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+    pub(crate) autograd: AutogradMeta,
+}
+
+/// The memory behind tensors that are views of each other.
+pub(crate) struct Storage {
+    pub(crate) buffer: Buffer,
+    /// How often it was written in place: what backward saved must not have changed.
+    version: AtomicU32,
+}
+
+impl Tensor {
+    // ---- Making ---------------------------------------------------------------------------------------------------
+
+    /// A tensor whose elements are anything (`torch.empty`).
+    pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::empty_on(shape, dtype, &device.current_stream())
+    }
+
+    /// A tensor whose elements are anything, in memory that belongs to this stream.
+    pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream) -> Result<Self> {
+        let bytes = element_count(shape)?
+            .checked_mul(dtype.size_bytes())
+            .ok_or_else(|| Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space")))?;
+        let buffer = Buffer::new(stream, bytes as u64)?;
+        let storage = Arc::new(Storage { buffer, version: AtomicU32::new(0) });
+        Ok(Self::from_parts(storage, Layout::contiguous(shape), dtype, AutogradMeta::leaf(false)))
+    }
+
+    pub(crate) fn from_parts(storage: Arc<Storage>, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
+        Self(Arc::new(TensorState { storage, layout, dtype, autograd }))
+    }
+
+    /// A tensor with these elements, row-major. Returns when `values` may change.
+    #[track_caller]
+    pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+        if element_count(shape)? != values.len() {
+            return Err(Error::invalid(format!(
+                "from_slice: shape {shape:?} has {} elements, the slice {}",
+                element_count(shape)?,
+                values.len()
+            )));
+        }
+        let stream = device.current_stream();
+        let tensor = Self::empty_on(shape, T::DTYPE, &stream)?;
+        stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), Label::here("from_slice"))?;
+        Ok(tensor)
+    }
+
+    // ---- What it is -----------------------------------------------------------------------------------------------
+
+    /// The extents.
+    pub fn shape(&self) -> &[usize] {
+        self.0.layout.shape()
+    }
+
+    /// The extent of a dimension; a negative one is counted from the end.
+    pub fn size(&self, dimension: isize) -> Result<usize> {
+        Ok(self.shape()[self.0.layout.dimension(dimension)?])
+    }
+
+    /// How many dimensions it has.
+    pub fn rank(&self) -> usize {
+        self.0.layout.rank()
+    }
+
+    /// How many elements it has (`numel`).
+    pub fn elements(&self) -> usize {
+        self.0.layout.elements()
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.0.storage.buffer.device()
+    }
+
+    /// Shape, strides and offset.
+    pub fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    /// Whether its elements lie row-major with no gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.0.layout.is_contiguous()
+    }
+
+    /// The address of the first element (`data_ptr`); it is valid while the tensor lives.
+    pub fn pointer(&self) -> DevicePointer {
+        let offset = self.0.layout.offset() * self.dtype().size_bytes();
+        self.0.storage.buffer.pointer().offset(offset as u64)
+    }
+
+    /// Says that work on `stream` uses the tensor: when it is dropped, its memory is not reused before the work that the
+    /// stream has then is done (`torch.Tensor.record_stream`).
+    pub fn record_stream(&self, stream: &Stream) {
+        self.0.storage.buffer.record_stream(stream);
+    }
+
+    /// How often the memory was written in place.
+    pub(crate) fn version(&self) -> u32 {
+        self.0.storage.version.load(Ordering::Acquire)
+    }
+
+    /// Notes a write in place.
+    pub(crate) fn bump_version(&self) {
+        self.0.storage.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether both are views of one storage.
+    pub fn shares_storage_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.storage, &other.0.storage)
+    }
+
+    // ---- Autograd -------------------------------------------------------------------------------------------------
+
+    /// Whether gradients flow to it.
+    pub fn requires_grad(&self) -> bool {
+        self.0.autograd.requires_grad()
+    }
+
+    /// Whether it is a leaf: not the result of an operator that recorded itself.
+    pub fn is_leaf(&self) -> bool {
+        self.0.autograd.node().is_none()
+    }
+
+    /// A leaf over the same memory that collects a gradient. Floating-point tensors only.
+    pub fn requires_grad_(&self) -> Result<Self> {
+        if !self.dtype().is_floating_point() {
+            return Err(Error::invalid(format!(
+                "requires_grad: only floating-point tensors have gradients, this one is {}",
+                self.dtype()
+            )));
+        }
+        Ok(self.with_autograd(AutogradMeta::leaf(true)))
+    }
+
+    /// The same memory outside the autograd graph.
+    #[must_use]
+    pub fn detach(&self) -> Self {
+        self.with_autograd(AutogradMeta::leaf(false))
+    }
+
+    /// The gradient that `backward` has accumulated, if any.
+    pub fn grad(&self) -> Option<Self> {
+        self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets or forgets the gradient (`zero_grad` sets it to `None`).
+    pub fn set_grad(&self, gradient: Option<Self>) {
+        *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = gradient;
+    }
+
+    pub(crate) fn gradient_slot(&self) -> &Mutex<Option<Self>> {
+        self.0.autograd.gradient()
+    }
+
+    pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
+        Self::from_parts(self.0.storage.clone(), self.0.layout.clone(), self.dtype(), autograd)
+    }
+
+    /// The result of a node that recorded itself.
+    pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
+        self.with_autograd(AutogradMeta::of_node(edge))
+    }
+
+    /// Another layout over the same storage, outside the graph.
+    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+        Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::leaf(false))
+    }
+
+    // ---- Reading --------------------------------------------------------------------------------------------------
+
+    /// The elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let label = Label::here("to_vec");
+        let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
+        if !readable {
+            return Err(Error::invalid(format!(
+                "to_vec: the tensor is {}, not {}; convert it with `to_dtype`",
+                self.dtype(),
+                T::DTYPE
+            )));
+        }
+        let source = self.detach().contiguous()?;
+        let mut values = vec![T::from_f64(0.0); self.elements()];
+        let stream = self.device().current_stream();
+        stream.copy_to_host(bytemuck::cast_slice_mut(&mut values), source.pointer(), label)?;
+        Ok(values)
+    }
+
+    /// The only element of a tensor with one element. Blocks until it is there.
+    #[track_caller]
+    pub fn item<T: Element>(&self) -> Result<T> {
+        if self.elements() != 1 {
+            return Err(Error::invalid(format!("item: shape {:?} has {} elements, not 1", self.shape(), self.elements())));
+        }
+        Ok(self.to_vec::<T>()?[0])
+    }
+}
+
+/// An address in device memory.
+pub type DevicePointer = thalweg_runtime::DevicePointer;
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({:?}, {}, {}", self.shape(), self.dtype(), self.device())?;
+        if self.layout().strides() != contiguous_strides(self.shape()).as_slice() {
+            write!(f, ", strides {:?}", self.layout().strides())?;
+        }
+        if self.requires_grad() {
+            write!(f, ", requires_grad")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// `name(shape dtype, …)`: how errors and labels name a call.
+pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
+    let list: Vec<String> =
+        tensors.iter().map(|tensor| format!("{:?} {} on {}", tensor.shape(), tensor.dtype(), tensor.device())).collect();
+    format!("{operator}({})", list.join(", "))
+}
+
+/// A label for an operator that was called at a place captured earlier.
+pub(crate) fn label_at(operator: &'static str, location: &'static Location<'static>) -> Label {
+    Label { operator, location }
+}

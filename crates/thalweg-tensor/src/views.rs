@@ -1,0 +1,98 @@
+//! Views: other layouts over the same storage. They copy nothing and launch nothing.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Layout, Shape};
+use thalweg_runtime::{Error, Result};
+
+use crate::autograd::nodes::{ViewBackward, record_view};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    fn view_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
+        record_view(self, self.with_layout(layout), backward)
+    }
+
+    /// The dimensions in another order.
+    pub fn permute(&self, order: &[usize]) -> Result<Self> {
+        let layout = self.layout().permute(order)?;
+        Ok(self.view_as(layout, || {
+            let mut inverse: Shape = SmallVec::from_elem(0, order.len());
+            order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+            ViewBackward::Permute(inverse)
+        }))
+    }
+
+    /// Two dimensions swapped; negative ones are counted from the end.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
+        let mut order: Shape = (0..self.rank()).collect();
+        order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
+        self.permute(&order)
+    }
+
+    /// `length` elements of a dimension, from `start` on.
+    pub fn narrow(&self, dimension: isize, start: usize, length: usize) -> Result<Self> {
+        let dimension = self.layout().dimension(dimension)?;
+        let layout = self.layout().narrow(dimension, start, length)?;
+        Ok(self.view_as(layout, || ViewBackward::Narrow { shape: self.shape().into(), dimension, start }))
+    }
+
+    /// One place of a dimension, without that dimension.
+    pub fn select(&self, dimension: isize, index: usize) -> Result<Self> {
+        let at = self.layout().dimension(dimension)?;
+        if index >= self.shape()[at] {
+            return Err(Error::invalid(format!(
+                "select: index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
+                self.shape(),
+                self.shape()[at]
+            )));
+        }
+        self.narrow(dimension, index, 1)?.squeeze(dimension)
+    }
+
+    /// A new dimension of extent 1; a negative place is counted from the end, −1 being behind the last.
+    pub fn unsqueeze(&self, dimension: isize) -> Result<Self> {
+        let rank = self.rank() as isize + 1;
+        let at = if dimension < 0 { dimension + rank } else { dimension };
+        if !(0..rank).contains(&at) {
+            return Err(Error::invalid(format!(
+                "unsqueeze: dimension {dimension} is out of range for shape {:?} (expected {} to {})",
+                self.shape(),
+                -rank,
+                rank - 1
+            )));
+        }
+        let layout = self.layout().unsqueeze(at as usize)?;
+        Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+    }
+
+    /// Without a dimension of extent 1; unchanged where the extent is another.
+    pub fn squeeze(&self, dimension: isize) -> Result<Self> {
+        let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
+        Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+    }
+
+    /// Broadcast to a shape, without copying: the result cannot be written in place.
+    pub fn expand(&self, shape: &[usize]) -> Result<Self> {
+        let layout = self.layout().expand(shape)?;
+        Ok(self.view_as(layout, || ViewBackward::Expand(self.shape().into())))
+    }
+
+    /// The elements, row-major, in another shape: a view where the strides allow it, else a copy.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
+        match self.layout().reshape(shape)? {
+            Some(layout) => Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into()))),
+            None => self.contiguous()?.reshape(shape),
+        }
+    }
+
+    /// All dimensions from `start` on as one.
+    #[track_caller]
+    pub fn flatten_from(&self, start: usize) -> Result<Self> {
+        let Some((kept, merged)) = self.shape().split_at_checked(start) else {
+            return Err(Error::invalid(format!("flatten_from: shape {:?} has no dimension {start}", self.shape())));
+        };
+        let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
+        self.reshape(&shape)
+    }
+}

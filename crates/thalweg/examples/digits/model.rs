@@ -1,0 +1,43 @@
+//! The network: two convolutions, each with ReLU and pooling, and two linear layers.
+
+use thalweg::functional::{WindowOptions, max_pool2d};
+use thalweg::module::{Conv2d, Linear, Module, prefixed};
+use thalweg::random::Generator;
+use thalweg::{Device, Result, Tensor};
+
+pub struct Network {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    linear1: Linear,
+    linear2: Linear,
+}
+
+const SAME: WindowOptions = WindowOptions { stride: 1, padding: 1, dilation: 1 };
+const HALVE: WindowOptions = WindowOptions { stride: 2, padding: 0, dilation: 1 };
+
+impl Network {
+    pub fn new(generator: &mut Generator, device: &Device) -> Result<Self> {
+        Ok(Self {
+            conv1: Conv2d::new(1, 16, 3, SAME, generator, device)?,
+            conv2: Conv2d::new(16, 32, 3, SAME, generator, device)?,
+            linear1: Linear::new(32 * 2 * 2, 64, generator, device)?,
+            linear2: Linear::new(64, 10, generator, device)?,
+        })
+    }
+}
+
+impl Module for Network {
+    /// Images (count, 1, 8, 8) to scores (count, 10).
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        let x = max_pool2d(&self.conv1.forward(images)?.relu()?, [2, 2], HALVE)?;
+        let x = max_pool2d(&self.conv2.forward(&x)?.relu()?, [2, 2], HALVE)?;
+        let x = self.linear1.forward(&x.flatten_from(1)?)?.relu()?;
+        self.linear2.forward(&x)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let layers: [(&str, &dyn Module); 4] =
+            [("conv1", &self.conv1), ("conv2", &self.conv2), ("linear1", &self.linear1), ("linear2", &self.linear2)];
+        layers.into_iter().flat_map(|(name, layer)| prefixed(name, layer)).collect()
+    }
+}

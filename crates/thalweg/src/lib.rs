@@ -1,0 +1,34 @@
+//! Thalweg: the system that PyTorch calls its CUDA backend, in Rust, with a simulated GPU.
+//!
+//! This crate is the facade: it holds no logic, only names. A tensor program needs no more than this:
+//!
+//! ```
+//! use thalweg::{DType, Device, Tensor};
+//!
+//! # fn main() -> thalweg::Result<()> {
+//! let device = Device::sim(0)?; // or Device::best()?: the GPU if there is one
+//! let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], &device)?.requires_grad_()?;
+//! let y = x.mul(&x)?.sum(&[], false)?;
+//! y.backward()?;
+//! assert_eq!(x.grad().expect("x requires a gradient").to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! assert_eq!(y.dtype(), DType::F32);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The layers below have names of their own: [`tensor`], [`ops`], [`runtime`], [`memory`], [`device`], [`ir`].
+#![forbid(unsafe_code)]
+
+pub use thalweg_device as device;
+pub use thalweg_ir as ir;
+pub use thalweg_memory as memory;
+pub use thalweg_ops as ops;
+pub use thalweg_runtime as runtime;
+pub use thalweg_tensor as tensor;
+
+pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
+pub use thalweg_runtime::{
+    CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result, Stream,
+    StreamGuard, is_available,
+};
+pub use thalweg_tensor::{HostTensor, Tensor, autograd, dispatch, functional, module, no_grad, optim, random};
