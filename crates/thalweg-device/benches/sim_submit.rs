@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
-    Access, CaptureMode, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule,
-    Image, Label, Launch, Result, StreamHandle,
+    Access, CaptureMode, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch,
+    HostModule, Image, Label, Launch, Result, StreamHandle,
 };
 
 const COMMANDS: u32 = 20_000;

@@ -116,7 +116,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// needs one does so too. *Not in capture.*
     fn context_initialize(&self, device: u32) -> Result<()>;
 
-    /// Blocks until all work of the device is done. *Not in capture.*
+    /// Blocks until all work of the device is done. *Not in capture*: while a stream of the device captures, in no mode.
     fn device_synchronize(&self, device: u32) -> Result<()>;
 
     /// Free and total memory.
@@ -149,10 +149,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The priority after clamping.
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
 
-    /// Whether all work on the stream is done. *Not in capture of this stream.*
+    /// Whether all work on the stream is done. *Not in capture*, of this stream or another.
     fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
 
-    /// Blocks until all work on the stream is done. *Not in capture of this stream.*
+    /// Blocks until all work on the stream is done. *Not in capture*, of this stream or another.
     fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
 
     /// Later work on the stream waits for the latest record of the event before this call. An event that was never
@@ -179,11 +179,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// capturing stream it marks the place in the graph.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
 
-    /// Whether the latest record is complete. An event of a capture is [`CapturedEvent`](crate::Code::CapturedEvent).
+    /// Whether the latest record is complete. *Not in capture.* An event of a capture under way is
+    /// [`CapturedEvent`](crate::Code::CapturedEvent), of one that is over or broken
+    /// [`InvalidValue`](crate::Code::InvalidValue).
     fn event_query(&self, event: EventHandle) -> Result<bool>;
 
-    /// Blocks until the latest record is complete. An event of a capture is
-    /// [`CapturedEvent`](crate::Code::CapturedEvent).
+    /// Blocks until the latest record is complete. *Not in capture.* Events of captures are refused as `event_query`
+    /// refuses them.
     fn event_synchronize(&self, event: EventHandle) -> Result<()>;
 
     /// Milliseconds from one record to another. Both events need timing and must be recorded
@@ -329,8 +331,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Ends it, on the stream that started it, and gives the graph. A forked stream that was not joined is
     /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined), a broken capture
-    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated); in both cases the capture is over and
-    /// the streams are usable again.
+    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated), another thread than the one that began a
+    /// capture that is not relaxed [`StreamCaptureWrongThread`](crate::Code::StreamCaptureWrongThread); in these cases the
+    /// capture is over and the streams are usable again.
     fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
 
     /// Whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
@@ -361,5 +364,6 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;
 
     /// Queues the whole graph as one piece of work on the stream. Launches of one executable run one after the other.
+    /// *Not in capture of this stream.*
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()>;
 }

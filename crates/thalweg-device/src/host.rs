@@ -136,7 +136,7 @@ impl<'a> HostLaunch<'a> {
                 self.accesses
             )));
         }
-        if address % align_of::<T>() as u64 != 0 {
+        if !address.is_multiple_of(align_of::<T>() as u64) {
             return Err(HostFault(format!(
                 "address {address:#x} is not aligned to {} bytes",
                 align_of::<T>()

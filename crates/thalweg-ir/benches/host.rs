@@ -151,7 +151,8 @@ fn products() {
         let (a, b) = (vec![1.0f32; count], vec![2.0f32; count]);
         let mut d = vec![0.0f32; count];
         let time = seconds(|| {
-            matmul::host::run(&matmul, Slice::F32(&a), Slice::F32(&b), SliceMut::F32(&mut d)).expect("a product");
+            matmul::host::run(&matmul, Slice::F32(&a), Slice::F32(&b), SliceMut::F32(&mut d))
+                .expect("a product");
         });
         report(&format!("matmul_f32_{size}"), matmul.flops() as f64 / time / 1e9, "GFLOP/s");
     }

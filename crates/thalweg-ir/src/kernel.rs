@@ -177,7 +177,7 @@ impl Kernel {
     pub fn unpack(&self, bytes: &[u8]) -> Option<Unpacked> {
         let mut words =
             bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-        if bytes.len() % 8 != 0 {
+        if !bytes.len().is_multiple_of(8) {
             return None;
         }
         let (body, class) = (&self.body, &self.class);

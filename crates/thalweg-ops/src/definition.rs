@@ -33,6 +33,8 @@ pub enum DTypeRule {
     Converted,
     /// No input; the result's dtype is asked for by the call.
     Created,
+    /// As `Created`, but a number: `Bool` is refused.
+    Counted,
 }
 
 /// The iteration space of an operator.
@@ -158,7 +160,10 @@ impl LoopOp {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
             DTypeRule::Classes | DTypeRule::Moved => inputs[0],
-            DTypeRule::Converted | DTypeRule::Created => match requested {
+            DTypeRule::Counted if requested == Some(DType::Bool) => {
+                return Err(DTypeError(format!("{} counts in numbers, not in bool", self.name)));
+            }
+            DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted => match requested {
                 Some(dtype) => dtype,
                 None => return refuse("the call must say which dtype it wants"),
             },

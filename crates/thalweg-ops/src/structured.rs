@@ -48,7 +48,7 @@ pub static ARANGE: LoopOp = LoopOp {
     doc: "start, start + step, start + 2·step, …",
     input_count: 0,
     scalars: &["start", "step"],
-    rule: DTypeRule::Created,
+    rule: DTypeRule::Counted,
     space: Space::Coordinates,
     outputs: &[Place::Row],
     build: |b, signature| {
@@ -260,7 +260,7 @@ pub static FOLD2D: LoopOp = LoopOp {
     doc: "The sum of all window entries at each pixel (col2im).",
     input_count: 1,
     scalars: WINDOW_SCALARS,
-    rule: DTypeRule::Moved,
+    rule: DTypeRule::Numeric,
     space: Space::Coordinates,
     outputs: &[Place::Row],
     build: |b, signature| {

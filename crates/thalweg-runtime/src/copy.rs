@@ -62,7 +62,7 @@ impl Stream {
         if target.is_empty() {
             return Ok(());
         }
-        self.submit(label, || self.device().driver().copy_to_host(self.handle(), target, source, label))
+        self.submit_and_wait(label, || self.device().driver().copy_to_host(self.handle(), target, source, label))
     }
 
     /// Writes a pattern `count` times, asynchronously.

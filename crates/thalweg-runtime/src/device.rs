@@ -17,6 +17,7 @@ use thalweg_device::{DeviceProperties, Driver};
 use thalweg_memory::{DeviceAllocator, HostAllocator, Settings};
 
 use crate::environment::Environment;
+use crate::graph::Captures;
 use crate::kernel::KernelTable;
 use crate::memory::DriverUpstream;
 use crate::stream::{StreamPool, StreamState};
@@ -41,6 +42,13 @@ struct DeviceState {
     default_stream: Arc<StreamState>,
     streams: StreamPool,
     kernels: KernelTable,
+    captures: Captures,
+}
+
+impl Drop for DeviceState {
+    fn drop(&mut self) {
+        self.kernels.unload(&*self.driver);
+    }
 }
 
 thread_local! {
@@ -59,11 +67,15 @@ impl Device {
                     id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
                     properties: driver.device_properties(index)?,
                     environment: environment.clone(),
-                    allocator: DeviceAllocator::new(upstream(index), Settings::default()),
+                    allocator: DeviceAllocator::new(
+                        upstream(index),
+                        Settings::default().with_label(format!("{}:{index}", driver.name())),
+                    ),
                     host_allocator: host_allocator.clone(),
                     default_stream: Arc::new(StreamState::default_of(&driver, index)?),
                     streams: StreamPool::default(),
                     kernels: KernelTable::default(),
+                    captures: Captures::default(),
                     driver: driver.clone(),
                     index,
                 })))
@@ -74,7 +86,7 @@ impl Device {
     /// A GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was looked
     /// for and what to install.
     pub fn cuda(index: u32) -> Result<Self> {
-        static DEVICES: Opened = Opened(Mutex::new(None));
+        static DEVICES: Opened = Opened::new("cuda");
         DEVICES.get(index, || {
             let driver: Arc<dyn Driver> = CudaDriver::open()?;
             Self::all_of(driver, Environment::get())
@@ -83,9 +95,10 @@ impl Device {
 
     /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large.
     pub fn sim(index: u32) -> Result<Self> {
-        static DEVICES: Opened = Opened(Mutex::new(None));
+        static DEVICES: Opened = Opened::new("sim");
         DEVICES.get(index, || {
             let environment = Environment::get();
+            environment.check()?;
             let defaults = SimConfig::default();
             let driver: Arc<dyn Driver> = SimDriver::new(SimConfig {
                 devices: environment.sim_devices.unwrap_or(defaults.devices),
@@ -187,6 +200,10 @@ impl Device {
         &self.0.kernels
     }
 
+    pub(crate) fn captures(&self) -> &Captures {
+        &self.0.captures
+    }
+
     /// The legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.0.default_stream.clone())
@@ -199,10 +216,15 @@ impl Device {
 
     /// Blocks until all work of the device is done.
     pub fn synchronize(&self) -> Result<()> {
+        let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
         self.check(self.0.driver.device_synchronize(self.0.index))?;
-        self.0.default_stream.clear_log();
-        self.0.streams.all().iter().for_each(|stream| stream.clear_log());
+        streams.iter().for_each(|(next, stream)| stream.complete_before(*next));
         Ok(())
+    }
+
+    /// Every stream that is known, the default stream first.
+    fn stream_states(&self) -> impl Iterator<Item = Arc<StreamState>> {
+        std::iter::once(self.0.default_stream.clone()).chain(self.0.streams.all())
     }
 
     /// Gives all memory that is cached and unused back to the driver.
@@ -218,26 +240,32 @@ impl Device {
             if !asynchronous {
                 return error;
             }
-            let mut suspects = self.0.default_stream.outstanding();
-            self.0.streams.all().iter().for_each(|stream| suspects.extend(stream.outstanding()));
-            error.suspects(suspects)
+            error.suspects(self.stream_states().flat_map(|stream| stream.outstanding()).collect())
         })
     }
 }
 
-/// The devices of one kind, opened once; a failure is reported and tried again at the next call.
-struct Opened(Mutex<Option<Vec<Device>>>);
+/// The devices of one kind, opened once; a failure is reported and tried again at the next call. Whoever comes while they
+/// are opened waits.
+struct Opened {
+    kind: &'static str,
+    devices: Mutex<Option<Vec<Device>>>,
+}
 
 impl Opened {
+    const fn new(kind: &'static str) -> Self {
+        Self { kind, devices: Mutex::new(None) }
+    }
+
     fn get(&self, index: u32, open: impl FnOnce() -> Result<Vec<Device>>) -> Result<Device> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = match &mut *slot {
             Some(devices) => devices,
             None => slot.insert(open()?),
         };
         devices.get(index as usize).cloned().ok_or_else(|| {
-            let count = devices.len();
-            Error::invalid(format!("there is no device {index}: the driver has {count} (0 to {})", count.max(1) - 1))
+            let (kind, names): (_, Vec<_>) = (self.kind, devices.iter().map(Device::to_string).collect());
+            Error::invalid(format!("there is no device {kind}:{index}; there is {}", names.join(", ")))
         })
     }
 }

@@ -9,11 +9,13 @@
 //! on standard error, with the folder and what to do.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 const MAGIC: &[u8; 8] = b"thalweg1";
 
@@ -28,14 +30,16 @@ pub struct EntryKey<'a> {
     pub architecture: &'a str,
 }
 
+/// A hash of a text, as 16 hexadecimal digits. The same for every version of Rust: it names files.
+pub(crate) fn fingerprint(text: &str) -> String {
+    format!("{:016x}", name_hash(FNV_OFFSET, text.as_bytes()))
+}
+
 impl EntryKey<'_> {
     fn hash(&self) -> String {
-        let digest = |salt: u64| {
-            let mut hasher = DefaultHasher::new();
-            (salt, self.source, self.options, self.architecture).hash(&mut hasher);
-            hasher.finish()
-        };
-        format!("{:016x}{:016x}", digest(0), digest(1))
+        // A 0 byte between the parts, which none of them contains.
+        let digest = |seed: u64| self.parts().iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]));
+        format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
     /// Where the entry lies in a folder: a sub-folder an architecture.
@@ -117,11 +121,15 @@ fn take_part<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// FNV-1a over 8-byte words: enough to notice damage. <http://www.isthe.com/chongo/tech/comp/fnv/>
 fn checksum_of(bytes: &[u8]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for chunk in bytes.chunks(8) {
+    let hash = bytes.chunks(8).fold(FNV_OFFSET, |hash, chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
-        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
+        (hash ^ u64::from_le_bytes(word)).wrapping_mul(FNV_PRIME)
+    });
     hash ^ bytes.len() as u64
+}
+
+/// FNV-1a, going on from `hash`.
+fn name_hash(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
 }

@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use crate::{Error, Result};
+
 /// What the environment asks for. [`Environment::get`] reads it once a process.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Environment {
@@ -15,9 +17,12 @@ pub struct Environment {
     /// Where compiled kernels are kept: `THALWEG_CACHE_DIR`, else `XDG_CACHE_HOME/thalweg`, else `HOME/.cache/thalweg`.
     /// `None` keeps none (no home, or `THALWEG_CACHE_DIR` set to nothing).
     pub cache_directory: Option<PathBuf>,
-    /// Folders of precompiled kernels that are looked in before the compiler is asked: `THALWEG_PRECOMPILED_KERNELS`, and
-    /// `kernels` beside the program.
+    /// Folders of precompiled kernels that are looked in before the compiler is asked: those in
+    /// `THALWEG_PRECOMPILED_KERNELS` (separated as in `PATH`), and `kernels` beside the program.
     pub precompiled_directories: Vec<PathBuf>,
+    /// `THALWEG_RECORD_KERNELS`: a folder into which the CUDA C of every kernel that a device loads is written, simulated
+    /// devices included. What a run needs can so be compiled for cards that this machine lacks ([`crate::precompile`]).
+    pub kernel_record: Option<PathBuf>,
     /// `THALWEG_SIM_DEVICES`: how many simulated GPUs there are (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -25,6 +30,8 @@ pub struct Environment {
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
     pub nvml_based_check: bool,
+    /// What was not understood: a sentence for each such variable. The devices that they are about refuse to open.
+    pub mistakes: Vec<String>,
 }
 
 impl Environment {
@@ -40,9 +47,10 @@ impl Environment {
         let cache_directory = match variable("THALWEG_CACHE_DIR") {
             Some(path) if path.is_empty() => None,
             Some(path) => Some(PathBuf::from(path)),
+            // The XDG specification: a relative path is to be ignored.
             None => variable("XDG_CACHE_HOME")
-                .filter(|path| !path.is_empty())
                 .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
                 .or_else(|| variable("HOME").filter(|path| !path.is_empty()).map(|home| PathBuf::from(home).join(".cache")))
                 .map(|base| base.join("thalweg")),
         };
@@ -50,18 +58,36 @@ impl Environment {
             .ok()
             .and_then(|program| Some(program.parent()?.join("kernels")))
             .filter(|folder| folder.is_dir());
+        let precompiled: Vec<PathBuf> = variable("THALWEG_PRECOMPILED_KERNELS")
+            .map(|folders| std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect())
+            .unwrap_or_default();
+        let mut mistakes = Vec::new();
+        let mut number = |name: &str| -> Option<u64> {
+            let value = variable(name).filter(|value| !value.is_empty())?;
+            let parsed = value.parse().ok();
+            if parsed.is_none() {
+                mistakes.push(format!("{name}={value} is no number: write digits, or leave it out"));
+            }
+            parsed
+        };
+        // The driver refuses a number that is out of its range, so one that is too large may be cut.
+        let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
         Self {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING"),
             device: variable("THALWEG_DEVICE").filter(|name| !name.is_empty()),
             cache_directory,
-            precompiled_directories: variable("THALWEG_PRECOMPILED_KERNELS")
-                .map(PathBuf::from)
-                .into_iter()
-                .chain(beside_program)
-                .collect(),
-            sim_devices: variable("THALWEG_SIM_DEVICES").and_then(|count| count.parse().ok()),
-            sim_memory_bytes: variable("THALWEG_SIM_MEMORY_BYTES").and_then(|bytes| bytes.parse().ok()),
+            precompiled_directories: precompiled.into_iter().chain(beside_program).collect(),
+            kernel_record: variable("THALWEG_RECORD_KERNELS").filter(|path| !path.is_empty()).map(PathBuf::from),
+            sim_devices,
+            sim_memory_bytes,
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),
+            mistakes,
         }
+    }
+
+    /// An error if a variable was not understood.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.mistakes.is_empty() { Ok(()) } else { Err(Error::invalid(self.mistakes.join("; "))) }
     }
 }

@@ -22,7 +22,11 @@ enum Kind {
     Driver(thalweg_device::Error),
     OutOfMemory(String),
     Invalid(String),
+    Capture(String),
 }
+
+/// How many suspects a message lists.
+const LISTED_SUSPECTS: usize = 16;
 
 /// The result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -36,6 +40,11 @@ impl Error {
     /// The device has no room left.
     pub fn out_of_memory(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::OutOfMemory(text.into()))
+    }
+
+    /// The call is not possible while a stream captures.
+    pub(crate) fn capture(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Capture(text.into()))
     }
 
     fn from_kind(kind: Kind) -> Self {
@@ -59,8 +68,8 @@ impl Error {
         self.edit(|inner| inner.suspects = suspects)
     }
 
-    /// The commands that may have caused an asynchronous error, oldest first: those that were submitted and not known to
-    /// be complete.
+    /// The commands that may have caused an asynchronous error: those that were submitted and not known to be complete,
+    /// stream by stream, oldest first.
     pub fn possible_causes(&self) -> &[Label] {
         &self.0.suspects
     }
@@ -101,7 +110,7 @@ impl Error {
 
     /// Whether a rule of stream capture was broken.
     pub fn is_capture(&self) -> bool {
-        self.driver_error().is_some_and(|error| error.is_capture())
+        matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())
     }
 
     /// Whether the run-time compiler refused a kernel.
@@ -129,15 +138,35 @@ impl fmt::Display for Error {
         }
         match &self.0.kind {
             Kind::Driver(error) => write!(f, "{error}")?,
-            Kind::OutOfMemory(text) | Kind::Invalid(text) => f.write_str(text)?,
+            Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) => f.write_str(text)?,
         }
-        if !self.0.suspects.is_empty() {
-            write!(f, "\npossible causes, oldest first (set CUDA_LAUNCH_BLOCKING=1 to know which):")?;
-            for label in &self.0.suspects {
-                write!(f, "\n  {label}")?;
-            }
+        write_suspects(f, &self.0.suspects)
+    }
+}
+
+/// One line a suspect; equal ones share a line, and a long list is cut.
+fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result {
+    let mut distinct: Vec<(Label, usize)> = Vec::new();
+    for &label in suspects {
+        match distinct.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, count)) => *count += 1,
+            None => distinct.push((label, 1)),
         }
-        Ok(())
+    }
+    match distinct.len() {
+        0 => return Ok(()),
+        1 => f.write_str("\ncaused by:")?,
+        _ => f.write_str("\ncaused by one of these (CUDA_LAUNCH_BLOCKING=1 would tell which):")?,
+    }
+    for (label, count) in distinct.iter().take(LISTED_SUSPECTS) {
+        write!(f, "\n  {label}")?;
+        if *count > 1 {
+            write!(f, " ({count} times)")?;
+        }
+    }
+    match distinct.len().saturating_sub(LISTED_SUSPECTS) {
+        0 => Ok(()),
+        more => write!(f, "\n  and {more} more"),
     }
 }
 

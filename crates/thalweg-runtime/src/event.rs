@@ -74,14 +74,21 @@ impl Event {
                 }
             }
         };
-        same_device("the event", stream.device(), &recorded.device)?;
+        same_device("the stream to record the event on", &recorded.device, stream.device())?;
         stream.check(recorded.device.driver().event_record(recorded.handle, stream.handle()))
     }
 
-    /// Later work on the stream waits for the latest record so far.
+    /// Later work on the stream, which may be one of another device of the same driver, waits for the latest record so far.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         match self.recorded() {
             Some(recorded) => {
+                if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
+                    return Err(Error::invalid(format!(
+                        "a stream of {} cannot wait for an event of {}: they share no driver; call `synchronize` on the event",
+                        stream.device(),
+                        recorded.device
+                    )));
+                }
                 stream.check(stream.device().driver().stream_wait_event(stream.handle(), recorded.handle))
             }
             None => Ok(()),

@@ -2,19 +2,33 @@
 //!
 //! While a region is captured nothing runs. Its allocations come from a private pool ([`GraphPool`]), whose addresses stay
 //! put for as long as a graph or a handle of the pool lives: a replay runs on the very addresses that were captured. So a
-//! graph's inputs are written in place before a replay, and its outputs are read in place after it.
+//! graph's inputs are written in place before a replay, and its outputs are read in place after it. Device memory that the
+//! region uses but did not allocate is the caller's to keep; pinned memory that it copies from or to is kept by the graph.
 //!
 //! ```text
 //! capture:  begin pool ─ begin capture ─ region's commands ─ end capture ─ end pool ─ instantiate
 //! replay:   write inputs ─ launch on the current stream ─ read outputs
 //! ```
+//!
+//! # Note: dropping a graph while a replay is under way
+//! Nothing waits. The driver runs the launch to its end; the pool's segments are no one's but the pool's until they go
+//! back to the driver, which waits for the work that uses them; and pinned memory has the streams of all replays recorded as
+//! uses, so that its cache waits for them.
+//!
+//! # Note: several captures at once
+//! Captures of different threads may overlap. The device is waited for only where no other capture is under way (waiting
+//! would break that one), and each pool serves the streams of its own capture, which are told by the capture's number.
+//! Captures of one thread do not nest.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thalweg_device::{CaptureMode, CaptureStatus, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle};
-use thalweg_memory::{PoolId, StreamFilter};
+use thalweg_device::{CaptureMode, Driver, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle};
+use thalweg_memory::{HostBlock, PoolId, StreamFilter, StreamId};
 
 use crate::memory::from_allocation;
+use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
 /// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one may reuse each other's freed
@@ -58,61 +72,98 @@ pub struct CaptureOptions {
     pub stream: Option<Stream>,
 }
 
-/// A captured region, ready to be replayed.
+/// A captured region, ready to be replayed. Dropping it waits for nothing; a replay that is under way runs to its end.
 #[derive(Debug)]
 pub struct Graph {
-    device: Device,
-    pool: GraphPool,
+    exec: Executable,
     description: GraphDescription,
-    exec: Mutex<GraphExecHandle>,
+    /// Pinned memory that the captured copies use.
+    pinned: Vec<Arc<HostBlock>>,
+    pool: GraphPool,
+}
+
+/// The driver's executable graph.
+struct Executable {
+    device: Device,
+    handle: GraphExecHandle,
+}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} on {}", self.handle, self.device)
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // An executable that its driver no longer knows holds nothing.
+        let _ = self.device.driver().graph_exec_destroy(self.handle);
+    }
 }
 
 impl Graph {
     /// Captures what `region` submits to its current stream, and gives the graph with the region's result.
     ///
-    /// Before it starts, all work of the device is waited for. Inside, anything that needs the host to wait is an error
-    /// (reading a value back, say); run the region once beforehand so that its kernels are compiled. An error or a panic of
-    /// the region ends the capture: the stream is usable and the pool is given back.
+    /// *Blocks*: before it starts, all work of the device is waited for. Inside, anything that needs the host to wait is an
+    /// error (reading a value back, say); run the region once beforehand so that its kernels are compiled. An error or a
+    /// panic of the region ends the capture: the stream is usable and the pool is given back.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the stream is the default stream, or captures already, or this thread is inside
+    /// another capture of the device (which goes on unharmed), or if pool and stream are not of this device.
+    /// [`Error::is_capture`] if the region broke a rule of capture. The region's own error, as it is.
     pub fn capture<T>(
         device: &Device,
         options: CaptureOptions,
         region: impl FnOnce() -> Result<T>,
     ) -> Result<(Self, T)> {
-        let stream = match options.stream {
+        let CaptureOptions { pool, mode, stream } = options;
+        if device.current_stream().is_capturing()? {
+            return Err(Error::invalid(
+                "graph capture: the current stream captures already, and captures do not nest; end the outer capture first",
+            ));
+        }
+        let stream = match stream {
             Some(stream) => stream,
             None => Stream::new(device)?,
         };
         if stream.is_default() {
             return Err(Error::invalid(
-                "the default stream cannot capture: make a stream with `Stream::new` and capture there",
+                "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there",
             ));
         }
-        let pool = options.pool.unwrap_or_else(|| GraphPool::new(device));
-        if pool.0.device != *device || stream.device() != device {
-            return Err(Error::invalid(format!("the pool and the stream of a capture on {device} must be on {device}")));
+        let pool = pool.unwrap_or_else(|| GraphPool::new(device));
+        same_device("graph capture: the stream", device, stream.device())?;
+        same_device("graph capture: the pool", device, &pool.0.device)?;
+        if stream.is_capturing()? {
+            return Err(Error::invalid(format!("graph capture: {stream:?} captures already; capture on another stream")));
         }
-        device.synchronize()?;
-        let capture = Capture::begin(&stream, &pool, options.mode)?;
+        let capture = Capture::begin(&stream, &pool, mode)?;
         let result = {
             let _current = stream.make_current();
             region()?
         };
-        let graph = capture.end()?;
+        let (graph, pinned) = capture.end()?;
         let driver = device.driver();
         let built = driver
             .graph_describe(graph)
             .and_then(|description| Ok((description, driver.graph_instantiate(graph, device.index())?)));
-        driver.graph_destroy(graph)?;
-        let (description, exec) = device.check(built)?;
-        Ok((Self { device: device.clone(), pool, description, exec: Mutex::new(exec) }, result))
+        // The executable lives on. A handle that the driver gave a moment ago can be given back.
+        let _ = driver.graph_destroy(graph);
+        let (description, handle) = device.check(built)?;
+        let exec = Executable { device: device.clone(), handle };
+        Ok((Self { exec, description, pinned, pool }, result))
     }
 
     /// Queues the whole graph on the current stream.
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
-        let stream = self.device.current_stream();
-        let exec = *self.exec.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.submit(Label::here("graph replay"), || self.device.driver().graph_launch(exec, stream.handle()))
+        let Executable { device, handle } = &self.exec;
+        let stream = device.current_stream();
+        let label = Label::here("graph replay");
+        stream.submit(label, || device.driver().graph_launch(*handle, stream.handle()))?;
+        self.pinned.iter().for_each(|block| block.record_use(stream.id()));
+        Ok(())
     }
 
     /// The pool that the graph's memory is in.
@@ -126,12 +177,43 @@ impl Graph {
     }
 }
 
-impl Drop for Graph {
-    fn drop(&mut self) {
-        let exec = *self.exec.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // A launch that is under way runs to its end; the pool's addresses must outlive it.
-        let _ = self.device.driver().device_synchronize(self.device.index());
-        let _ = self.device.driver().graph_exec_destroy(exec);
+/// The captures of one device that are under way.
+#[derive(Default)]
+pub(crate) struct Captures {
+    /// How many, to be asked without the lock.
+    count: AtomicUsize,
+    under_way: Mutex<Vec<UnderWay>>,
+}
+
+/// A capture, by its number, with the pinned memory that its copies use.
+struct UnderWay {
+    id: u64,
+    pinned: Vec<Arc<HostBlock>>,
+}
+
+impl Captures {
+    /// If the stream captures, its graph keeps the pinned memory.
+    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<HostBlock>) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let Ok(info) = stream.device().driver().stream_capture_info(stream.handle()) else { return };
+        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id)
+            && !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block))
+        {
+            capture.pinned.push(block.clone());
+        }
+    }
+
+    fn take(&self, id: u64) -> Vec<Arc<HostBlock>> {
+        let mut under_way = self.lock();
+        let Some(position) = under_way.iter().position(|capture| capture.id == id) else { return Vec::new() };
+        self.count.fetch_sub(1, Ordering::Release);
+        under_way.swap_remove(position).pinned
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,33 +221,44 @@ impl Drop for Graph {
 struct Capture<'a> {
     stream: &'a Stream,
     pool: &'a GraphPool,
+    /// The capture's number; 0 before it has begun.
+    id: u64,
+    /// The first command of the region.
+    first_command: u64,
     open: bool,
 }
 
 impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream, pool: &'a GraphPool, mode: CaptureMode) -> Result<Self> {
         let device = stream.device();
-        let driver = device.driver().clone();
-        let capturing = move |id: thalweg_memory::StreamId| {
-            driver
-                .stream_capture_info(StreamHandle::from_raw(id.raw()))
-                .is_ok_and(|info| info.status != CaptureStatus::None)
-        };
+        let driver = device.driver();
+        // Held until the capture has begun, so that no other one begins while the device is waited for.
+        let mut under_way = device.captures().lock();
+        if under_way.is_empty() {
+            device.synchronize()?;
+        }
+        let id = Arc::new(AtomicU64::new(0));
         device
             .allocator()
-            .begin_allocate_to_pool(pool.id(), StreamFilter::Matching(Arc::new(capturing)))
+            .begin_allocate_to_pool(pool.id(), streams_of_capture(driver, &id))
             .map_err(|error| from_allocation(device, error))?;
         device.host_allocator().begin_capture();
-        let mut capture = Self { stream, pool, open: false };
-        device.check(device.driver().stream_begin_capture(stream.handle(), mode))?;
+        let mut capture = Self { stream, pool, id: 0, first_command: stream.state().next_command(), open: false };
+        device.check(driver.stream_begin_capture(stream.handle(), mode))?;
         capture.open = true;
+        capture.id = device.check(driver.stream_capture_info(stream.handle()))?.id;
+        id.store(capture.id, Ordering::Release);
+        under_way.push(UnderWay { id: capture.id, pinned: Vec::new() });
+        device.captures().count.fetch_add(1, Ordering::Release);
         Ok(capture)
     }
 
-    fn end(mut self) -> Result<GraphHandle> {
+    /// Ends the capture: the graph, and the pinned memory that it uses.
+    fn end(mut self) -> Result<(GraphHandle, Vec<Arc<HostBlock>>)> {
         self.open = false;
         let device = self.stream.device();
-        device.check(device.driver().stream_end_capture(self.stream.handle()))
+        let graph = device.check(device.driver().stream_end_capture(self.stream.handle()))?;
+        Ok((graph, device.captures().take(self.id)))
     }
 }
 
@@ -177,8 +270,22 @@ impl Drop for Capture<'_> {
         {
             let _ = device.driver().graph_destroy(graph);
         }
+        if self.id != 0 {
+            drop(device.captures().take(self.id));
+        }
+        self.stream.state().retract_from(self.first_command);
         device.host_allocator().end_capture();
         let ended = device.allocator().end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
     }
+}
+
+/// The streams that take part in the capture of this number.
+fn streams_of_capture(driver: &Arc<dyn Driver>, id: &Arc<AtomicU64>) -> StreamFilter {
+    let (driver, id) = (driver.clone(), id.clone());
+    StreamFilter::Matching(Arc::new(move |stream: StreamId| {
+        let id = id.load(Ordering::Acquire);
+        let info = (id != 0).then(|| driver.stream_capture_info(StreamHandle::from_raw(stream.raw())));
+        info.is_some_and(|info| info.is_ok_and(|info| info.id == id))
+    }))
 }

@@ -5,14 +5,14 @@
 //! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_device::{
-    Access, AccessMode, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel, HostLaunch, HostModule,
-    Image, ImageKind, Label, Launch,
+    Access, AccessMode, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel, HostLaunch,
+    HostModule, Image, ImageKind, Label, Launch, ModuleHandle,
 };
 use thalweg_ir::host::{Cells, Program, Slice, Source};
 use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel};
@@ -45,6 +45,22 @@ pub struct LoadedKernel {
 pub(crate) struct KernelTable {
     loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
     texts: RwLock<FxHashMap<String, FunctionHandle>>,
+    /// The modules behind them, to be unloaded with the device.
+    modules: Mutex<Vec<ModuleHandle>>,
+}
+
+impl KernelTable {
+    /// Unloads everything: the device is dropped, so nobody can launch any more. *Blocks* until running kernels are done.
+    pub(crate) fn unload(&mut self, driver: &dyn Driver) {
+        for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A module that a lost device cannot unload is lost with it.
+            let _ = driver.module_unload(module);
+        }
+    }
+
+    fn loaded(&self, module: ModuleHandle) {
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+    }
 }
 
 impl LoadedKernel {
@@ -61,7 +77,7 @@ impl Device {
         if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             return Ok(found.clone());
         }
-        // Two threads may both compile; the second to finish drops its copy.
+        // Two threads may both compile; the second to finish launches the first one's, and its own is unloaded at the end.
         let kernel = Arc::new(make());
         let name = kernel.name.clone();
         let function = self
@@ -95,15 +111,31 @@ impl Device {
         host: &dyn Fn() -> Arc<dyn HostKernel>,
     ) -> Result<FunctionHandle> {
         let driver = self.driver();
+        if let Some(folder) = &self.environment().kernel_record {
+            record(folder, name, &source())?;
+        }
         let module = match self.properties().image_kind {
-            ImageKind::Host => driver.module_load(self.index(), Image::Host(&HostModule::single(name, host())))?,
+            ImageKind::Host => {
+                self.check(driver.module_load(self.index(), Image::Host(&HostModule::single(name, host()))))?
+            }
             ImageKind::Cubin(capability) => {
                 let image = compiled(self.environment(), name, &source(), capability)?;
                 self.check(driver.module_load(self.index(), Image::Cubin(&image)))?
             }
         };
-        Ok(driver.function_get(module, name)?)
+        self.kernels().loaded(module);
+        self.check(driver.function_get(module, name))
     }
+}
+
+/// Writes the source of a kernel into a folder of recorded kernels: `<name>-<hash>.cu`, since other bodies may share the
+/// name in other programs.
+fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
+    let file = folder.join(format!("{name}-{}.cu", disk_cache::fingerprint(source)));
+    // The same name is the same content, so it does not matter who of several processes writes it last.
+    std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, source)).map_err(|error| {
+        Error::invalid(format!("the kernel cannot be recorded in {}: {error}", folder.display()))
+    })
 }
 
 /// How every kernel is compiled for an architecture (`sm_90`).
@@ -113,18 +145,17 @@ fn options_for(architecture: &str) -> CompileOptions {
 }
 
 /// Compiles a kernel for an architecture and puts it into a folder of precompiled kernels, unless it is there already.
-/// Returns whether it was compiled. What a bundle for machines without a compiler is made of.
-pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<bool> {
+/// Returns the entry's file. What a bundle for machines without a compiler is made of.
+pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<PathBuf> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let key = EntryKey { source, options: &options, architecture };
-    if disk_cache::read(folder, &key).is_some() {
-        return Ok(false);
+    if disk_cache::read(folder, &key).is_none() {
+        let image = compiler()?.compile(source, name, &options_for(architecture))?.cubin;
+        disk_cache::write(folder, &key, &image).map_err(|error| {
+            Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
+        })?;
     }
-    let image = compiler()?.compile(source, name, &options_for(architecture))?.cubin;
-    disk_cache::write(folder, &key, &image).map_err(|error| {
-        Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
-    })?;
-    Ok(true)
+    Ok(key.path(folder))
 }
 
 /// The architectures whose machine code runs on a device of this capability, best first: its own, then older ones of the
@@ -257,21 +288,20 @@ impl HostKernel for LoopKernel {
         })?;
         let geometry = &arguments.geometry;
         let body = &self.kernel.body;
-        let range = |operand: usize, address: u64, dtype: DType| {
-            let elements = geometry.span(operand);
-            (address, elements, Access::write(DevicePointer::new(address), elements * dtype.size_bytes() as u64))
-        };
-        let mut written: SmallVec<[Access; 4]> = SmallVec::new();
+        let pointers = |addresses: &[u64]| addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>();
+        // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
+        let declared =
+            accesses(&self.kernel, geometry, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
         let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
         for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
-            let (address, elements, access) = range(body.inputs.len() + index, address, output.dtype);
+            let elements = geometry.span(body.inputs.len() + index);
             outputs.push(cells(launch, output.dtype, address, elements)?);
-            written.push(access);
         }
         let mut inputs: SmallVec<[Source<'_>; 8]> = SmallVec::new();
         for (index, (input, &address)) in body.inputs.iter().zip(&arguments.inputs).enumerate() {
-            let (address, elements, access) = range(index, address, input.dtype);
-            inputs.push(if written.iter().any(|output| output.overlaps(&access)) {
+            let elements = geometry.span(index);
+            let access = Access::read(DevicePointer::new(address), elements * input.dtype.size_bytes() as u64);
+            inputs.push(if declared.iter().any(|range| range.conflicts(&access)) {
                 Source::Cells(cells(launch, input.dtype, address, elements)?)
             } else {
                 Source::Slice(slice(launch, input.dtype, address, elements)?)

@@ -40,11 +40,15 @@ pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};
 
 /// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
-/// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork`.
+/// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork` (unless
+/// NVML cannot tell; then, as in PyTorch, the driver is asked after all).
 pub fn is_available() -> bool {
+    use thalweg_device::cuda::{AvailabilityReason, availability};
     if Environment::get().nvml_based_check {
-        thalweg_device::cuda::availability().device_count > 0
-    } else {
-        Device::cuda(0).is_ok()
+        let availability = availability();
+        if !matches!(availability.reason, AvailabilityReason::Unknown(_)) {
+            return availability.device_count > 0;
+        }
     }
+    Device::cuda(0).is_ok()
 }

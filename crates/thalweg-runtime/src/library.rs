@@ -46,7 +46,9 @@ impl Stream {
         } else {
             Access::write(d, bytes[2])
         });
-        let (Some(format), true) = (element_format(product.dtype), self.device().properties().libraries.matmul) else {
+        // The library refuses products over nothing; our own kernel writes their zeros.
+        let has_library = product.k > 0 && self.device().properties().libraries.matmul;
+        let (Some(format), true) = (element_format(product.dtype), has_library) else {
             return self.matmul_kernel(product, bytemuck::cast_slice(&arguments), &accesses, label);
         };
         // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.

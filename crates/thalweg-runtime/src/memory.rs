@@ -17,6 +17,18 @@ pub(crate) struct DriverUpstream {
     events: Mutex<EventCache>,
 }
 
+/// Makes a call that a capture of another thread or device would forbid, and that is harmless to it: allocation, and asking
+/// for events that were recorded outside captures.
+pub(crate) fn outside_capture<T>(
+    driver: &Arc<dyn Driver>,
+    call: impl FnOnce() -> thalweg_device::Result<T>,
+) -> thalweg_device::Result<T> {
+    let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
+    let result = call();
+    driver.thread_exchange_capture_mode(former)?;
+    result
+}
+
 /// Events that were made once and are used again.
 #[derive(Default)]
 struct EventCache {
@@ -32,15 +44,6 @@ fn upstream_error(error: thalweg_device::Error) -> UpstreamError {
 impl DriverUpstream {
     pub(crate) fn new(driver: Arc<dyn Driver>, device: u32) -> Self {
         Self { driver, device, events: Mutex::default() }
-    }
-
-    /// Makes a call that a capture would forbid: allocation does not touch what other streams have in flight, so it is
-    /// safe while a stream captures.
-    fn outside_capture<T>(&self, call: impl FnOnce() -> thalweg_device::Result<T>) -> thalweg_device::Result<T> {
-        let former = self.driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
-        let result = call();
-        self.driver.thread_exchange_capture_mode(former)?;
-        result
     }
 
     fn events(&self) -> MutexGuard<'_, EventCache> {
@@ -73,11 +76,13 @@ impl Events for DriverUpstream {
     }
 
     fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
-        self.driver.event_query(EventHandle::from_raw(event.raw())).map_err(upstream_error)
+        let event = EventHandle::from_raw(event.raw());
+        outside_capture(&self.driver, || self.driver.event_query(event)).map_err(upstream_error)
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
-        self.driver.event_synchronize(EventHandle::from_raw(event.raw())).map_err(upstream_error)
+        let event = EventHandle::from_raw(event.raw());
+        outside_capture(&self.driver, || self.driver.event_synchronize(event)).map_err(upstream_error)
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
@@ -92,13 +97,13 @@ impl Events for DriverUpstream {
 
 impl Upstream for DriverUpstream {
     fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        self.outside_capture(|| self.driver.memory_allocate(self.device, bytes))
+        outside_capture(&self.driver, || self.driver.memory_allocate(self.device, bytes))
             .map(DevicePointer::address)
             .map_err(upstream_error)
     }
 
     fn free(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
-        self.outside_capture(|| self.driver.memory_free(DevicePointer::new(address))).map_err(upstream_error)
+        outside_capture(&self.driver, || self.driver.memory_free(DevicePointer::new(address))).map_err(upstream_error)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
@@ -109,13 +114,13 @@ impl Upstream for DriverUpstream {
 
 impl HostUpstream for DriverUpstream {
     fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        self.outside_capture(|| self.driver.host_allocate(bytes, HostFlags::default()))
+        outside_capture(&self.driver, || self.driver.host_allocate(bytes, HostFlags::default()))
             .map(HostPointer::address)
             .map_err(upstream_error)
     }
 
     fn free_host(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
-        self.outside_capture(|| self.driver.host_free(HostPointer::new(address))).map_err(upstream_error)
+        outside_capture(&self.driver, || self.driver.host_free(HostPointer::new(address))).map_err(upstream_error)
     }
 }
 
@@ -140,6 +145,8 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
     }
     if error.is_out_of_memory() {
         Error::out_of_memory(format!("{device}: {error}"))
+    } else if error.is_capture() {
+        Error::capture(format!("{device}: {error}"))
     } else {
         Error::invalid(format!("{device}: {error}"))
     }

@@ -1,5 +1,7 @@
 //! Pinned host memory.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 use thalweg_device::HostPointer;
 use thalweg_memory::HostBlock;
@@ -15,14 +17,15 @@ use crate::{Device, Error, Result, Stream};
 #[derive(Debug)]
 pub struct PinnedBuffer {
     device: Device,
-    block: HostBlock,
+    /// Shared with the graphs that captured a copy from or to it.
+    block: Arc<HostBlock>,
 }
 
 impl PinnedBuffer {
     /// `bytes` of pinned memory. Its content is anything.
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
         let block = device.host_allocator().allocate(bytes).map_err(|error| from_allocation(device, error))?;
-        Ok(Self { device: device.clone(), block })
+        Ok(Self { device: device.clone(), block: Arc::new(block) })
     }
 
     /// The bytes that were asked for.
@@ -66,8 +69,10 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Remembers that work on the stream uses the memory.
+    /// Remembers that work on the stream uses the memory: the cache keeps it until the work is done, and a graph that
+    /// captured the work keeps it for as long as it lives.
     pub(crate) fn record_use(&self, stream: &Stream) {
         self.block.record_use(stream.id());
+        stream.device().captures().keep(stream, &self.block);
     }
 }

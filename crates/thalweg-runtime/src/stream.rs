@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::StreamId;
 
-use crate::device::{Device, DeviceId};
+use crate::device::{Device, DeviceGuard, DeviceId};
+use crate::memory::outside_capture;
 use crate::{Error, Event, Result};
 
 /// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
@@ -38,7 +39,43 @@ pub(crate) struct StreamState {
     handle: StreamHandle,
     priority: i32,
     kind: StreamKind,
-    log: Mutex<VecDeque<Label>>,
+    log: Mutex<Log>,
+}
+
+/// The labels of the commands that a stream was given and that are not known to be complete, oldest first. Commands are
+/// numbered, so that what was submitted while somebody waited is not taken for complete.
+#[derive(Default)]
+struct Log {
+    labels: VecDeque<Label>,
+    /// The number of the first label that is left.
+    first: u64,
+}
+
+impl Log {
+    /// The number that the next command gets.
+    fn next(&self) -> u64 {
+        self.first + self.labels.len() as u64
+    }
+
+    fn push(&mut self, label: Label) {
+        if self.labels.len() == LOG_LENGTH {
+            self.labels.pop_front();
+            self.first += 1;
+        }
+        self.labels.push_back(label);
+    }
+
+    /// Forgets the commands before a number.
+    fn forget_before(&mut self, end: u64) {
+        let count = end.saturating_sub(self.first).min(self.labels.len() as u64);
+        self.labels.drain(..count as usize);
+        self.first += count;
+    }
+
+    /// Forgets the commands from a number on.
+    fn forget_from(&mut self, start: u64) {
+        self.labels.truncate(start.saturating_sub(self.first) as usize);
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,20 +92,39 @@ impl StreamState {
     }
 
     fn new(driver: &Arc<dyn Driver>, handle: StreamHandle, priority: i32, kind: StreamKind) -> Self {
-        Self { driver: driver.clone(), handle, priority, kind, log: Mutex::new(VecDeque::new()) }
+        Self { driver: driver.clone(), handle, priority, kind, log: Mutex::default() }
     }
 
-    fn log(&self) -> std::sync::MutexGuard<'_, VecDeque<Label>> {
+    fn log(&self) -> std::sync::MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The labels that are not known to be complete, oldest first.
     pub(crate) fn outstanding(&self) -> Vec<Label> {
-        self.log().iter().copied().collect()
+        self.log().labels.iter().copied().collect()
     }
 
-    pub(crate) fn clear_log(&self) {
-        self.log().clear();
+    /// The number of the next command.
+    pub(crate) fn next_command(&self) -> u64 {
+        self.log().next()
+    }
+
+    /// The commands before this number are known to be complete.
+    pub(crate) fn complete_before(&self, number: u64) {
+        self.log().forget_before(number);
+    }
+
+    /// The command of this number was refused. If others came after it, it stays: a suspect too many does no harm.
+    fn retract(&self, number: u64) {
+        let mut log = self.log();
+        if log.next() == number + 1 {
+            log.forget_from(number);
+        }
+    }
+
+    /// The commands from this number on never ran, and never will.
+    pub(crate) fn retract_from(&self, number: u64) {
+        self.log().forget_from(number);
     }
 }
 
@@ -161,14 +217,14 @@ impl Stream {
             .unwrap_or_else(|| device.default_stream())
     }
 
-    /// Makes the stream current for this thread until the guard is dropped.
+    /// Makes the stream current for this thread, and its device the current device, until the guard is dropped.
     #[must_use = "the stream is current only while the guard lives"]
     pub fn make_current(&self) -> StreamGuard {
         let depth = CURRENT.with_borrow_mut(|stack| {
             stack.push((self.device.id(), self.clone()));
             stack.len()
         });
-        StreamGuard { depth, not_send: std::marker::PhantomData }
+        StreamGuard { depth, _device: self.device.make_current() }
     }
 
     /// The device.
@@ -203,17 +259,19 @@ impl Stream {
 
     /// Whether all work is done.
     pub fn query(&self) -> Result<bool> {
+        let next = self.state.next_command();
         let idle = self.check(self.device.driver().stream_query(self.handle()))?;
         if idle {
-            self.state.clear_log();
+            self.state.complete_before(next);
         }
         Ok(idle)
     }
 
     /// Blocks until all work is done.
     pub fn synchronize(&self) -> Result<()> {
+        let next = self.state.next_command();
         self.check(self.device.driver().stream_synchronize(self.handle()))?;
-        self.state.clear_log();
+        self.state.complete_before(next);
         Ok(())
     }
 
@@ -236,23 +294,47 @@ impl Stream {
 
     /// Whether the stream captures.
     pub fn is_capturing(&self) -> Result<bool> {
-        Ok(self.device.driver().stream_capture_info(self.handle())?.status == CaptureStatus::Active)
+        Ok(self.device.driver().stream_capture_info(self.handle())?.status != CaptureStatus::None)
+    }
+
+    /// The part of the stream that its device keeps.
+    pub(crate) fn state(&self) -> &StreamState {
+        &self.state
     }
 
     /// Submits a command: remembers its label, makes the call, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
     pub(crate) fn submit(&self, label: Label, call: impl FnOnce() -> thalweg_device::Result<()>) -> Result<()> {
-        {
-            let mut log = self.state.log();
-            if log.len() == LOG_LENGTH {
-                log.pop_front();
-            }
-            log.push_back(label);
-        }
-        self.check(call()).map_err(|error| error.context(label.operator))?;
-        if self.device.environment().launch_blocking && !self.is_capturing()? {
-            self.synchronize().map_err(|error| error.context(label.to_string()))?;
-        }
+        self.submit_numbered(label, call).map(drop)
+    }
+
+    /// Submits a call that is done when it returns, and so is all that the stream was given before.
+    pub(crate) fn submit_and_wait(
+        &self,
+        label: Label,
+        call: impl FnOnce() -> thalweg_device::Result<()>,
+    ) -> Result<()> {
+        let number = self.submit_numbered(label, call)?;
+        self.state.complete_before(number + 1);
         Ok(())
+    }
+
+    /// Returns the number of the command.
+    fn submit_numbered(&self, label: Label, call: impl FnOnce() -> thalweg_device::Result<()>) -> Result<u64> {
+        // Remembered before the call: another thread may see it fail at once.
+        let number = {
+            let mut log = self.state.log();
+            log.push(label);
+            log.next() - 1
+        };
+        if let Err(error) = call() {
+            self.state.retract(number);
+            return self.check(Err(error)).map_err(|error| error.context(label.operator));
+        }
+        if self.device.environment().launch_blocking && !self.is_capturing()? {
+            // The wait harms no capture of another stream: nothing of a capture runs.
+            outside_capture(self.device.driver(), || Ok(self.synchronize()))??;
+        }
+        Ok(number)
     }
 
     /// Turns a driver's answer into a result, with the suspects where asynchronous work failed.
@@ -275,16 +357,15 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Keeps a stream current on this thread. Guards are dropped in the reverse order of their making.
+/// Keeps a stream, and its device, current on this thread. Guards are dropped in the reverse order of their making.
 pub struct StreamGuard {
     depth: usize,
-    not_send: std::marker::PhantomData<*const ()>,
+    _device: DeviceGuard,
 }
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         CURRENT.with_borrow_mut(|stack| stack.truncate(self.depth - 1));
-        let _ = self.not_send;
     }
 }
 
@@ -293,6 +374,6 @@ pub(crate) fn same_device(what: &str, expected: &Device, found: &Device) -> Resu
     if expected == found {
         Ok(())
     } else {
-        Err(Error::invalid(format!("{what} is on {found}, expected {expected}; move it with `to`")))
+        Err(Error::invalid(format!("{what} is on {found}, expected {expected}")))
     }
 }

@@ -20,6 +20,7 @@ group! {
     pinned_memory_is_read_and_written,
     pinned_memory_is_bounded,
     pinned_memory_is_freed_once,
+    a_pinned_free_waits_for_the_work,
     write_combined_memory_works,
 }
 
@@ -210,6 +211,19 @@ fn pinned_memory_is_freed_once(fixture: &Fixture) -> Outcome {
     refused_argument(driver.host_free(pointer), "host_free twice")?;
     refused_argument(driver.host_read(pointer, &mut [0; 4]), "host_read of freed memory")?;
     refused_argument(driver.host_write(pointer, &[0; 4]), "host_write of freed memory")
+}
+
+fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
+    let stream = fixture.stream()?;
+    let (buffer, pinned) = (fixture.buffer(1024)?, fixture.pinned(4096)?);
+    let slow = Arguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
+    fixture.launch(&stream, Kernel::Constant, slow)?;
+    fixture.copy(&stream, pinned.end_at(0), buffer.end(), 4096)?;
+    drop(pinned);
+    // What comes next may get the freed memory: the copy of before must not reach it.
+    let next = fixture.pinned(4096)?;
+    fixture.driver.stream_synchronize(stream.handle)?;
+    equal(next.bytes(4096)?, vec![0; 4096], "pinned memory that may be where freed memory was")
 }
 
 fn write_combined_memory_works(fixture: &Fixture) -> Outcome {

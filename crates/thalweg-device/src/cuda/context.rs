@@ -348,3 +348,66 @@ impl Device {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn start(_flags: u32) -> u32 {
+        0
+    }
+
+    unsafe extern "C" fn no_device(_flags: u32) -> u32 {
+        Code::NoDevice.number()
+    }
+
+    /// A driver that can be initialised and nothing else.
+    fn bare(init: unsafe extern "C" fn(u32) -> u32) -> CudaTable {
+        // SAFETY: the one function has the signature of `cuInit`, and lives as long as the process.
+        unsafe {
+            CudaTable::resolve(
+                |entry| if entry.name == "cuInit" { init as *const c_void } else { std::ptr::null() },
+            )
+        }
+    }
+
+    #[test]
+    fn a_driver_without_devices_says_so_when_it_is_opened() {
+        let error = Cuda::start(bare(no_device), Version::from_cuda(12_040)).err().expect("no device");
+        assert_eq!(error.code(), Code::NoDevice);
+        assert!(error.to_string().contains("driver for CUDA 12.4"), "{error}");
+    }
+
+    #[test]
+    fn a_call_that_an_old_driver_lacks_is_an_error_that_names_the_version() {
+        let cuda = Cuda::start(bare(start), Version::from_cuda(11_000)).expect("it starts");
+        let mut pool = sys::RawPool::default();
+        // SAFETY: there is no such entry point in the table, so nothing is called.
+        let outcome = unsafe { cuda.table.pool_create(&raw mut pool, std::ptr::null()) };
+        let error = cuda.check(outcome, || "a pool of device 0".to_owned()).expect_err("it is missing");
+        assert_eq!((error.code(), error.call()), (Code::LibraryMissing, "cuMemPoolCreate"));
+        assert!(error.detail().contains("for CUDA 11.0") && error.detail().contains("CUDA 11.2"), "{error}");
+    }
+
+    #[test]
+    fn the_child_of_a_fork_is_told_so() {
+        Cuda::start(bare(start), Version::from_cuda(13_000)).expect("it starts");
+        check_not_forked("cuMemAlloc").expect("the parent goes on");
+        // SAFETY: the child calls nothing but our own check, which allocates only after the C library made that safe, and
+        // leaves without running anything of the parent's.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let refused = check_not_forked("cuMemAlloc").is_err_and(|error| error.code() == Code::Forked);
+                libc::_exit(i32::from(!refused));
+            }
+            child
+        };
+        assert!(child > 0, "the process could fork");
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0), "the child was refused");
+        check_not_forked("cuMemAlloc").expect("the parent still goes on");
+    }
+}

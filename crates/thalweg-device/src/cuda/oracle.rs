@@ -12,6 +12,7 @@ use cudarc::driver::sys as cuda;
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
+use super::nvml::NvmlTable;
 use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
 use crate::Code;
@@ -188,6 +189,19 @@ fn arguments_of_the_libraries() {
             nvrtcGetSupportedArchs(_);
     };
     compare(NvrtcTable::signatures(), &theirs, &[]);
+}
+
+/// There are no generated bindings of NVML here: these are the sizes that `nvml.h` gives its arguments.
+#[test]
+fn arguments_of_the_management_library() {
+    let theirs = [
+        ("nvmlInit_v2", vec![]),
+        ("nvmlShutdown", vec![]),
+        ("nvmlDeviceGetCount_v2", vec![8]),
+        ("nvmlDeviceGetHandleByIndex_v2", vec![4, 8]),
+        ("nvmlDeviceGetUUID", vec![8, 8, 4]),
+    ];
+    compare(NvmlTable::signatures(), &theirs, &[]);
 }
 
 macro_rules! same_struct {

@@ -115,7 +115,6 @@ macro_rules! entry_points {
         #[cfg(test)]
         impl $table {
             /// Symbol and sizes of the arguments of every entry, for the comparison with generated bindings.
-            #[allow(dead_code)] // NVML has no generated bindings to be compared with
             pub(super) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
                 vec![$(($symbol, vec![$(size_of::<$type>()),*])),*]
             }

@@ -105,7 +105,7 @@ impl Backing {
         file: i32,
         file_offset: u64,
     ) -> io::Result<()> {
-        assert!(offset % PAGE_BYTES == 0 && bytes % PAGE_BYTES == 0 && file_offset % PAGE_BYTES == 0);
+        assert!([offset, bytes, file_offset].iter().all(|value| value.is_multiple_of(PAGE_BYTES)));
         assert!(bytes > 0 && offset + bytes <= self.reserved_bytes, "outside the reservation");
         let target = self.pointer(offset).cast();
         // SAFETY: the target lies inside our reservation, so that nothing of anybody else is replaced; the caller has made
@@ -151,8 +151,7 @@ fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
 
 fn anonymous_mapping(bytes: u64, protection: i32) -> io::Result<NonNull<u8>> {
     // SAFETY: a new anonymous mapping at an address that the system chooses touches nothing that exists.
-    let mapped =
-        unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, INACCESSIBLE, -1, 0) };
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, INACCESSIBLE, -1, 0) };
     if mapped == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

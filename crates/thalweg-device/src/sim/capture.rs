@@ -35,6 +35,8 @@ pub(super) struct Capture {
     thread: ThreadId,
     graph: u64,
     members: Vec<u64>,
+    /// Where the branches of members ended that were destroyed.
+    orphans: Vec<u32>,
     /// Why it is invalid, if it is.
     broken: Option<String>,
 }
@@ -95,9 +97,8 @@ impl State {
 
     /// A call that would wait for all of a device, which is not allowed while one of its streams captures.
     pub(super) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> Outcome<()> {
-        let of_device = |capture: &Capture| {
-            capture.members.iter().any(|&member| self.stream(member).device == device)
-        };
+        let of_device =
+            |capture: &Capture| capture.members.iter().any(|&member| self.stream(member).device == device);
         let ids: SmallVec<[u64; 2]> =
             self.captures.iter().filter(|capture| of_device(capture)).map(|capture| capture.id).collect();
         for &id in &ids {
@@ -173,18 +174,21 @@ impl State {
         Ok(())
     }
 
-    /// Adds a whole graph after the stream's branch.
-    pub(super) fn capture_graph(&mut self, own: u64, nodes: &[Node]) -> Outcome<()> {
-        self.check_capture(own)?;
-        let branch = self.stream(own).capture.as_ref().expect("the stream captures");
-        let entry = branch.nodes.clone();
-        let graph = self.capture(branch.capture).graph;
-        let graph = self.graphs.get_mut(graph).expect("a capture owns its graph");
-        let exit = graph.append(nodes, &entry)?;
-        if !exit.is_empty() {
-            self.branch_mut(own).nodes = exit;
+    /// Where a capture is that is neither over nor broken.
+    fn active_capture(&self, id: u64) -> Option<usize> {
+        self.captures.iter().position(|capture| capture.id == id && capture.broken.is_none())
+    }
+
+    /// The host asked for an event of a capture: the answer, and the end of the capture.
+    pub(super) fn refuse_captured_event(&mut self, id: u64) -> Refusal {
+        if self.active_capture(id).is_none() {
+            return over();
         }
-        Ok(())
+        self.invalidate(id, "the host asked for an event of it");
+        Refusal::new(
+            Code::CapturedEvent,
+            "the event was last recorded in a capture: only streams of that capture can wait for it",
+        )
     }
 
     fn branch_mut(&mut self, own: u64) -> &mut Branch {
@@ -193,15 +197,8 @@ impl State {
 
     /// The stream waits for an event of a capture: it joins, or goes on in it.
     pub(super) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> Outcome<()> {
-        let Some(position) = self.captures.iter().position(|capture| capture.id == id) else {
-            return Err(Refusal::new(
-                Code::CapturedEvent,
-                "the event was recorded in a capture that is over: record it again outside",
-            ));
-        };
-        if let Some(why) = &self.captures[position].broken {
-            return Err(invalidated(why));
-        }
+        self.check_capture(own)?;
+        let position = self.active_capture(id).ok_or_else(over)?;
         let stream = self.stream(own);
         match &stream.capture {
             Some(branch) if branch.capture == id => {}
@@ -261,6 +258,7 @@ impl State {
             thread: std::thread::current().id(),
             graph,
             members: vec![own],
+            orphans: Vec::new(),
             broken: None,
         });
         Ok(())
@@ -279,21 +277,7 @@ impl State {
                 "the capture was begun on another stream: end it there",
             ));
         }
-        if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
-            return Err(Refusal::new(
-                Code::StreamCaptureWrongThread,
-                "the capture was begun by another thread: end it there, or begin it in relaxed mode",
-            ));
-        }
-        let verdict = match &capture.broken {
-            Some(why) => Err(invalidated(why)),
-            None if !self.is_joined(capture) => Err(Refusal::new(
-                Code::StreamCaptureUnjoined,
-                "a stream that joined the capture has work that the origin does not wait for: record an event after it \
-                 and let the origin wait for the event",
-            )),
-            None => Ok(()),
-        };
+        let verdict = self.verdict(capture);
         let capture = self.remove_capture(branch.capture);
         match verdict {
             Ok(()) => {
@@ -307,6 +291,27 @@ impl State {
         }
     }
 
+    /// Whether a capture that is ended now gives a graph. (A card, too, ends the capture when the wrong thread asks.)
+    fn verdict(&self, capture: &Capture) -> Outcome<()> {
+        if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
+            return Err(Refusal::new(
+                Code::StreamCaptureWrongThread,
+                "the capture was begun by another thread: end it there, or begin it in relaxed mode; it is over now",
+            ));
+        }
+        if let Some(why) = &capture.broken {
+            return Err(invalidated(why));
+        }
+        if !self.is_joined(capture) {
+            return Err(Refusal::new(
+                Code::StreamCaptureUnjoined,
+                "a stream that joined the capture has work that the origin does not wait for: record an event after it \
+                 and let the origin wait for the event",
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether all branches lie before the origin's.
     fn is_joined(&self, capture: &Capture) -> bool {
         let graph = self.graphs.get(capture.graph).expect("a capture owns its graph");
@@ -314,7 +319,8 @@ impl State {
             self.stream(member).capture.as_ref().map(|branch| branch.nodes.as_slice()).unwrap_or_default()
         };
         let before = graph.ancestors(nodes(&capture.origin));
-        capture.members.iter().flat_map(nodes).all(|&node| before[node as usize])
+        let branches = capture.members.iter().flat_map(nodes).chain(&capture.orphans);
+        branches.into_iter().all(|&node| before[node as usize])
     }
 
     fn remove_capture(&mut self, id: u64) -> Capture {
@@ -330,9 +336,9 @@ impl State {
     pub(super) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;
-        self.invalidate(id, "a stream of it was destroyed");
         let capture = self.captures.iter_mut().find(|capture| capture.id == id).expect("it is under way");
         capture.members.retain(|&member| member != own);
+        capture.orphans.extend_from_slice(&branch.nodes);
         if capture.origin == own {
             let capture = self.remove_capture(id);
             self.drop_graph(capture.graph);
@@ -397,6 +403,13 @@ fn implicit() -> Refusal {
     Refusal::new(
         Code::StreamCaptureImplicit,
         "a blocking stream of the device captures, and the legacy default stream would depend on it: use another stream",
+    )
+}
+
+fn over() -> Refusal {
+    Refusal::new(
+        Code::InvalidValue,
+        "the event was last recorded in a capture that is over or broken: record it again outside",
     )
 }
 

@@ -15,7 +15,9 @@ use super::task::{HostTarget, Task, Work};
 use super::virtual_memory::GRANULARITY_BYTES;
 use super::{SimDriver, transfer};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
-use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFlags, HostFunction, MemoryAccess, MemoryInfo};
+use crate::driver::{
+    Driver, EventFlags, FunctionAttributes, HostFlags, HostFunction, MemoryAccess, MemoryInfo,
+};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
 use crate::module::Image;
 use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
@@ -138,7 +140,6 @@ impl Driver for SimDriver {
         self.enter_and_wait("cuCtxSynchronize", |mut locked| {
             locked.usable(device)?;
             locked.forbid_on_capturing_device(device, "device_synchronize")?;
-            locked.forbid_in_capture("device_synchronize")?;
             let work = locked.device_frontier(device);
             locked.wait_for(&work).check_alive(device)
         })
@@ -212,6 +213,7 @@ impl Driver for SimDriver {
         self.enter("cuStreamQuery", |state| {
             let own = state.enter(stream.raw())?;
             state.forbid_on_capturing(own, "stream_query")?;
+            state.forbid_in_capture("stream_query")?;
             Ok(state.frontier(own).is_empty())
         })
     }
@@ -220,6 +222,7 @@ impl Driver for SimDriver {
         self.enter_and_wait("cuStreamSynchronize", |mut locked| {
             let own = locked.enter(stream.raw())?;
             locked.forbid_on_capturing(own, "stream_synchronize")?;
+            locked.forbid_in_capture("stream_synchronize")?;
             let device = locked.stream(own).device;
             let work = locked.frontier(own);
             locked.wait_for(&work).check_alive(device)
@@ -257,12 +260,17 @@ impl Driver for SimDriver {
     }
 
     fn event_query(&self, event: EventHandle) -> Result<bool> {
-        self.enter("cuEventQuery", |state| Ok(state.event_frontier(event.raw())?.is_empty()))
+        self.enter("cuEventQuery", |state| {
+            let is_complete = state.event_frontier(event.raw())?.is_empty();
+            state.forbid_in_capture("event_query")?;
+            Ok(is_complete)
+        })
     }
 
     fn event_synchronize(&self, event: EventHandle) -> Result<()> {
         self.enter_and_wait("cuEventSynchronize", |mut locked| {
             let work = locked.event_frontier(event.raw())?;
+            locked.forbid_in_capture("event_synchronize")?;
             let device = locked.event_device(event.raw())?;
             locked.wait_for(&work).check_alive(device)
         })
@@ -429,15 +437,15 @@ impl Driver for SimDriver {
             locked.memory.pinned_piece(address)?;
             locked.forbid_in_capture("host_free")?;
             let devices = 0..locked.devices.len() as u32;
-            let work: Vec<CommandId> =
-                devices.flat_map(|device| locked.device_frontier(device)).collect();
+            let work: Vec<CommandId> = devices.flat_map(|device| locked.device_frontier(device)).collect();
             let find = |state: &State| Ok(SmallVec::from_slice(&[state.memory.pinned_piece(address)?]));
             take_away(locked.wait_for(&work), find, |state| state.memory.pinned_free(address))
         })
     }
 
     fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
-        let access = Access { start: source.address(), ..Access::read(DevicePointer::default(), target.len() as u64) };
+        let access =
+            Access { start: source.address(), ..Access::read(DevicePointer::default(), target.len() as u64) };
         self.enter_and_wait("host_read", |locked| {
             transfer::with_pinned(locked, access, |pointer| {
                 // SAFETY: the bytes are held for this read, and `target` is memory of its own.
@@ -447,7 +455,10 @@ impl Driver for SimDriver {
     }
 
     fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
-        let access = Access { start: target.address(), ..Access::write(DevicePointer::default(), source.len() as u64) };
+        let access = Access {
+            start: target.address(),
+            ..Access::write(DevicePointer::default(), source.len() as u64)
+        };
         self.enter_and_wait("host_write", |locked| {
             transfer::with_pinned(locked, access, |pointer| {
                 // SAFETY: the bytes are held for this write, and `source` is memory of its own.
@@ -495,8 +506,7 @@ impl Driver for SimDriver {
             // SAFETY: we hold the exclusive borrow of `target` until the command is complete: `wait_for` returns only then,
             // and a panic on the way ends the process.
             let work = Work::CopyOut(unsafe { HostTarget::new(target) });
-            let command =
-                transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
+            let command = transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
             let command = command.expect("the stream does not capture");
             locked.wait_for(&[command]).check_alive(device)
         })

@@ -63,21 +63,6 @@ impl Graph {
         Ok(index)
     }
 
-    /// Adds copies of nodes, the first of them after `entry`. Returns the last of them.
-    pub(super) fn append(&mut self, nodes: &[Node], entry: &[u32]) -> Outcome<SmallVec<[u32; 2]>> {
-        let base = self.nodes.len() as u32;
-        for node in nodes {
-            let mut node = node.clone();
-            if node.predecessors.is_empty() {
-                node.predecessors = SmallVec::from_slice(entry);
-            } else {
-                node.predecessors.iter_mut().for_each(|predecessor| *predecessor += base);
-            }
-            self.push(node)?;
-        }
-        Ok(sinks(nodes).into_iter().map(|sink| sink + base).collect())
-    }
-
     /// Which nodes lie before these, these included.
     pub(super) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
         let mut found = vec![false; self.nodes.len()];
@@ -137,20 +122,15 @@ impl State {
         self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
     }
 
-    fn complete_graph(&self, handle: u64) -> Outcome<&Graph> {
-        let graph = self.graph(handle)?;
-        if graph.is_complete {
-            return Ok(graph);
-        }
-        Err(Refusal::new(Code::InvalidValue, "the graph is under construction: end its capture first"))
-    }
-
     pub(super) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
         Ok(self.graph(handle)?.describe())
     }
 
     pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
-        self.complete_graph(handle)?;
+        if !self.graph(handle)?.is_complete {
+            let detail = "the graph is under construction and belongs to its capture: end that first";
+            return Err(Refusal::new(Code::IllegalState, detail));
+        }
         self.drop_graph(handle);
         Ok(())
     }
@@ -163,24 +143,23 @@ impl State {
 
     pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
-        let nodes: Arc<[Node]> = self.complete_graph(handle)?.nodes.as_slice().into();
+        let nodes: Arc<[Node]> = self.graph(handle)?.nodes.as_slice().into();
         let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new() };
         Ok(self.executables.insert(executable))
     }
 
     pub(super) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
-        let executable = self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
+        let executable =
+            self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
         self.trash.push(Box::new(executable));
         Ok(())
     }
 
     pub(super) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
         let own = self.enter(stream)?;
+        self.forbid_on_capturing(own, "graph_launch")?;
         let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;
         let nodes = Arc::clone(&executable.nodes);
-        if self.stream(own).capture.is_some() {
-            return self.capture_graph(own, &nodes);
-        }
         let (sinks, mut before) = (executable.sinks.clone(), executable.last_launch.clone());
         before.extend(self.frontier(own));
         let level = self.stream(own).level();

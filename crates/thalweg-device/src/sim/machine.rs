@@ -230,7 +230,7 @@ impl Drop for Locked<'_> {
 }
 
 /// Who is to be woken.
-#[derive(Default)]
+#[derive(PartialEq, Eq, Default)]
 struct Wake {
     worker: bool,
     hosts: bool,
@@ -337,21 +337,20 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits on a condition, outside the critical section.
+    /// Waits on a condition, outside the critical section. Where this critical section leaves somebody to be woken, that is
+    /// done instead, and the caller looks again: a thread never sleeps on a change of its own.
     fn wait(mut self, condition: &Condvar) -> Self {
         let machine = self.machine;
         let mut guard = self.guard.take().expect("held until the drop");
         let wake = machine.wake(&mut guard);
-        let guard = if wake.new_host_threads.is_empty() {
-            machine.deliver(wake);
-            condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+        let guard = if wake == Wake::default() {
+            condition.wait(guard)
         } else {
-            // Starting threads takes the lock: the caller looks again afterwards.
             drop(guard);
             machine.deliver(wake);
-            machine.state.lock().unwrap_or_else(PoisonError::into_inner)
+            machine.state.lock()
         };
-        Locked { machine, guard: Some(guard) }
+        Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
     }
 
     /// Waits, as a host thread, until something happened that a host thread waits for.
@@ -387,15 +386,20 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Waits for a short while, as long as the condition holds.
+/// Waits for a short while, as long as the condition holds. It lets other threads run meanwhile: where there are fewer
+/// processors than threads, the one that is waited for may need this very processor.
 fn spin_while(condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while condition() {
         for _ in 0..32 {
             std::hint::spin_loop();
         }
-        if begin.elapsed() > SPIN {
+        let elapsed = begin.elapsed();
+        if elapsed > SPIN {
             break;
+        }
+        if elapsed > SPIN / 10 {
+            std::thread::yield_now();
         }
     }
 }

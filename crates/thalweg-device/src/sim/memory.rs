@@ -168,11 +168,8 @@ impl Memory {
     pub(super) fn new(driver: u16, devices: u32, device_bytes: u64) -> io::Result<Self> {
         let backing = Backing::new(devices, device_bytes)?;
         let (area_start, area_bytes) = backing.area();
-        let device = || DeviceMemory {
-            total_bytes: device_bytes,
-            free: FreeRanges::new(0, device_bytes),
-            peers: 0,
-        };
+        let device =
+            || DeviceMemory { total_bytes: device_bytes, free: FreeRanges::new(0, device_bytes), peers: 0 };
         Ok(Self {
             backing,
             devices: (0..devices).map(|_| device()).collect(),
@@ -291,12 +288,8 @@ impl Memory {
     /// The physical stretches of a whole segment, as something that writes them all.
     pub(super) fn segment_pieces(&self, segment: &Segment) -> SmallVec<[Piece; 4]> {
         let base = physical_base(segment.device);
-        let piece = |range: &Range| Piece {
-            access: 0,
-            writes: true,
-            start: base + range.start,
-            bytes: range.bytes,
-        };
+        let piece =
+            |range: &Range| Piece { access: 0, writes: true, start: base + range.start, bytes: range.bytes };
         segment.pieces.iter().map(piece).collect()
     }
 
@@ -474,8 +467,7 @@ impl Memory {
     ) -> Result<Resolved, String> {
         let mut resolved = Resolved::default();
         for (number, access) in accesses.iter().enumerate() {
-            let pointer =
-                self.resolve_one(device, access, number as u32, toucher, &mut resolved.pieces)?;
+            let pointer = self.resolve_one(device, access, number as u32, toucher, &mut resolved.pieces)?;
             resolved.pointers.push(pointer);
         }
         Ok(resolved)

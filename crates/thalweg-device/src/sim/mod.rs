@@ -6,11 +6,11 @@
 //! that run on worker threads.
 //!
 //! # How it is built
-//! - [`executor`] knows commands and the edges between them, and the range lock. [`schedule`] decides which ready command
-//!   runs next. [`task`] is what a command does. [`machine`] is the lock around everything, the threads and the waiting.
-//! - [`stream`], [`capture`], [`graph`], [`code`], [`transfer`] and [`pool`] turn calls into commands.
-//! - [`memory`] and [`virtual_memory`] say which bytes an address means, [`backing`] makes these bytes exist.
-//! - [`driver`] is the trait, thin.
+//! - `executor` knows commands and the edges between them, and the range lock. `schedule` decides which ready command
+//!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
+//! - `stream`, `capture`, `graph`, `code`, `transfer` and `pool` turn calls into commands.
+//! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist.
+//! - `driver` is the trait, thin.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
@@ -109,9 +109,8 @@ impl SimDriver {
             );
             return Err(Error::new(Code::InvalidValue, CALL, detail));
         }
-        let refused = |error: std::io::Error| {
-            Error::new(Code::OperatingSystem, CALL, format!("{config:?}: {error}"))
-        };
+        let refused =
+            |error: std::io::Error| Error::new(Code::OperatingSystem, CALL, format!("{config:?}: {error}"));
         // 0 is no number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
         // handle of a driver long gone is taken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;

@@ -85,9 +85,11 @@ impl Pools {
         let rounded =
             rounded.ok_or_else(|| Refusal::new(Code::OutOfMemory, format!("{bytes} bytes asked for")))?;
         let entry = self.pool(pool);
-        let found = entry.segments.iter_mut().enumerate().find_map(|(number, segment)| {
-            Some((number, segment.free.take(rounded, UNIT_BYTES)?))
-        });
+        let found = entry
+            .segments
+            .iter_mut()
+            .enumerate()
+            .find_map(|(number, segment)| Some((number, segment.free.take(rounded, UNIT_BYTES)?)));
         let (number, address) = match found {
             Some(found) => found,
             None => {

@@ -47,11 +47,10 @@ impl FreeRanges {
         }
         let found = self.by_start.iter().find_map(|(&start, &length)| {
             let aligned = start.next_multiple_of(alignment);
-            (aligned - start).checked_add(bytes).is_some_and(|needed| needed <= length).then_some((
-                start,
-                length,
-                aligned,
-            ))
+            (aligned - start)
+                .checked_add(bytes)
+                .is_some_and(|needed| needed <= length)
+                .then_some((start, length, aligned))
         });
         let (start, length, aligned) = found?;
         self.carve(Range { start, bytes: length }, Range { start: aligned, bytes });
@@ -142,7 +141,8 @@ mod tests {
                 let pieces = if random(2) == 0 {
                     let alignment = 1 << random(3);
                     let fits = (0..UNITS).step_by(alignment as usize).find(|&start| {
-                        start + wanted <= UNITS && free[start as usize..][..wanted as usize].iter().all(|f| *f)
+                        start + wanted <= UNITS
+                            && free[start as usize..][..wanted as usize].iter().all(|f| *f)
                     });
                     let taken = ranges.take(wanted, alignment);
                     assert_eq!(taken, fits);

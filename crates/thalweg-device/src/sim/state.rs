@@ -143,8 +143,5 @@ impl State {
 
 /// The refusal of a handle that means nothing.
 pub(super) fn unknown(kind: &str, handle: u64) -> Refusal {
-    Refusal::new(
-        Code::InvalidHandle,
-        format!("{handle:#x} is no {kind} of this driver, or was destroyed"),
-    )
+    Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no {kind} of this driver, or was destroyed"))
 }

@@ -259,7 +259,9 @@ impl State {
         if event_device != stream_device {
             return Err(Refusal::new(
                 Code::InvalidHandle,
-                format!("an event of device {event_device} cannot be recorded on a stream of device {stream_device}"),
+                format!(
+                    "an event of device {event_device} cannot be recorded on a stream of device {stream_device}"
+                ),
             ));
         }
         let record = if let Some(branch) = &self.stream(own).capture {
@@ -284,13 +286,7 @@ impl State {
         let mut frontier = match &found.record {
             Record::Never => Frontier::new(),
             Record::Live { frontier, .. } => frontier.clone(),
-            &Record::Captured { capture, .. } => {
-                self.invalidate(capture, "an event of it was queried or waited for by the host");
-                return Err(Refusal::new(
-                    Code::CapturedEvent,
-                    "the event was last recorded in a capture: only streams of that capture can wait for it",
-                ));
-            }
+            &Record::Captured { capture, .. } => return Err(self.refuse_captured_event(capture)),
         };
         self.check_alive(device)?;
         self.executor.prune(&mut frontier);

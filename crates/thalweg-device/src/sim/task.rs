@@ -25,12 +25,7 @@ pub(super) struct Task {
 /// What is done.
 pub(super) enum Work {
     /// A kernel, or library work.
-    Kernel {
-        kernel: Arc<dyn HostKernel>,
-        grid: [u32; 3],
-        block: [u32; 3],
-        arguments: SmallVec<[u8; 96]>,
-    },
+    Kernel { kernel: Arc<dyn HostKernel>, grid: [u32; 3], block: [u32; 3], arguments: SmallVec<[u8; 96]> },
     /// From the first access to the second, as if through a buffer.
     Copy,
     /// From host memory that was put aside to the only access.
@@ -66,9 +61,8 @@ impl Task {
     /// `resolved` is what [`Memory::resolve`](super::memory::Memory::resolve) found for the accesses of this task, it is
     /// still true, and until this returns no other command and no host access touches these bytes in conflict.
     pub(super) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
-        let failed = |text: String| {
-            Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label))
-        };
+        let failed =
+            |text: String| Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label));
         // SAFETY: the caller's promise.
         let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { self.execute(resolved) }));
         match outcome {

@@ -63,19 +63,26 @@ pub(super) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
 
 /// Holds a range of pinned memory while `body` touches it. Waits for running commands only.
 pub(super) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> Outcome<()> {
-    let resolved = locked
-        .memory
-        .resolve_pinned(&access)
-        .map_err(|text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}")))?;
-    let Some(pointer) = resolved.pointers[0].map(HostAddress::pointer) else { return Ok(()) };
-    let epoch = locked.memory.epoch;
-    let (mut locked, claim) = locked.hold(resolved.pieces);
-    let is_same = locked.memory.epoch == epoch || locked.memory.resolve_pinned(&access).is_ok();
-    if !is_same {
-        locked.executor.release(claim);
-        return Err(Refusal::new(Code::InvalidValue, "another thread freed the pinned memory meanwhile"));
+    let resolve = |state: &State| {
+        let refuse = |text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}"));
+        state.memory.resolve_pinned(&access).map_err(refuse)
+    };
+    // The physical address of pinned memory is its address, so what is held is right whatever happens meanwhile. Where it
+    // is may change: another thread may free it, and allocate again.
+    let (mut locked, claim) = {
+        let pieces = resolve(&locked)?.pieces;
+        locked.hold(pieces)
+    };
+    let pointer = match resolve(&locked) {
+        Ok(resolved) => resolved.pointers[0].map(HostAddress::pointer),
+        Err(refusal) => {
+            locked.executor.release(claim);
+            return Err(refusal);
+        }
+    };
+    if let Some(pointer) = pointer {
+        locked = locked.outside(|| body(pointer));
     }
-    let mut locked = locked.outside(|| body(pointer));
     locked.executor.release(claim);
     Ok(())
 }

@@ -224,7 +224,9 @@ impl Memory {
         }
         Err(Refusal::new(
             Code::InvalidValue,
-            format!("{bytes} bytes from {address:#x} on are not made of whole mappings (from {position:#x} on)"),
+            format!(
+                "{bytes} bytes from {address:#x} on are not made of whole mappings (from {position:#x} on)"
+            ),
         ))
     }
 }

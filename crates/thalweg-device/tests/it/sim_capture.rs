@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use thalweg_device::sim::SimDriver;
 use thalweg_device::{
-    CaptureMode, CaptureStatus, Code, DependencyUpdate, Driver, EventFlags, EventHandle, GraphNodeKind, HostFlags,
-    Label, StreamHandle,
+    CaptureMode, CaptureStatus, Code, DependencyUpdate, Driver, EventFlags, EventHandle, GraphNodeKind,
+    HostFlags, Label, StreamHandle,
 };
 
 use super::sim_support::{Gate, append, code, number, read, sim};
@@ -99,21 +99,20 @@ fn a_graph_launch_is_one_piece_of_its_stream() {
     append(&driver, other, value, 3);
     gate.open();
     assert_eq!(read(&driver, other, value), 123);
-    // Into a capture, the graph goes as its nodes.
+    // A card refuses to launch a graph into a capture, and so does the simulator.
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
-    append(&driver, stream, value, 4);
-    driver.graph_launch(executable, stream).unwrap();
-    append(&driver, stream, value, 5);
-    let outer = driver.stream_end_capture(stream).unwrap();
-    let executable = driver.graph_instantiate(outer, 0).unwrap();
-    driver.graph_launch(executable, stream).unwrap();
-    assert_eq!(read(&driver, stream, value), 123_425);
+    assert_eq!(code(driver.graph_launch(executable, stream)), Code::StreamCaptureUnsupported);
+    assert_eq!(code(driver.stream_end_capture(stream)), Code::StreamCaptureInvalidated);
 }
 
 #[test]
 fn what_the_host_may_not_ask_of_a_capturing_stream_breaks_the_capture() {
     type Call = fn(&SimDriver, StreamHandle) -> thalweg_device::Result<()>;
-    let calls: [Call; 5] = [
+    let calls: [Call; 9] = [
+        |driver, _| driver.stream_query(driver.stream_create(0, 0)?).map(|_| ()),
+        |driver, _| driver.stream_synchronize(driver.default_stream(0)?),
+        |driver, _| driver.event_query(driver.event_create(0, EventFlags::default())?).map(|_| ()),
+        |driver, _| driver.event_synchronize(driver.event_create(0, EventFlags::default())?),
         |driver, stream| driver.stream_query(stream).map(|_| ()),
         |driver, stream| driver.stream_synchronize(stream),
         |driver, _| driver.device_synchronize(0),
@@ -132,7 +131,11 @@ fn what_the_host_may_not_ask_of_a_capturing_stream_breaks_the_capture() {
         assert_eq!(code(driver.stream_end_capture(stream)), Code::StreamCaptureInvalidated);
         assert_eq!(status(&driver, stream), CaptureStatus::None);
         append(&driver, stream, value, 2);
-        assert_eq!(read(&driver, stream, value), 2, "the stream is usable again, and nothing of the capture ran");
+        assert_eq!(
+            read(&driver, stream, value),
+            2,
+            "the stream is usable again, and nothing of the capture ran"
+        );
     }
 }
 
@@ -185,20 +188,19 @@ fn captures_begin_and_end_where_they_may() {
     assert_eq!(code(driver.stream_end_capture(stream)), Code::IllegalState);
     driver.stream_begin_capture(stream, CaptureMode::ThreadLocal).unwrap();
     assert_eq!(code(driver.stream_begin_capture(stream, CaptureMode::Relaxed)), Code::IllegalState);
-    let other_thread = std::thread::scope(|scope| {
-        scope.spawn(|| code(driver.stream_end_capture(stream))).join().unwrap()
-    });
+    let other_thread =
+        std::thread::scope(|scope| scope.spawn(|| code(driver.stream_end_capture(stream))).join().unwrap());
     assert_eq!(other_thread, Code::StreamCaptureWrongThread);
+    assert_eq!(status(&driver, stream), CaptureStatus::None, "the attempt ended the capture");
+    driver.stream_begin_capture(stream, CaptureMode::ThreadLocal).unwrap();
     driver.event_record(event, stream).unwrap();
     driver.stream_wait_event(side, event).unwrap();
     assert_eq!(code(driver.stream_end_capture(side)), Code::StreamCaptureUnmatched);
-    let _ = driver.stream_end_capture(stream);
+    assert_eq!(code(driver.stream_end_capture(stream)), Code::StreamCaptureInvalidated);
     assert_eq!([stream, side].map(|stream| status(&driver, stream)), [CaptureStatus::None; 2]);
 
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
-    let graph = std::thread::scope(|scope| {
-        scope.spawn(|| driver.stream_end_capture(stream)).join().unwrap()
-    });
+    let graph = std::thread::scope(|scope| scope.spawn(|| driver.stream_end_capture(stream)).join().unwrap());
     assert!(driver.graph_describe(graph.unwrap()).unwrap().nodes.is_empty());
 }
 
@@ -214,7 +216,8 @@ fn forks_must_be_joined() {
     append(&driver, side, value, 2);
     assert_eq!(code(driver.stream_end_capture(stream)), Code::StreamCaptureUnjoined);
     assert_eq!([stream, side].map(|stream| status(&driver, stream)), [CaptureStatus::None; 2]);
-    assert_eq!(code(driver.stream_wait_event(stream, event)), Code::CapturedEvent);
+    assert_eq!(code(driver.stream_wait_event(stream, event)), Code::InvalidValue);
+    assert_eq!(code(driver.event_query(event)), Code::InvalidValue);
     driver.event_record(event, stream).unwrap();
     driver.stream_wait_event(side, event).unwrap();
 }
@@ -233,6 +236,7 @@ fn events_do_not_cross_the_boundary_of_a_capture() {
     driver.stream_begin_capture(second, CaptureMode::Relaxed).unwrap();
     driver.event_record(event, first).unwrap();
     assert_eq!(code(driver.event_query(event)), Code::CapturedEvent);
+    assert_eq!(code(driver.event_synchronize(event)), Code::InvalidValue, "the query broke the capture");
     for stream in [first, second] {
         let _ = driver.stream_end_capture(stream);
     }
@@ -283,7 +287,7 @@ fn dependencies_can_be_read_and_changed() {
     let info = driver.stream_capture_info(stream).unwrap();
     assert_eq!((info.status, info.dependencies.len()), (CaptureStatus::Active, 1));
     let under_construction = info.graph.unwrap();
-    assert_eq!(code(driver.graph_destroy(under_construction)), Code::InvalidValue);
+    assert_eq!(code(driver.graph_destroy(under_construction)), Code::IllegalState);
     let graph = driver.stream_end_capture(stream).unwrap();
     assert_eq!(graph, under_construction);
     let described = driver.graph_describe(graph).unwrap();
@@ -300,9 +304,25 @@ fn dependencies_can_be_read_and_changed() {
 }
 
 #[test]
-fn a_destroyed_stream_ends_its_capture() {
+fn a_destroyed_stream_leaves_its_capture_and_an_origin_ends_it() {
     let driver = sim(1);
     let ([stream, side], event) = streams(&driver);
+    let value = number(&driver, 0);
+    for work in [false, true] {
+        let joined = driver.stream_create(0, 0).unwrap();
+        driver.stream_begin_capture(stream, CaptureMode::Global).unwrap();
+        driver.event_record(event, stream).unwrap();
+        driver.stream_wait_event(joined, event).unwrap();
+        if work {
+            append(&driver, joined, value, 1);
+        }
+        driver.stream_destroy(joined).unwrap();
+        let ended = driver.stream_end_capture(stream);
+        assert_eq!(
+            ended.map(|_| ()).map_err(|error| error.code()),
+            if work { Err(Code::StreamCaptureUnjoined) } else { Ok(()) }
+        );
+    }
     driver.stream_begin_capture(stream, CaptureMode::Global).unwrap();
     driver.event_record(event, stream).unwrap();
     driver.stream_wait_event(side, event).unwrap();

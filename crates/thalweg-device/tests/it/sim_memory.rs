@@ -95,7 +95,8 @@ fn wrong_pointers_of_copies_and_fills_are_refused_at_once() {
     assert_eq!(code(copy(Endpoint::Device(data.offset(900)), host, 101)), Code::InvalidValue);
     assert_eq!(code(copy(Endpoint::Device(DevicePointer::new(u64::MAX)), host, 8)), Code::InvalidValue);
     assert_eq!(code(driver.host_read(pinned.offset(1), &mut [0; 1000])), Code::InvalidValue);
-    let odd = Fill { target: data.offset(1), pattern: FillPattern::U16(1), count: 1, label: Label::here("fill") };
+    let odd =
+        Fill { target: data.offset(1), pattern: FillPattern::U16(1), count: 1, label: Label::here("fill") };
     assert_eq!(code(driver.fill_async(stream, &odd)), Code::InvalidValue);
     driver.host_free(pinned).unwrap();
     assert_eq!(code(driver.host_free(pinned)), Code::InvalidValue);

@@ -70,7 +70,9 @@ pub(super) fn literal(value: Scalar, dtype: DType) -> String {
         DType::F64 => {
             let value = value.to_f64();
             match value {
-                _ if !value.is_finite() => format!("__longlong_as_double(i64(0x{:016x}ull))", value.to_bits()),
+                _ if !value.is_finite() => {
+                    format!("__longlong_as_double(i64(0x{:016x}ull))", value.to_bits())
+                }
                 _ if value.is_sign_negative() => format!("({value:?})"),
                 _ => format!("{value:?}"),
             }

@@ -110,7 +110,10 @@ fn works_by_points(kernel: &Kernel) -> bool {
 fn print_kernel(kernel: &Kernel) -> String {
     let Class { row_rank, inner_rank, contiguous, lanes, vector, .. } = kernel.class;
     let name = &kernel.name;
-    assert!(lanes.is_power_of_two() && lanes <= 1024, "{name}: {lanes} lanes are no power of two up to 1,024");
+    assert!(
+        lanes.is_power_of_two() && lanes <= 1024,
+        "{name}: {lanes} lanes are no power of two up to 1,024"
+    );
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
     let mut writer = Writer::default();

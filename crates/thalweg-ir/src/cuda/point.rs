@@ -54,7 +54,8 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
         }
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
-        writer.line(&call(&format!("i * {vector} + e"), &|kind, number| format!("{kind}{number}.element[e]")));
+        writer
+            .line(&call(&format!("i * {vector} + e"), &|kind, number| format!("{kind}{number}.element[e]")));
         writer.close("");
         for (number, pack) in packs.iter().enumerate() {
             writer.line(&format!("(({pack}*)a.output{number})[i] = output{number};"));

@@ -57,7 +57,8 @@ impl RowPrinter<'_> {
                     writer.line(&format!("const {index} points = {index}(a.points);"));
                 }
                 writer.line(&format!("const {index} threads = {index}(gridDim.x) * blockDim.x;"));
-                writer.line(&format!("const {index} thread = {index}(blockIdx.x) * blockDim.x + threadIdx.x;"));
+                writer
+                    .line(&format!("const {index} thread = {index}(blockIdx.x) * blockDim.x + threadIdx.x;"));
                 writer.open(&format!("for ({index} row = thread; row < rows; row += threads)"));
             }
             lanes @ 2..=32 => {
@@ -113,7 +114,8 @@ impl RowPrinter<'_> {
         let mut passes: Vec<Vec<usize>> = Vec::new();
         let mut pass_of = Vec::with_capacity(body.reductions.len());
         for (number, reduction) in body.reductions.iter().enumerate() {
-            let pass = self.reduced_by([reduction.value]).map(|earlier| pass_of[earlier] + 1).max().unwrap_or(0);
+            let pass =
+                self.reduced_by([reduction.value]).map(|earlier| pass_of[earlier] + 1).max().unwrap_or(0);
             pass_of.push(pass);
             passes.resize_with(passes.len().max(pass + 1), Vec::new);
             passes[pass].push(number);
@@ -175,11 +177,13 @@ impl RowPrinter<'_> {
         match self.kernel.class.lanes {
             1 => {}
             lanes @ 2..=32 => {
-                writer.line(&format!("reduced{number} = combine_warp<{lanes}>(reduced{number}, {function});"));
+                writer
+                    .line(&format!("reduced{number} = combine_warp<{lanes}>(reduced{number}, {function});"));
             }
             lanes => {
-                writer
-                    .line(&format!("reduced{number} = combine_block<{lanes}>(reduced{number}, shared, {function});"));
+                writer.line(&format!(
+                    "reduced{number} = combine_block<{lanes}>(reduced{number}, shared, {function});"
+                ));
             }
         }
     }
@@ -248,7 +252,8 @@ impl RowPrinter<'_> {
             let values: Vec<ExprId> = of_points.iter().map(|&number| body.outputs[number].value).collect();
             self.define_at_point(&values, &of_points, defined, writer);
             for &number in &of_points {
-                let place = if self.kernel.class.contiguous { "at".into() } else { format!("at_output{number}") };
+                let place =
+                    if self.kernel.class.contiguous { "at".into() } else { format!("at_output{number}") };
                 self.print_store(number, &place, writer);
             }
             (0..loops).for_each(|_| writer.close(""));

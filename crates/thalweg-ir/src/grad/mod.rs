@@ -87,7 +87,8 @@ pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiabl
 
 fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
     for &number in wrt {
-        let error = |reason: String| Err(NotDifferentiable(format!("no gradient for input {number}: {reason}")));
+        let error =
+            |reason: String| Err(NotDifferentiable(format!("no gradient for input {number}: {reason}")));
         match body.inputs.get(number) {
             None => return error(format!("the body has {} inputs", body.inputs.len())),
             Some(input) if !input.dtype.is_floating_point() => {

@@ -30,11 +30,7 @@ impl Body {
         let node_places = places(nodes);
         let reduction_places = places(reductions);
         let moved = |id: ExprId| ExprId(node_places[id.index()]);
-        let mut body = Self {
-            inputs: self.inputs.clone(),
-            scalars: self.scalars.clone(),
-            ..Self::default()
-        };
+        let mut body = Self { inputs: self.inputs.clone(), scalars: self.scalars.clone(), ..Self::default() };
         for index in (0..nodes.len()).filter(|&index| nodes[index]) {
             body.nodes.push(match self.nodes[index] {
                 Node::Reduced { reduction } => {
@@ -70,7 +66,11 @@ impl Node {
     #[must_use]
     pub fn with_operands(self, mut map: impl FnMut(ExprId) -> ExprId) -> Self {
         match self {
-            Self::Constant(_) | Self::Load { .. } | Self::Scalar { .. } | Self::Index(_) | Self::Reduced { .. } => self,
+            Self::Constant(_)
+            | Self::Load { .. }
+            | Self::Scalar { .. }
+            | Self::Index(_)
+            | Self::Reduced { .. } => self,
             Self::Gather { input, index, guard, otherwise } => {
                 Self::Gather { input, index: map(index), guard: map(guard), otherwise }
             }

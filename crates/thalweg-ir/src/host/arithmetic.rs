@@ -318,7 +318,20 @@ mod tests {
             check(short(a.to_bits()), short(b.to_bits()), short(c.to_bits()) * scale);
             check(short(a.to_bits()) * scale, f32::from_bits(0x3f80_0001), short(c.to_bits()));
             // Results among the subnormals.
-            check(short(a.to_bits()) * scale, f32::from_bits(next() & 0x00ff_ffff), short(c.to_bits()) * 1e-38);
+            check(
+                short(a.to_bits()) * scale,
+                f32::from_bits(next() & 0x00ff_ffff),
+                short(c.to_bits()) * 1e-38,
+            );
+        }
+        // Odd multiples of 2⁻¹² above 1 have products that are ties of f32; c decides from below the last bit of f64.
+        for (i, j, exponent) in (1..16).flat_map(|i| (1..16).map(move |j| (2 * i - 1, 2 * j - 1, 40 + i + j)))
+        {
+            let (a, b) = (1.0 + i as f32 / 4096.0, 1.0 + j as f32 / 4096.0);
+            let c = 2.0f32.powi(-exponent);
+            for (a, c) in [(a, c), (a, -c), (-a, c), (-a, -c)] {
+                check(a, b, c);
+            }
         }
         for a in [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE] {
             for b in [0.0, -0.0, -1.0, f32::INFINITY, f32::MAX, 1e-45] {

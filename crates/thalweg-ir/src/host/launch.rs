@@ -15,11 +15,14 @@ use crate::kernel::{Geometry, OperandGeometry};
 /// What deciding on a step costs, in elements that a loop handles meanwhile.
 const STEP_COST: f64 = 48.0;
 
+/// What starting on a new run of the innermost dimension costs, likewise.
+const RUN_COST: f64 = 12.0;
+
 /// What an element costs that is not next to the one before it.
 const SCATTERED_COST: f64 = 4.0;
 
-/// The most accumulators of a reduction across rows, so that they stay in the cache.
-const ACCUMULATORS: usize = 16 * 1024;
+/// The most accumulators of a reduction across rows, so that they stay in the second-level cache.
+const ACCUMULATORS: usize = 128 * 1024;
 
 thread_local! {
     /// The registers of this thread's launches, kept because allocating them would cost more than a small launch.
@@ -60,7 +63,11 @@ fn check(
     if given != [ins, outs, program.scalars.len(), ins + outs] {
         return fault(format!(
             "the kernel takes {ins} inputs, {outs} outputs and {} scalars; given are {}, {} and {}, with the geometry of {} operands",
-            program.scalars.len(), given[0], given[1], given[2], given[3]
+            program.scalars.len(),
+            given[0],
+            given[1],
+            given[2],
+            given[3]
         ));
     }
     let ranks = [geometry.row_shape.len(), geometry.inner_shape.len()];
@@ -70,21 +77,14 @@ fn check(
             program.class.row_rank, program.class.inner_rank, ranks[0], ranks[1]
         ));
     }
-    for operand in 0..ins + outs {
-        let (name, number, length, actual, wanted, place) = if operand < ins {
-            (
-                "input",
-                operand,
-                inputs[operand].len(),
-                inputs[operand].dtype(),
-                program.inputs[operand].dtype,
-                Place::Point,
-            )
-        } else {
-            let number = operand - ins;
-            let (dtype, place) = program.outputs[number];
-            ("output", number, outputs[number].len(), outputs[number].dtype(), dtype, place)
-        };
+    let sources = inputs.iter().zip(&program.inputs).enumerate().map(|(number, (source, input))| {
+        ("input", number, source.len(), source.dtype(), input.dtype, Place::Point)
+    });
+    let targets =
+        outputs.iter().zip(&program.outputs).enumerate().map(|(number, (cells, &(dtype, place)))| {
+            ("output", number, cells.len(), cells.dtype(), dtype, place)
+        });
+    for (operand, (name, number, length, actual, wanted, place)) in sources.chain(targets).enumerate() {
         if !represents(actual, wanted) {
             return fault(format!("{name} {number} is of {wanted}; given are elements of {actual}"));
         }
@@ -98,7 +98,9 @@ fn check(
             }
         };
         if !fits {
-            return fault(format!("the geometry of {name} {number} is not of the kind that the kernel reads or writes"));
+            return fault(format!(
+                "the geometry of {name} {number} is not of the kind that the kernel reads or writes"
+            ));
         }
         let Some(span) = span(geometry, operand) else {
             return fault(format!("{name} {number} is larger than can be addressed"));
@@ -122,7 +124,11 @@ fn span(geometry: &Geometry, operand: usize) -> Option<u64> {
     };
     let span = match &geometry.operands[operand] {
         OperandGeometry::Gathered { elements } => *elements,
-        OperandGeometry::Strided { inner_strides, .. } if rows == 0 || (!inner_strides.is_empty() && points == 0) => 0,
+        OperandGeometry::Strided { inner_strides, .. }
+            if rows == 0 || (!inner_strides.is_empty() && points == 0) =>
+        {
+            0
+        }
         OperandGeometry::Strided { row_strides, inner_strides } => last(&geometry.row_shape, row_strides)?
             .checked_add(last(&geometry.inner_shape, inner_strides)?)?
             .checked_add(1)?,
@@ -185,7 +191,8 @@ impl<'l> Launch<'l> {
             };
             Space::new(shape, operands, strides, program.uses_coordinates)
         };
-        let (row_space, inner_space) = (space(&geometry.row_shape, true), space(&geometry.inner_shape, false));
+        let (row_space, inner_space) =
+            (space(&geometry.row_shape, true), space(&geometry.inner_shape, false));
         let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
         let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
         let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
@@ -280,7 +287,9 @@ impl<'l> Launch<'l> {
             Op::Argument { slot } => {
                 block.fill_scalar(step, argument(step.dtype, self.scalars[usize::from(slot)]));
             }
-            Op::Load { input } => return with_lane!(step.dtype, T => self.load::<T>(block, step, input, level)),
+            Op::Load { input } => {
+                return with_lane!(step.dtype, T => self.load::<T>(block, step, input, level));
+            }
             Op::Gather { input, otherwise } => {
                 return with_lane!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
             }
@@ -298,7 +307,9 @@ impl<'l> Launch<'l> {
                     Direction::Along => accumulators.along(block, step.operands[0], self.point),
                 }
             }
-            Op::Finish { reduction } => self.accumulators(step, reduction, block.count).finish(block, step.target),
+            Op::Finish { reduction } => {
+                self.accumulators(step, reduction, block.count).finish(block, step.target)
+            }
             Op::Store { output } => with_lane!(step.dtype, T => self.store::<T>(block, step, output, level)),
         }
         Ok(())
@@ -326,7 +337,13 @@ impl<'l> Launch<'l> {
 
     /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements lie evenly in an operand.
     #[inline]
-    fn parts(&self, operand: usize, level: Level, count: usize, mut visit: impl FnMut(usize, usize, usize, usize)) {
+    fn parts(
+        &self,
+        operand: usize,
+        level: Level,
+        count: usize,
+        mut visit: impl FnMut(usize, usize, usize, usize),
+    ) {
         let (row, inner) = (self.row.offsets[operand], self.inner.offsets[operand]);
         let Some((space, cursor)) = self.moving(level) else {
             return visit(0, row + inner, count, 0);
@@ -336,7 +353,13 @@ impl<'l> Launch<'l> {
         space.runs(cursor, operand, count, |at, offset, length| visit(at, base + offset, length, stride));
     }
 
-    fn load<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, input: u16, level: Level) -> Result<(), Fault> {
+    fn load<T: Lane>(
+        &self,
+        block: &mut Block<'_, '_>,
+        step: &Step,
+        input: u16,
+        level: Level,
+    ) -> Result<(), Fault> {
         let operand = usize::from(input);
         if self.points == 0 && level == Level::Row && !self.geometry.inner_shape.is_empty() {
             return Err(Fault::new(format!(
@@ -347,11 +370,18 @@ impl<'l> Launch<'l> {
         let source = match &self.inputs[operand] {
             Source::Cells(cells) => {
                 let cells = T::cells(cells).expect("operands were checked against the program");
-                self.copy(block, step, level, operand, |at| cells[at].get(), |range, target| {
-                    for (target, cell) in target.iter_mut().zip(&cells[range]) {
-                        *target = cell.get();
-                    }
-                });
+                self.copy(
+                    block,
+                    step,
+                    level,
+                    operand,
+                    |at| cells[at].get(),
+                    |range, target| {
+                        for (target, cell) in target.iter_mut().zip(&cells[range]) {
+                            *target = cell.get();
+                        }
+                    },
+                );
                 return Ok(());
             }
             Source::Slice(slice) => slice,
@@ -360,16 +390,23 @@ impl<'l> Launch<'l> {
         let mut view = None;
         if let Some((space, cursor)) = self.moving(level)
             && space.run_stride(operand) == 1
-            && cursor.position[cursor.position.len() - 1] + block.count <= space.run()
+            && space.is_one_run(cursor, operand, block.count)
         {
             self.parts(operand, level, block.count, |_, offset, _, _| view = Some(View { input, offset }));
         }
         if view.is_some() {
             T::bank_mut(block.file).registers[usize::from(step.target)].view = view;
         } else {
-            self.copy(block, step, level, operand, |at| elements[at], |range, target| {
-                target.copy_from_slice(&elements[range]);
-            });
+            self.copy(
+                block,
+                step,
+                level,
+                operand,
+                |at| elements[at],
+                |range, target| {
+                    target.copy_from_slice(&elements[range]);
+                },
+            );
         }
         Ok(())
     }
@@ -406,7 +443,8 @@ impl<'l> Launch<'l> {
 
     fn store<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, output: u16, level: Level) {
         let operand = self.program.inputs.len() + usize::from(output);
-        let cells = T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
+        let cells =
+            T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
         let values = block.file.read::<T>(block.inputs, step.operands[0], block.count);
         self.parts(operand, level, block.count, |at, offset, length, stride| {
             let values = &values[at..at + length];
@@ -507,13 +545,14 @@ fn direction(
     let cost = |serial: usize, extent: usize, steps: usize, space: &Space| {
         let blocks = serial as f64 * extent.div_ceil(BLOCK) as f64;
         let elements = serial as f64 * extent as f64;
-        let runs = elements / space.run() as f64 * STEP_COST / 4.0;
         let memory: f64 = program
             .point_operands
             .iter()
-            .map(|&operand| match space.run_stride(usize::from(operand)) {
-                0 | 1 => elements + runs,
-                _ => elements * SCATTERED_COST + runs,
+            .map(|&operand| {
+                let operand = usize::from(operand);
+                let runs = if space.is_flat(operand) { 0.0 } else { elements / space.run() as f64 };
+                let element = if space.run_stride(operand) > 1 { SCATTERED_COST } else { 1.0 };
+                elements * element + runs * RUN_COST
             })
             .sum();
         blocks * steps as f64 * STEP_COST + memory

@@ -249,8 +249,7 @@ impl<'k> Compiler<'k> {
         let body = self.body();
         for (index, node) in body.nodes.iter().enumerate() {
             if self.needed_at_row[index] {
-                let section =
-                    if self.uniform[index] { UNIFORM } else { row_section(self.phase[index]) };
+                let section = if self.uniform[index] { UNIFORM } else { row_section(self.phase[index]) };
                 if let Node::Reduced { reduction } = *node {
                     self.emit_reduction(reduction);
                 }
@@ -352,7 +351,9 @@ impl<'k> Compiler<'k> {
                     && match op {
                         Binary::Pow => float,
                         Binary::And | Binary::Or | Binary::Xor => integer || dtype == DType::Bool,
-                        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => float || integer,
+                        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => {
+                            float || integer
+                        }
                         _ => computes,
                     }
             }
@@ -396,7 +397,8 @@ impl<'k> Compiler<'k> {
                 self.kernel.name,
                 output.dtype
             );
-            let value = if dtype == output.dtype { value } else { self.emit_cast(value, output.dtype, section) };
+            let value =
+                if dtype == output.dtype { value } else { self.emit_cast(value, output.dtype, section) };
             self.push(Op::Store { output: number as u16 }, output.dtype, &[value], section);
         }
     }

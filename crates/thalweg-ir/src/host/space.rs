@@ -9,6 +9,8 @@ pub(super) struct Space {
     /// The strides of dimension 0 for each operand, then those of dimension 1 …
     strides: SmallVec<[usize; 24]>,
     operands: usize,
+    /// A bit for each of the first 64 operands: whether it walks all dimensions as one.
+    flat: u64,
 }
 
 /// A place in a [`Space`].
@@ -29,9 +31,11 @@ impl Space {
         strides: impl Fn(usize) -> &'s [u64],
         keep_apart: bool,
     ) -> Self {
-        let mut space = Self { extents: SmallVec::new(), strides: SmallVec::new(), operands };
         let stride =
             |operand: usize, dimension: usize| strides(operand).get(dimension).map_or(0, |&s| s as usize);
+        let room = shape.len().max(1) * operands;
+        let mut space =
+            Self { extents: SmallVec::new(), strides: SmallVec::from_elem(0, room), operands, flat: 0 };
         for (dimension, &extent) in shape.iter().enumerate() {
             let extent = extent as usize;
             if extent == 1 && !keep_apart {
@@ -45,17 +49,23 @@ impl Space {
             if merges {
                 let last = space.last();
                 space.extents[last] *= extent;
-                for operand in 0..operands {
-                    space.strides[last * operands + operand] = stride(operand, dimension);
-                }
             } else {
                 space.extents.push(extent);
-                space.strides.extend((0..operands).map(|operand| stride(operand, dimension)));
+            }
+            let last = space.last() * operands;
+            for (operand, slot) in space.strides[last..last + operands].iter_mut().enumerate() {
+                *slot = stride(operand, dimension);
             }
         }
         if space.extents.is_empty() {
             space.extents.push(1);
-            space.strides.extend(std::iter::repeat_n(0, operands));
+        }
+        for operand in 0..operands.min(64) {
+            let flat = (1..=space.last()).all(|inner| {
+                space.stride(operand, inner - 1)
+                    == space.stride(operand, inner).wrapping_mul(space.extents[inner])
+            });
+            space.flat |= u64::from(flat) << operand;
         }
         space
     }
@@ -75,6 +85,16 @@ impl Space {
         self.stride(operand, self.last())
     }
 
+    /// Whether an operand walks all dimensions as one, [`Space::run_stride`] apart.
+    pub fn is_flat(&self, operand: usize) -> bool {
+        operand < 64 && self.flat >> operand & 1 == 1
+    }
+
+    /// Whether an operand's elements lie evenly over the `count` places from the cursor on.
+    pub fn is_one_run(&self, cursor: &Cursor, operand: usize, count: usize) -> bool {
+        self.is_flat(operand) || cursor.position[self.last()] + count <= self.run()
+    }
+
     fn stride(&self, operand: usize, dimension: usize) -> usize {
         self.strides[dimension * self.operands + operand]
     }
@@ -82,8 +102,8 @@ impl Space {
     /// The first place.
     pub fn start(&self) -> Cursor {
         Cursor {
-            position: std::iter::repeat_n(0, self.extents.len()).collect(),
-            offsets: std::iter::repeat_n(0, self.operands).collect(),
+            position: SmallVec::from_elem(0, self.extents.len()),
+            offsets: SmallVec::from_elem(0, self.operands),
         }
     }
 
@@ -111,7 +131,7 @@ impl Space {
         }
     }
 
-    /// Calls `visit(at, offset, length)` for each run of the innermost dimension among the `count` places from the cursor
+    /// Calls `visit(at, offset, length)` for each even run among the `count` places from the cursor
     /// on: elements `at..at + length` of the block lie from the operand's `offset` on, [`Space::run_stride`] apart.
     #[inline]
     pub fn runs(
@@ -123,7 +143,7 @@ impl Space {
     ) {
         let last = self.last();
         let mut offset = cursor.offsets[operand];
-        if cursor.position[last] + count <= self.extents[last] {
+        if self.is_one_run(cursor, operand, count) {
             return visit(0, offset, count);
         }
         let mut position = cursor.position.clone();

@@ -142,7 +142,9 @@ impl Block<'_, '_> {
     fn binary_float<T: Float>(&mut self, op: Binary, step: &Step) {
         match op {
             Binary::Pow => self.map2(step, T::pow),
-            Binary::And | Binary::Or | Binary::Xor => unreachable!("bodies are checked when they are compiled"),
+            Binary::And | Binary::Or | Binary::Xor => {
+                unreachable!("bodies are checked when they are compiled")
+            }
             other => self.binary_number::<T>(other, step),
         }
     }
@@ -172,7 +174,9 @@ impl Block<'_, '_> {
             DType::I64 => self.map3(step, <i64 as Number>::fma),
             DType::F32 => self.map3(step, <f32 as Number>::fma),
             DType::F64 => self.map3(step, <f64 as Number>::fma),
-            DType::Bool | DType::F16 | DType::Bf16 => unreachable!("bodies are checked when they are compiled"),
+            DType::Bool | DType::F16 | DType::Bf16 => {
+                unreachable!("bodies are checked when they are compiled")
+            }
         }
     }
 
@@ -260,6 +264,38 @@ fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
         ReduceOp::Product => each(accumulators, values, T::mul),
         ReduceOp::Max => each(accumulators, values, T::greater),
         ReduceOp::Min => each(accumulators, values, T::smaller),
+    }
+}
+
+/// How many lanes [`combine_rounds`] keeps in registers of the processor at a time.
+const TILE: usize = 16;
+
+/// accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
+/// in registers of the processor.
+fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
+    #[inline(always)]
+    fn rounds<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+        let lanes = accumulators.len();
+        let (tiles, []) = accumulators.as_chunks_mut::<TILE>() else {
+            unreachable!("lanes are a multiple of the tile")
+        };
+        for (tile, accumulators) in tiles.iter_mut().enumerate() {
+            let mut kept = *accumulators;
+            for round in values.chunks_exact(lanes) {
+                let values: &[T; TILE] =
+                    round[tile * TILE..][..TILE].try_into().expect("a tile of the round");
+                for lane in 0..TILE {
+                    kept[lane] = f(kept[lane], values[lane]);
+                }
+            }
+            *accumulators = kept;
+        }
+    }
+    match op {
+        ReduceOp::Sum => rounds(accumulators, values, T::add),
+        ReduceOp::Product => rounds(accumulators, values, T::mul),
+        ReduceOp::Max => rounds(accumulators, values, T::greater),
+        ReduceOp::Min => rounds(accumulators, values, T::smaller),
     }
 }
 
@@ -352,6 +388,11 @@ impl Accumulators {
                 *accumulator = fold(self.op, *accumulator, values);
             } else {
                 let mut lane = point & (self.lanes - 1);
+                if lane == 0 && self.lanes.is_multiple_of(TILE) && self.lanes < values.len() {
+                    let (whole, rest) = values.split_at(values.len() - values.len() % self.lanes);
+                    combine_rounds(self.op, &mut accumulators, whole);
+                    values = rest;
+                }
                 while !values.is_empty() {
                     let (now, later) = values.split_at(values.len().min(self.lanes - lane));
                     combine(self.op, &mut accumulators[lane..], now);

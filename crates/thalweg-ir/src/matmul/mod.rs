@@ -82,7 +82,8 @@ impl Matmul {
     /// the product is added, read once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let distinct = |operand: &Operand| if operand.batch_stride == 0 { self.batch.min(1) } else { self.batch };
+        let distinct =
+            |operand: &Operand| if operand.batch_stride == 0 { self.batch.min(1) } else { self.batch };
         let passes = if self.accumulate { 2 } else { 1 };
         let elements = self.m * self.k * distinct(&self.a)
             + self.k * self.n * distinct(&self.b)
@@ -125,8 +126,10 @@ impl Matmul {
         if self.d.transposed {
             return fault("D cannot be transposed; swap and transpose A and B instead".into());
         }
-        for (name, operand, (rows, columns)) in
-            [("A", &self.a), ("B", &self.b), ("D", &self.d)].into_iter().zip(self.stored()).map(|((n, o), s)| (n, o, s))
+        for (name, operand, (rows, columns)) in [("A", &self.a), ("B", &self.b), ("D", &self.d)]
+            .into_iter()
+            .zip(self.stored())
+            .map(|((n, o), s)| (n, o, s))
         {
             if rows > 1 && operand.leading_dimension < columns {
                 return fault(format!(

@@ -4,11 +4,14 @@ use std::path::PathBuf;
 
 use thalweg_ir::{DType, Place, cuda};
 
-use crate::kernels::{self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance};
+use crate::kernels::{
+    self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
+};
 
 /// Compares a text with a file under `snapshots`; `UPDATE=1` in the environment writes it instead.
 fn assert_snapshot(name: &str, text: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(format!("{name}.cu"));
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(format!("{name}.cu"));
     if std::env::var_os("UPDATE").is_some_and(|value| value == "1") {
         std::fs::write(&path, text).unwrap();
         return;
@@ -33,7 +36,10 @@ fn text_is_as_recorded() {
     let softmax = of_rows(DType::F16, Place::Point, softmax);
     assert_snapshot("softmax_warp", &cuda::print(&kernel("softmax", &softmax, rows(8))));
     let log_softmax = of_rows(DType::F32, Place::Point, log_softmax);
-    assert_snapshot("log_softmax_block", &cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))));
+    assert_snapshot(
+        "log_softmax_block",
+        &cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))),
+    );
     let embedding = kernels::embedding(DType::F32, DType::I64);
     assert_snapshot("embedding", &cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
 }

@@ -3,12 +3,13 @@
 use thalweg_ir::grad::gradient;
 use thalweg_ir::host::{Cells, Program, Source};
 use thalweg_ir::{
-    Binary, Body, BodyBuilder, DType, Dimensions, Geometry, Node, OperandGeometry, Place, ReduceOp, Scalar, Unary, Value,
+    Binary, Body, BodyBuilder, DType, Dimensions, Geometry, Node, OperandGeometry, Place, ReduceOp, Scalar,
+    Unary, Value,
 };
 
 use crate::kernels::{
-    self, gelu, kernel, layer_norm, log_softmax, logsumexp, of_rows, pointwise, sigmoid, softmax, softplus, strided,
-    variance,
+    self, gelu, kernel, layer_norm, log_softmax, logsumexp, of_rows, pointwise, sigmoid, softmax, softplus,
+    strided, variance,
 };
 
 const ROWS: usize = 3;
@@ -66,10 +67,14 @@ fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
     let kernel = kernel("evaluated", body, strided(1, 1, if has_reductions { 2 } else { 1 }, false));
     let strided = |shape: Shape, place: Place| OperandGeometry::Strided {
         row_strides: Dimensions::from_slice(&[shape.strides().0]),
-        inner_strides: Dimensions::from_slice(if place == Place::Row { &[] } else { std::slice::from_ref(&1) })
-            .into_iter()
-            .map(|_| shape.strides().1)
-            .collect(),
+        inner_strides: Dimensions::from_slice(if place == Place::Row {
+            &[]
+        } else {
+            std::slice::from_ref(&1)
+        })
+        .into_iter()
+        .map(|_| shape.strides().1)
+        .collect(),
     };
     let mut operands: Vec<OperandGeometry> =
         inputs.iter().map(|input| strided(input.shape, Place::Point)).collect();

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use thalweg_ir::host::{Cells, Fault, Program, Slice, Source};
 use thalweg_ir::{
-    Arguments, Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, OperandGeometry, Place,
-    ReduceOp, Scalar,
+    Arguments, Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, OperandGeometry,
+    Place, ReduceOp, Scalar,
 };
 
 use crate::model::{self, Memory};
@@ -75,11 +75,7 @@ fn strided(row: &[u64], inner: &[u64]) -> OperandGeometry {
 }
 
 fn geometry(row: &[u64], inner: &[u64], operands: Vec<OperandGeometry>) -> Geometry {
-    Geometry {
-        row_shape: Dimensions::from_slice(row),
-        inner_shape: Dimensions::from_slice(inner),
-        operands,
-    }
+    Geometry { row_shape: Dimensions::from_slice(row), inner_shape: Dimensions::from_slice(inner), operands }
 }
 
 /// The sum of each row of a contiguous matrix.
@@ -88,11 +84,8 @@ fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
     builder.output(sum, DType::F32, Place::Row);
     let points = values.len() / rows;
-    let geometry = geometry(
-        &[rows as u64],
-        &[points as u64],
-        vec![strided(&[points as u64], &[1]), strided(&[1], &[])],
-    );
+    let geometry =
+        geometry(&[rows as u64], &[points as u64], vec![strided(&[points as u64], &[1]), strided(&[1], &[])]);
     let mut sums = vec![f32::NAN; rows];
     Program::compile(&kernel(builder.finish(), class(1, 1, lanes)))
         .run(&geometry, &[], &[values.into()], &[sums.as_mut_slice().into()])
@@ -270,8 +263,7 @@ fn a_gather_outside_its_input_is_a_fault() {
     builder.output(builder.gather(table, index, guard, Scalar::F64(-1.0)), DType::F32, Place::Point);
     let program = Program::compile(&kernel(builder.finish(), class(1, 0, 1)));
     let line = strided(&[1], &[]);
-    let geometry =
-        geometry(&[3], &[], vec![line.clone(), OperandGeometry::Gathered { elements: 2 }, line]);
+    let geometry = geometry(&[3], &[], vec![line.clone(), OperandGeometry::Gathered { elements: 2 }, line]);
     let mut values = [0.0f32; 3];
     let mut run = |index: [i64; 3]| {
         program

@@ -254,7 +254,9 @@ pub fn all_kernels() -> Vec<Kernel> {
 /// Kernels as operators have them.
 pub fn composed_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for (dtype, short) in [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F64, "f64")] {
+    for (dtype, short) in
+        [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F64, "f64")]
+    {
         let body = of_rows(dtype, Place::Point, log_softmax);
         for lanes in [1, 2, 4, 32, 64, 1024] {
             kernels.push(kernel(format!("log_softmax_{short}_{lanes}"), &body, rows(lanes)));

@@ -5,7 +5,8 @@ use std::cell::Cell;
 
 use thalweg_ir::host::{Cells, Slice};
 use thalweg_ir::{
-    Binary, DType, Dimension, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp, Scalar, Unary, bf16, f16,
+    Binary, DType, Dimension, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp, Scalar,
+    Unary, bf16, f16,
 };
 
 /// One value.
@@ -415,13 +416,7 @@ pub fn coordinates(shape: &[u64]) -> Vec<Vec<u64>> {
 }
 
 /// What the kernel writes.
-pub fn run(
-    kernel: &Kernel,
-    geometry: &Geometry,
-    scalars: &[u64],
-    inputs: &[Memory],
-    outputs: &mut [Memory],
-) {
+pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
     let points = coordinates(&geometry.inner_shape);
     for row in coordinates(&geometry.row_shape) {

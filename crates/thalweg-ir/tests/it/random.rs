@@ -110,7 +110,8 @@ pub fn case(choices: &[u32]) -> Case {
         let length = geometry.span(operand) as usize + spare;
         Memory::of(dtype, (0..length).map(|_| pattern.value(dtype)))
     };
-    let inputs = body.inputs.iter().enumerate().map(|(n, input)| memories(&mut tape, n, input.dtype)).collect();
+    let inputs =
+        body.inputs.iter().enumerate().map(|(n, input)| memories(&mut tape, n, input.dtype)).collect();
     let outputs: Vec<_> = body
         .outputs
         .iter()
@@ -298,7 +299,11 @@ impl<'b> Generator<'b, '_> {
             8 => {
                 let dtype = self.dtype();
                 let (value, at_points) = self.any();
-                if dtype == value.dtype() { (value.detach(), at_points) } else { (value.to(dtype), at_points) }
+                if dtype == value.dtype() {
+                    (value.detach(), at_points)
+                } else {
+                    (value.to(dtype), at_points)
+                }
             }
             _ => self.gather(gathered),
         };

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
 use thalweg_ops::{
-    DTypeRule, DTypes, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan,
+    DTypes, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan,
     scalar_bits,
 };
 use thalweg_runtime::{Error, KernelKey, Label, Result};
@@ -249,7 +249,7 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
         .enumerate()
         .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
         .fold(0u32, |mask, (input, _)| mask | 1 << input);
-    if !differentiable || wanted == 0 || operator.rule == DTypeRule::Created {
+    if !differentiable || wanted == 0 {
         return Ok(results);
     }
     let derived = gradient(operator, &signature, wanted).map_err(Error::invalid)?;

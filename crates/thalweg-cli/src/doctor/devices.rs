@@ -1,0 +1,77 @@
+//! The devices: every card that CUDA shows, then every simulated GPU.
+
+use thalweg::device::Code;
+use thalweg::{Device, Error, Result};
+
+use super::{Finding, Report, State, Value, bytes};
+
+/// Opens every device. What cannot be opened is reported; what can is returned, to be tested.
+pub fn examine(report: &mut Report) -> Vec<Device> {
+    let mut devices = Vec::new();
+    for (kind, open) in [("cuda", Device::cuda as fn(u32) -> Result<Device>), ("sim", Device::sim)] {
+        match open_all(open) {
+            Ok(opened) => {
+                opened.iter().for_each(|device| report.add(&describe(device)));
+                devices.extend(opened);
+            }
+            Err(error) => report.add(&not_opened(kind, &error)),
+        }
+    }
+    devices
+}
+
+fn open_all(open: fn(u32) -> Result<Device>) -> Result<Vec<Device>> {
+    let first = open(0)?;
+    let count = first.driver().device_count();
+    std::iter::once(Ok(first)).chain((1..count).map(open)).collect()
+}
+
+fn describe(device: &Device) -> Finding {
+    let properties = device.properties();
+    let memory = properties.total_memory_bytes;
+    let mut text = format!("{}, {}", properties.name, bytes(memory));
+    if device.is_simulated() {
+        text.push_str(", simulated on the CPU");
+    } else {
+        let (capability, processors) = (properties.compute_capability, properties.multi_processor_count);
+        text.push_str(&format!(", compute capability {capability}, {processors} multiprocessors"));
+    }
+    let name = device.to_string();
+    let finding = Finding::new(State::Ok, "device", name.clone(), text)
+        .value(Value::Number(memory as f64), "bytes")
+        .member("device", Value::Text(name))
+        .member("device_name", Value::Text(properties.name.clone()))
+        .member("compute_capability", Value::Text(properties.compute_capability.to_string()))
+        .member("cuda_interface", Value::Text(device.driver().version().to_string()));
+    if device.is_simulated() {
+        return finding;
+    }
+    finding
+        .note(format!("CUDA {} by its driver; PCI {}", device.driver().version(), properties.pci_bus_id))
+        .member("pci_bus_id", Value::Text(properties.pci_bus_id.clone()))
+}
+
+/// A machine without a GPU is in order, and so is one where a driver is installed for nothing.
+fn not_opened(kind: &'static str, error: &Error) -> Finding {
+    let code = error.driver_error().map(thalweg::device::Error::code);
+    let (state, text, note) = match code {
+        Some(Code::LibraryMissing) => {
+            (State::Missing, "no CUDA driver, so no card".to_owned(), "the simulated GPU is used instead")
+        }
+        Some(Code::NoDevice) => (
+            State::Missing,
+            "the CUDA driver shows no card".to_owned(),
+            "if there is one: give this machine or container access to it, and see that CUDA_VISIBLE_DEVICES does not \
+             hide it",
+        ),
+        Some(Code::StubLibrary) => (
+            State::Missing,
+            "a toolkit's stub stands in the place of the CUDA driver".to_owned(),
+            "take the toolkit's `stubs` folder off the loader's path, or install the driver",
+        ),
+        _ => (State::Failed, error.to_string(), "no device of this kind can be used"),
+    };
+    let mut finding = Finding::new(state, "device", kind, text).note(note).value(Value::None, "bytes");
+    finding = finding.member("device", Value::Text(kind.to_owned()));
+    finding.member("error", Value::Text(error.to_string()))
+}

@@ -1,0 +1,118 @@
+//! NVIDIA's libraries: which are here, from where, and what each one that is not would bring.
+
+use thalweg::device::cuda::{Library, SearchEnvironment, SearchReport, locate};
+
+use super::{Finding, Report, State, Value};
+
+/// What was found, for those who decide by it.
+pub struct Libraries {
+    reports: Vec<SearchReport>,
+}
+
+impl Libraries {
+    /// Whether a library was found.
+    pub fn has(&self, library: Library) -> bool {
+        self.reports.iter().any(|report| report.library == library && report.found.is_some())
+    }
+}
+
+/// Looks for every library.
+pub fn examine(environment: &SearchEnvironment, verbose: bool, report: &mut Report) -> Libraries {
+    let reports: Vec<SearchReport> =
+        Library::ALL.into_iter().map(|library| locate(library, environment)).collect();
+    for search in &reports {
+        let named = environment.overrides.iter().any(|(library, _)| *library == search.library);
+        report.add(&finding(search, named, verbose));
+    }
+    if let Some(module) = kernel_module() {
+        let finding = Finding::new(State::Ok, "kernel_module", "kernel module", &module);
+        report.add(&finding.value(Value::Text(module), "version"));
+    }
+    Libraries { reports }
+}
+
+/// The name for people, and the name for scripts.
+fn names(library: Library) -> (&'static str, &'static str) {
+    match library {
+        Library::Driver => ("CUDA driver", "library_cuda"),
+        Library::Nvrtc => ("NVRTC", "library_nvrtc"),
+        Library::CublasLt => ("cuBLASLt", "library_cublaslt"),
+        Library::Nvml => ("NVML", "library_nvml"),
+        Library::Cudnn => ("cuDNN", "library_cudnn"),
+        Library::Nccl => ("NCCL", "library_nccl"),
+        other => (other.name(), "library"),
+    }
+}
+
+/// What happens without it.
+fn without(library: Library) -> &'static str {
+    match library {
+        Library::Driver => "no CUDA device can be used; the simulated GPU can",
+        Library::Nvrtc => "no kernel can be compiled: on a card, precompiled kernels are used",
+        Library::CublasLt => "on a card, our own matmul kernel is used, which is slower",
+        Library::Nvml => "whether there is a card is asked of the driver",
+        Library::Cudnn | Library::Nccl => "nothing needs it yet",
+        _ => "something may be slower",
+    }
+}
+
+/// Whether a report should say unasked how to get it. NVML comes with the driver, which says so itself.
+fn is_worth_having(library: Library) -> bool {
+    matches!(library, Library::Driver | Library::Nvrtc | Library::CublasLt)
+}
+
+fn finding(search: &SearchReport, named: bool, verbose: bool) -> Finding {
+    let library = search.library;
+    let (subject, name) = names(library);
+    let Some(found) = &search.found else { return not_found(search, named, verbose) };
+    let version = found.version.as_deref();
+    let path = found.path.display().to_string();
+    Finding::new(State::Ok, name, subject, format!("{}, {}", version.unwrap_or("version unknown"), found.by))
+        .value(version.map_or(Value::None, |version| Value::Text(version.to_owned())), "version")
+        .note(&path)
+        .member("path", Value::Text(path))
+        .member("found", Value::Text(found.by.to_string()))
+}
+
+fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
+    let library = search.library;
+    let (subject, name) = names(library);
+    // What lies at a place and does not load is worth a word; what does not lie there only where all is asked for.
+    let absent = ["not there", "not in it", "no such folder"];
+    let place = |attempt: &thalweg::device::cuda::Attempt| format!("{} ({})", attempt.place, attempt.reason);
+    let (plain, odd): (Vec<_>, Vec<_>) =
+        search.tried.iter().partition(|attempt| absent.contains(&attempt.reason.as_str()));
+    let tried: Vec<String> = search.tried.iter().map(place).collect();
+    let mut finding = if named {
+        let text = format!("{} is set, and what it names cannot be loaded", library.variable());
+        Finding::new(State::Failed, name, subject, text)
+    } else {
+        Finding::new(State::Missing, name, subject, without(library))
+    };
+    for attempt in odd.into_iter().chain(plain.into_iter().filter(|_| verbose || named)) {
+        finding = finding.note(format!("tried {}", place(attempt)));
+    }
+    let mut advice = if named {
+        format!("correct {} or unset it", library.variable())
+    } else {
+        format!("to get it: {}", library.advice())
+    };
+    if verbose && !named {
+        advice.push_str(&format!("; or set {} to its file", library.variable()));
+    }
+    if verbose || named || is_worth_having(library) {
+        finding = finding.note(&advice);
+    }
+    finding
+        .value(Value::None, "version")
+        .member("advice", Value::Text(advice))
+        .member("tried", Value::Text(tried.join("; ")))
+}
+
+/// The version of NVIDIA's kernel module, where it says.
+fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 …"
+    let is_version = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
+    text.lines().next()?.split_whitespace().find(is_version).map(str::to_owned)
+}

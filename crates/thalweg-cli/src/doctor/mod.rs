@@ -1,0 +1,251 @@
+//! `thalweg doctor`: what this machine has, what is missing and how to get it, and whether what is there works.
+//!
+//! Each thing that is looked at is a [`Finding`]; the text and the JSON are two ways to print the same findings. They are
+//! printed as they are found, so that a device that hangs is known by what stands before it.
+//!
+//! # What counts
+//! A finding is `ok`, `missing` or `FAILED`. What is missing costs something, and the finding says what, but a machine
+//! without a GPU is a machine that works. Only what was found and does not work makes the exit status 1: a card that
+//! computes wrongly, a library that the user named and that does not load, a cache folder that cannot be written.
+//!
+//! It changes nothing: a file is written into the cache folder to see whether that can be done, and removed.
+
+mod devices;
+mod kernels;
+mod libraries;
+mod self_test;
+
+use std::process::ExitCode;
+
+use thalweg::device::cuda::SearchEnvironment;
+
+use crate::output::{Colour, Object, Output};
+use crate::{Command, UsageError};
+
+/// The command.
+pub const COMMAND: Command = Command {
+    name: "doctor",
+    summary: "what this machine has, what is missing, and a self-test of each device",
+    usage: "\
+usage: thalweg doctor [--json] [--verbose]
+
+Shows the devices, the libraries and the kernel caches of this machine, says what
+is missing and how to get it, and tests each device for about a second.
+
+  --json         one JSON object a line: name, value, unit, state and what
+                 else matters
+  -v, --verbose  every place where a missing library was looked for
+
+The exit status is 0 if everything that was found works (no GPU is fine), and 1
+if not.
+",
+    run,
+};
+
+/// How it is with a thing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// It is there and works.
+    Ok,
+    /// It is not there.
+    Missing,
+    /// It is there and does not work.
+    Failed,
+}
+
+impl State {
+    fn word(self) -> (&'static str, Colour) {
+        match self {
+            Self::Ok => ("ok", Colour::Green),
+            Self::Missing => ("missing", Colour::Yellow),
+            Self::Failed => ("FAILED", Colour::Red),
+        }
+    }
+}
+
+/// What a finding measures.
+#[derive(Clone, PartialEq, Debug)]
+enum Value {
+    None,
+    Number(f64),
+    Text(String),
+}
+
+/// One thing that was looked at.
+struct Finding {
+    state: State,
+    /// Its name for scripts: lower case with underscores.
+    name: String,
+    /// Its name for people.
+    subject: String,
+    value: Value,
+    unit: &'static str,
+    /// How it is, in a sentence.
+    text: String,
+    /// Further lines for people: what to do, details.
+    notes: Vec<String>,
+    /// Further members for scripts.
+    members: Vec<(&'static str, Value)>,
+}
+
+impl Finding {
+    fn new(
+        state: State,
+        name: impl Into<String>,
+        subject: impl Into<String>,
+        text: impl Into<String>,
+    ) -> Self {
+        Self {
+            state,
+            name: name.into(),
+            subject: subject.into(),
+            value: Value::None,
+            unit: "",
+            text: text.into(),
+            notes: Vec::new(),
+            members: Vec::new(),
+        }
+    }
+
+    fn value(mut self, value: Value, unit: &'static str) -> Self {
+        (self.value, self.unit) = (value, unit);
+        self
+    }
+
+    fn note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    fn member(mut self, key: &'static str, value: Value) -> Self {
+        self.members.push((key, value));
+        self
+    }
+
+    fn json(&self) -> String {
+        let add = |object: Object, key: &str, value: &Value| match value {
+            Value::None => object.null(key),
+            Value::Number(number) => object.number(key, *number),
+            Value::Text(text) => object.string(key, text),
+        };
+        let object = add(Object::new().string("name", &self.name), "value", &self.value)
+            .string("unit", self.unit)
+            .string("state", &self.state.word().0.to_lowercase())
+            .string("text", self.text.trim_start());
+        self.members.iter().fold(object, |object, (key, value)| add(object, key, value)).finish()
+    }
+}
+
+/// Prints findings as they come, and counts them.
+struct Report {
+    output: Output,
+    json: bool,
+    failed: usize,
+    missing: usize,
+}
+
+/// Columns: the state's word, then the subject.
+const STATE_WIDTH: usize = 8;
+const SUBJECT_WIDTH: usize = 13;
+const INDENT: usize = 2 + STATE_WIDTH + SUBJECT_WIDTH + 1;
+
+impl Report {
+    fn heading(&self, text: &str) {
+        if !self.json {
+            self.output.text(&format!("\n{text}\n"));
+        }
+    }
+
+    fn add(&mut self, finding: &Finding) {
+        self.failed += usize::from(finding.state == State::Failed);
+        self.missing += usize::from(finding.state == State::Missing);
+        if self.json {
+            return self.output.text(&finding.json());
+        }
+        let (word, colour) = finding.state.word();
+        let state = self.output.paint(colour, word, STATE_WIDTH);
+        self.output.line(INDENT, &format!("  {state}{:<SUBJECT_WIDTH$} {}", finding.subject, finding.text));
+        for note in &finding.notes {
+            self.output.line(INDENT, &format!("{:INDENT$}{note}", ""));
+        }
+    }
+
+    /// The last line, and the exit status.
+    fn finish(&self) -> ExitCode {
+        let (failed, missing) = (self.failed, self.missing);
+        let text = match (failed, missing) {
+            (0, 0) => "everything is there and works".to_owned(),
+            (0, _) => format!("what was found works; {missing} missing, see above for what each would bring"),
+            _ => format!("{failed} FAILED, {missing} missing: see above"),
+        };
+        if self.json {
+            let line = Object::new()
+                .string("name", "doctor")
+                .number("value", failed as f64)
+                .string("unit", "failures");
+            let state = if failed == 0 { "ok" } else { "failed" };
+            self.output.text(&line.string("state", state).number("missing", missing as f64).finish());
+        } else {
+            self.output.text("\n");
+            self.output.line(0, &text);
+        }
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
+    let (mut json, mut verbose) = (false, false);
+    for argument in arguments {
+        match argument.as_str() {
+            "--json" => json = true,
+            "--verbose" | "-v" => verbose = true,
+            other => return Err(UsageError(format!("there is no option `{other}`"))),
+        }
+    }
+    let mut report = Report { output: Output::standard(), json, failed: 0, missing: 0 };
+    if !json {
+        report.output.text(&format!("thalweg {} on {}\n", env!("CARGO_PKG_VERSION"), machine()));
+    }
+    let environment = SearchEnvironment::from_process();
+    report.heading("Libraries");
+    let libraries = libraries::examine(&environment, verbose, &mut report);
+    report.heading("Devices");
+    let devices = devices::examine(&mut report);
+    report.heading("Kernels");
+    kernels::examine(thalweg::Environment::get(), &libraries, &mut report);
+    report.heading("Self-test");
+    for device in &devices {
+        self_test::run(device, &mut report);
+    }
+    Ok(report.finish())
+}
+
+/// The host, in a few words.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let plural = if cores == 1 { "" } else { "s" };
+    format!("{} {}, {cores} CPU{plural}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
+/// A number of bytes for people: with three digits at least, in the largest binary unit that keeps it above 1.
+fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["bytes", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return if unit == "bytes" { format!("{count} bytes") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn bytes_are_written_in_the_fitting_unit() {
+        let cases = [(0, "0 bytes"), (1023, "1023 bytes"), (1 << 20, "1.0 MiB"), (81559 << 20, "79.6 GiB")];
+        for (count, text) in cases {
+            assert_eq!(super::bytes(count), text);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Devices by name and number, and what their errors say.
+
+use thalweg_runtime::Device;
+
+use crate::support::sim;
+
+#[test]
+fn names_that_are_none_say_what_to_write() {
+    for (name, words) in [
+        ("gpu", "unknown kind 'gpu'"),
+        ("", "unknown kind ''"),
+        ("sim:", "'' is no device number"),
+        ("sim:one", "'one' is no device number"),
+        ("sim:-1", "'-1' is no device number"),
+        ("sim:0:0", "'0:0' is no device number"),
+    ] {
+        let error = Device::from_name(name).unwrap_err();
+        assert!(error.is_invalid_argument(), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&format!("'{name}'")) && text.contains(words), "{text}");
+        assert!(text.contains("`cuda:0` or `sim:0`"), "{text}");
+    }
+}
+
+#[test]
+fn a_number_that_is_too_large_says_which_devices_there_are() {
+    let error = Device::from_name("sim:4000").unwrap_err();
+    assert!(error.is_invalid_argument());
+    assert!(error.to_string().starts_with("there is no device sim:4000; there is sim:0"), "{error}");
+    assert_eq!(Device::from_name("sim").unwrap(), Device::sim(0).unwrap());
+    assert_eq!(Device::from_name("sim:0").unwrap().to_string(), "sim:0");
+}
+
+#[test]
+fn a_machine_without_a_driver_says_where_it_was_looked_for() {
+    match Device::cuda(0) {
+        Ok(device) => {
+            assert!(thalweg_runtime::is_available());
+            println!("skipped: this machine has {:?}", device.properties().name);
+        }
+        Err(error) => {
+            assert!(!thalweg_runtime::is_available());
+            if error.is_library_missing() {
+                assert!(error.to_string().contains("libcuda.so"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_of_two_machines_are_different() {
+    let (first, second) = (sim(2), sim(1));
+    assert_ne!(first[0], second[0]);
+    assert_ne!(first[0], first[1]);
+    assert_eq!(first[0], first[0].clone());
+    assert_eq!((first[1].index(), first[1].to_string()), (1, "sim:1".to_owned()));
+    assert!(first[0].is_simulated());
+}

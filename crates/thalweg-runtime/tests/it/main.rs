@@ -1,0 +1,16 @@
+//! The tests of the crate, in one binary. They run on simulated devices of their own, and those that any device can run also
+//! on the first GPU, one after the other, where `THALWEG_TEST_DEVICE=cuda` is set.
+
+mod capture;
+mod current;
+mod devices;
+mod disk_cache;
+mod environment;
+mod events;
+mod faults;
+mod graph;
+mod kernels;
+mod memory;
+mod pinned;
+mod streams;
+mod support;

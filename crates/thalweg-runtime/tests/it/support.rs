@@ -1,0 +1,109 @@
+//! What the tests share: devices, gates that hold a stream up, and shorthands for data.
+
+use std::ops::Deref;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_runtime::{Buffer, Device, Environment, Label, PinnedBuffer, Stream};
+
+/// A device for one test.
+pub struct TestDevice {
+    device: Device,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Deref for TestDevice {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// A device that nobody else uses: a simulated one of its own, or the first GPU, which the tests take in turn.
+pub fn device() -> TestDevice {
+    static TURN: Mutex<()> = Mutex::new(());
+    match std::env::var("THALWEG_TEST_DEVICE").as_deref() {
+        Ok("cuda") => {
+            let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+            TestDevice { device: Device::cuda(0).unwrap(), _turn: Some(turn) }
+        }
+        Ok("sim") | Err(_) => TestDevice { device: sim(1).remove(0), _turn: None },
+        Ok(other) => panic!("THALWEG_TEST_DEVICE={other}: write `cuda` or `sim`"),
+    }
+}
+
+/// Simulated devices of 64 MiB each, with a machine of their own.
+pub fn sim(devices: u32) -> Vec<Device> {
+    sim_in(&Environment::default(), devices).1
+}
+
+/// Simulated devices in an environment, and their driver.
+pub fn sim_in(environment: &Environment, devices: u32) -> (Arc<SimDriver>, Vec<Device>) {
+    let config = SimConfig { devices, memory_bytes: 64 << 20, workers: 2, ..SimConfig::default() };
+    let driver = SimDriver::new(config).unwrap();
+    let devices = Device::all_of(driver.clone(), environment).unwrap();
+    (driver, devices)
+}
+
+/// Holds a stream up until it is opened, or dropped.
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    /// Later work on the stream waits.
+    pub fn close(stream: &Stream) -> Self {
+        let state = Arc::new((Mutex::new(false), Condvar::new()));
+        let shared = state.clone();
+        let wait = move || {
+            let (is_open, changed) = &*shared;
+            drop(changed.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+        };
+        let driver = stream.device().driver();
+        driver.host_function_async(stream.handle(), Arc::new(wait), Label::here("gate")).unwrap();
+        Self(state)
+    }
+
+    /// Lets the stream go on.
+    pub fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+/// A buffer that holds these values.
+pub fn buffer_of(stream: &Stream, values: &[f32]) -> Buffer {
+    let buffer = Buffer::new(stream, size_of_val(values) as u64).unwrap();
+    write(stream, &buffer, values);
+    buffer
+}
+
+pub fn write(stream: &Stream, buffer: &Buffer, values: &[f32]) {
+    stream.copy_from_host(buffer.pointer(), bytemuck::cast_slice(values), Label::here("write")).unwrap();
+}
+
+/// All that a buffer holds, after the work that the stream has now.
+pub fn read(stream: &Stream, buffer: &Buffer) -> Vec<f32> {
+    let mut values = vec![0.0_f32; buffer.size_bytes() as usize / 4];
+    let bytes = bytemuck::cast_slice_mut(&mut values);
+    stream.copy_to_host(bytes, buffer.pointer(), Label::here("read")).unwrap();
+    values
+}
+
+/// Pinned memory that holds these values.
+pub fn pinned_of(device: &Device, values: &[f32]) -> PinnedBuffer {
+    let pinned = PinnedBuffer::new(device, size_of_val(values) as u64).unwrap();
+    pinned.write(0, values).unwrap();
+    pinned
+}
+
+pub fn read_pinned(pinned: &PinnedBuffer) -> Vec<f32> {
+    let mut values = vec![0.0_f32; pinned.size_bytes() as usize / 4];
+    pinned.read(0, &mut values).unwrap();
+    values
+}

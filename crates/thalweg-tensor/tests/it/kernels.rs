@@ -1,0 +1,157 @@
+//! Every kernel of the operator table compiles for every architecture that is supported, as the planner would ask for it.
+//!
+//! Needs NVRTC (the `nvidia-cuda-nvrtc` wheel; no GPU). Where it is missing the test says so and skips.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use smallvec::SmallVec;
+use thalweg_device::cuda::{CompileOptions, Nvrtc};
+use thalweg_ir::{DType, Kernel, Place};
+use thalweg_ops::{
+    ELEMENTWISE, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan, structured,
+};
+
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+
+/// Kernels a translation unit: few enough that an error is found, many enough that starting the compiler does not matter.
+const UNIT: usize = 60;
+
+/// Row extents, inner extents, and whether operands lie transposed: one of every class that the planner knows.
+const ELEMENTWISE_SPACES: [(&[u64], bool); 2] = [(&[4096], false), (&[64, 64], true)];
+const ROW_SPACES: [(&[u64], &[u64], bool); 5] = [
+    (&[100], &[8], false),
+    (&[100], &[300], false),
+    (&[100], &[5000], false),
+    (&[64], &[300], true),
+    (&[1 << 16], &[300], true),
+];
+
+fn strides(shape: &[u64], transposed: bool) -> SmallVec<[u64; 6]> {
+    let mut strides: SmallVec<[u64; 6]> = SmallVec::from_elem(1, shape.len());
+    let order: Vec<usize> = if transposed { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
+    let mut step = 1;
+    for dimension in order {
+        strides[dimension] = step;
+        step *= shape[dimension];
+    }
+    strides
+}
+
+/// The iteration space of a body over these extents.
+fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: bool) -> Iteration {
+    let shape: Vec<u64> = rows.iter().chain(inner).copied().collect();
+    let full = |transposed| strides(&shape, transposed);
+    let strided = |transposed: bool, at_points: bool| {
+        let all = if at_points { full(transposed) } else { strides(rows, false) };
+        let (row, rest) = all.split_at(rows.len());
+        Placement::Strided { rows: row.into(), inner: if at_points { rest.into() } else { SmallVec::new() } }
+    };
+    let inputs = body.inputs.iter().map(|input| match input.kind {
+        thalweg_ir::InputKind::Strided => strided(transposed, true),
+        thalweg_ir::InputKind::Gathered => Placement::Gathered(1 << 20),
+    });
+    let outputs = body.outputs.iter().map(|output| strided(false, output.place == Place::Point || inner.is_empty()));
+    Iteration {
+        rows: rows.into(),
+        inner: inner.into(),
+        operands: inputs.chain(outputs).collect(),
+        alignment_bytes: 256,
+    }
+}
+
+/// The spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed.
+fn spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
+    match (operator.space, operator.name) {
+        (Space::Elementwise, _) => {
+            ELEMENTWISE_SPACES.iter().map(|&(rows, transposed)| (rows.to_vec(), vec![], transposed)).collect()
+        }
+        (Space::Rows, _) => {
+            ROW_SPACES.iter().map(|&(rows, inner, t)| (rows.to_vec(), inner.to_vec(), t)).collect()
+        }
+        (Space::Coordinates, "arange") => vec![(vec![100], vec![], false)],
+        (Space::Coordinates, "unfold2d") => vec![(vec![3, 3, 3, 8, 9, 9], vec![], false)],
+        (Space::Coordinates, _) => vec![(vec![8, 3, 9, 9], vec![3, 3], false)],
+    }
+}
+
+fn signatures(operator: &LoopOp) -> Vec<Signature> {
+    let mut list = Vec::new();
+    for dtype in DType::ALL {
+        let inputs: Vec<DType> = match operator.name {
+            "cross_entropy" => vec![dtype, DType::I64],
+            // These take floating-point tensors alone, which their callers check.
+            "max_pool2d" | "max_pool2d_backward" | "adam_step" if !dtype.is_floating_point() => continue,
+            "max_pool2d_backward" => vec![dtype, DType::I64],
+            "adam_step" => vec![dtype, dtype, dtype, dtype, DType::F32],
+            _ => vec![dtype; operator.input_count],
+        };
+        for requested in DType::ALL {
+            list.extend(operator.signature(&inputs, false, Some(requested)));
+        }
+    }
+    list.dedup();
+    list
+}
+
+/// Every kernel of an operator, by name.
+fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
+    for signature in signatures(operator) {
+        let mut bodies = vec![(operator.name.to_owned(), forward(operator, &signature).body.clone())];
+        let floating = |&input: &usize| signature.inputs[input].is_floating_point();
+        let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
+        let windows = matches!(operator.space, Space::Coordinates) || operator.name == "adam_step";
+        if wanted != 0 && !windows && signature.outputs[0].is_floating_point() {
+            let derived = gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
+            bodies.push((format!("{}_backward", operator.name), derived.body.clone()));
+        }
+        for (name, body) in bodies {
+            for (rows, inner, transposed) in spaces(operator) {
+                let class = plan(&body, &iteration(&body, &rows, &inner, transposed)).class;
+                let kernel = kernel(&name, signature.compute, body.clone(), class);
+                found.insert(kernel.name.clone(), kernel);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kernel_of_the_table_compiles() {
+    let compiler = match thalweg_runtime::compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            println!("skipped: there is no NVRTC here: {error}");
+            return;
+        }
+    };
+    let mut found = BTreeMap::new();
+    ELEMENTWISE.iter().chain(structured::STRUCTURED).for_each(|operator| kernels(operator, &mut found));
+    println!("{} kernels for {ARCHITECTURES:?}", found.len());
+    assert!(found.len() > 400, "the table has more kernels than {}", found.len());
+    let list: Vec<&Kernel> = found.values().collect();
+    // The compiler is thread safe, and the units are independent.
+    let units: Vec<(&[&Kernel], &str)> = list
+        .chunks(UNIT)
+        .flat_map(|unit| ARCHITECTURES.map(|architecture| (unit, architecture)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(&(unit, architecture)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    compile(compiler, unit, architecture);
+                }
+            });
+        }
+    });
+}
+
+fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
+    let source = thalweg_ir::cuda::print_unit(unit);
+    let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+    let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
+    let compiled = compiler.compile(&source, &unit[0].name, &options);
+    let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
+    assert!(!compiled.cubin.is_empty());
+}

@@ -1,0 +1,15 @@
+//! The integration tests of tensors: every operator of the table, autograd, dispatch, modules, hostile input.
+//!
+//! They run on the simulator, and on a card where `THALWEG_TEST_DEVICE=cuda` is set.
+
+mod autograd;
+mod bad_input;
+mod dispatch;
+mod goldens;
+mod kernels;
+mod layouts;
+mod reductions;
+mod support;
+mod table;
+mod training;
+mod windows;

@@ -1,0 +1,190 @@
+//! Reductions, softmax and losses against sums written out, over shapes that reach every way of reducing.
+
+use thalweg_ir::DType;
+use thalweg_tensor::{Tensor, functional};
+
+use crate::support::{assert_close, check_gradient, close, device, random, values};
+
+/// Shapes and reduced dimensions: a few points a row, a warp's worth, a block's worth, rows that lie side by side, several
+/// dimensions at once, nothing at all.
+const CASES: &[(&[usize], &[isize])] = &[
+    (&[7, 5], &[1]),
+    (&[7, 5], &[0]),
+    (&[3, 100], &[-1]),
+    (&[100, 3], &[0]),
+    (&[2, 3000], &[1]),
+    (&[3000, 2], &[0]),
+    (&[40_000, 20], &[1]),
+    (&[20, 40_000], &[0]),
+    (&[3, 4, 5, 6], &[1, 3]),
+    (&[3, 4, 5, 6], &[0, 2]),
+    (&[3, 4, 5], &[]),
+    (&[4, 0, 3], &[1]),
+    (&[0, 3], &[1]),
+    (&[], &[]),
+];
+
+/// A reduction written out in f64.
+fn reduce(x: &Tensor, dimensions: &[isize], start: f64, combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    let shape = x.shape();
+    let reduced: Vec<usize> = if dimensions.is_empty() {
+        (0..shape.len()).collect()
+    } else {
+        dimensions.iter().map(|&d| if d < 0 { (d + shape.len() as isize) as usize } else { d as usize }).collect()
+    };
+    let kept: Vec<usize> = (0..shape.len()).filter(|d| !reduced.contains(d)).collect();
+    let mut results = vec![start; kept.iter().map(|&d| shape[d]).product()];
+    for (index, value) in values(x).into_iter().enumerate() {
+        let mut rest = index;
+        let mut coordinates = vec![0; shape.len()];
+        for dimension in (0..shape.len()).rev() {
+            coordinates[dimension] = rest % shape[dimension];
+            rest /= shape[dimension];
+        }
+        let row = kept.iter().fold(0, |row, &d| row * shape[d] + coordinates[d]);
+        results[row] = combine(results[row], value);
+    }
+    results
+}
+
+#[test]
+fn sums_and_extremes_agree_with_loops() {
+    for (seed, &(shape, dimensions)) in CASES.iter().enumerate() {
+        let x = random(shape, seed as u64);
+        let sum = x.sum(dimensions, false).unwrap();
+        assert_close(&values(&sum), &reduce(&x, dimensions, 0.0, |a, b| a + b), 1e-9);
+        let kept = x.sum(dimensions, true).unwrap();
+        assert_eq!(kept.rank(), x.rank(), "{shape:?} {dimensions:?}");
+        assert_eq!(values(&kept), values(&sum));
+        if shape.contains(&0) {
+            continue;
+        }
+        let count = x.elements() as f64 / sum.elements() as f64;
+        let expected: Vec<f64> = values(&sum).iter().map(|sum| sum / count).collect();
+        assert_close(&values(&x.mean(dimensions, false).unwrap()), &expected, 1e-12);
+        assert_eq!(values(&x.amax(dimensions, false).unwrap()), reduce(&x, dimensions, f64::NEG_INFINITY, f64::max));
+        assert_eq!(values(&x.amin(dimensions, false).unwrap()), reduce(&x, dimensions, f64::INFINITY, f64::min));
+    }
+}
+
+#[test]
+fn sums_of_strided_views_agree() {
+    let x = random(&[6, 7, 8], 20);
+    let view = x.permute(&[2, 0, 1]).unwrap();
+    for dimension in 0..3 {
+        assert_close(
+            &values(&view.sum(&[dimension], false).unwrap()),
+            &reduce(&view, &[dimension], 0.0, |a, b| a + b),
+            1e-12,
+        );
+    }
+}
+
+#[test]
+fn integers_are_summed_in_i64() {
+    let x = Tensor::full(&[1000], 255, DType::U8, &device()).unwrap();
+    let sum = x.sum(&[], false).unwrap();
+    assert_eq!((sum.dtype(), sum.item::<i64>().unwrap()), (DType::I64, 255_000));
+    let truth = x.gt_scalar(0).unwrap();
+    assert_eq!(truth.sum(&[], false).unwrap().item::<i64>().unwrap(), 1000);
+}
+
+#[test]
+fn half_precision_sums_are_accumulated_in_f32() {
+    // In f16 itself the sum would stick at 2048, where the spacing is 2.
+    let x = Tensor::ones(&[10_000], DType::F16, &device()).unwrap();
+    assert_eq!(values(&x.sum(&[], false).unwrap()), [10_000.0]);
+}
+
+#[test]
+fn argmax_takes_the_first_of_equals_and_sees_nan() {
+    let rows = [[1.0f64, 3.0, 3.0], [f64::NAN, 5.0, 1.0], [2.0, f64::NAN, f64::NAN], [-1.0, -2.0, -1.0]];
+    let x = Tensor::from_slice(&rows.concat(), &[4, 3], &device()).unwrap();
+    assert_eq!(x.argmax(1).unwrap().to_vec::<i64>().unwrap(), [1, 0, 1, 0]);
+    let long = random(&[5, 700], 21);
+    let expected: Vec<i64> = values(&long)
+        .chunks(700)
+        .map(|row| (0..700).reduce(|best, i| if row[i] > row[best] { i } else { best }).unwrap() as i64)
+        .collect();
+    assert_eq!(long.argmax(-1).unwrap().to_vec::<i64>().unwrap(), expected);
+}
+
+#[test]
+fn extremes_propagate_nan() {
+    let mut row = vec![0.5f64; 300];
+    row[170] = f64::NAN;
+    let x = Tensor::from_slice(&row, &[300], &device()).unwrap();
+    assert!(values(&x.amax(&[], false).unwrap())[0].is_nan());
+    assert!(values(&x.amin(&[], false).unwrap())[0].is_nan());
+}
+
+fn softmax(row: &[f64]) -> Vec<f64> {
+    let greatest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exponentials: Vec<f64> = row.iter().map(|x| (x - greatest).exp()).collect();
+    let sum: f64 = exponentials.iter().sum();
+    exponentials.iter().map(|x| x / sum).collect()
+}
+
+#[test]
+fn softmax_agrees_and_does_not_overflow() {
+    for columns in [3, 10, 200, 5000] {
+        let x = random(&[4, columns], 22).mul_scalar(300.0).unwrap();
+        let expected: Vec<f64> = values(&x).chunks(columns).flat_map(softmax).collect();
+        assert_close(&values(&x.softmax(1).unwrap()), &expected, 1e-12);
+        for (found, expected) in values(&x.log_softmax(1).unwrap()).iter().zip(&expected) {
+            assert!(close(found.exp(), *expected, 1e-12));
+        }
+    }
+}
+
+#[test]
+fn softmax_runs_along_any_dimension() {
+    let x = random(&[3, 5, 4], 23);
+    let moved = x.transpose(1, 2).unwrap().softmax(2).unwrap().transpose(1, 2).unwrap();
+    assert_close(&values(&x.softmax(1).unwrap()), &values(&moved), 1e-12);
+}
+
+#[test]
+fn cross_entropy_agrees_and_marks_bad_classes() {
+    let x = random(&[6, 10], 24);
+    let classes: Vec<i64> = vec![0, 9, 3, 3, 7, 1];
+    let target = Tensor::from_slice(&classes, &[6], &device()).unwrap();
+    let expected = values(&x)
+        .chunks(10)
+        .zip(&classes)
+        .map(|(row, &class)| -softmax(row)[class as usize].ln())
+        .sum::<f64>()
+        / 6.0;
+    assert_close(&values(&functional::cross_entropy(&x, &target).unwrap()), &[expected], 1e-12);
+    for bad in [-1i64, 10] {
+        let target = Tensor::from_slice(&[0, 1, 2, bad, 4, 5], &[6], &device()).unwrap();
+        assert!(values(&functional::cross_entropy(&x, &target).unwrap())[0].is_nan(), "class {bad}");
+    }
+}
+
+#[test]
+fn gradients_of_reductions_agree_with_finite_differences() {
+    for &(shape, dimensions) in &[(&[3, 4][..], &[1][..]), (&[3, 40], &[1]), (&[40, 3], &[0]), (&[2, 3, 4], &[0, 2])] {
+        let x = random(shape, 25);
+        let sum = x.sum(dimensions, false).unwrap();
+        let weight = random(sum.shape(), 26);
+        check_gradient(&x, |x| x.mul(x).unwrap().sum(dimensions, false).unwrap().mul(&weight).unwrap());
+        check_gradient(&x, |x| x.mean(dimensions, false).unwrap().mul(&weight).unwrap());
+        check_gradient(&x, |x| x.amax(dimensions, false).unwrap().mul(&weight).unwrap());
+        check_gradient(&x, |x| x.amin(dimensions, false).unwrap().mul(&weight).unwrap());
+    }
+    let x = random(&[4, 33], 27);
+    let weight = random(&[4, 33], 28);
+    check_gradient(&x, |x| x.softmax(1).unwrap().mul(&weight).unwrap());
+    check_gradient(&x, |x| x.log_softmax(1).unwrap().mul(&weight).unwrap());
+    check_gradient(&x, |x| x.softmax(0).unwrap().mul(&weight).unwrap());
+    let target = Tensor::from_slice(&[3i64, 0, 32, 5], &[4], &device()).unwrap();
+    check_gradient(&x, |x| functional::cross_entropy(x, &target).unwrap());
+}
+
+#[test]
+fn the_gradient_of_a_maximum_is_shared_by_equals() {
+    let x = Tensor::from_slice(&[1.0f64, 2.0, 2.0, 0.0], &[1, 4], &device()).unwrap().requires_grad_().unwrap();
+    x.amax(&[1], false).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!(values(&x.grad().unwrap()), [0.0, 0.5, 0.5, 0.0]);
+}

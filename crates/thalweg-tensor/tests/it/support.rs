@@ -1,0 +1,82 @@
+//! What the tests share: the device, tensors from numbers, comparison.
+
+use thalweg_ir::DType;
+use thalweg_runtime::Device;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::random::Generator;
+
+/// The device under test: the simulator, or what `THALWEG_TEST_DEVICE` names.
+pub fn device() -> Device {
+    let name = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
+    Device::from_name(&name).expect("the device under test opens")
+}
+
+/// A tensor of a dtype from f64 values, rounded to it.
+pub fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
+    let device = device();
+    match dtype {
+        DType::F64 => Tensor::from_slice(values, shape, &device),
+        _ => Tensor::from_slice(values, shape, &device).and_then(|tensor| tensor.to_dtype(dtype)),
+    }
+    .expect("the tensor is made")
+}
+
+/// The elements as f64.
+pub fn values(tensor: &Tensor) -> Vec<f64> {
+    let tensor = tensor.detach().to_dtype(DType::F64).expect("every dtype converts to f64");
+    tensor.to_vec::<f64>().expect("the elements are read")
+}
+
+/// Random numbers in [−1, 1).
+pub fn random(shape: &[usize], seed: u64) -> Tensor {
+    Tensor::uniform(shape, -1.0, 1.0, &mut Generator::new(seed), &device())
+        .and_then(|tensor| tensor.to_dtype(DType::F64))
+        .expect("the tensor is made")
+}
+
+/// Whether two numbers agree within a relative and an absolute tolerance; NaN agrees with NaN.
+pub fn close(found: f64, expected: f64, tolerance: f64) -> bool {
+    found == expected
+        || (found.is_nan() && expected.is_nan())
+        || (found - expected).abs() <= tolerance * (1.0 + expected.abs())
+}
+
+/// Fails with the first place where two lists differ.
+#[track_caller]
+pub fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "the number of elements");
+    for (index, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        assert!(close(found, expected, tolerance), "element {index}: found {found}, expected {expected}");
+    }
+}
+
+/// The relative error that a dtype's arithmetic is allowed in a handful of operations.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 4e-3,
+        DType::Bf16 => 3e-2,
+        DType::F32 => 2e-6,
+        _ => 1e-12,
+    }
+}
+
+/// The gradient of `function`'s sum by central differences, in f64.
+pub fn numerical_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) -> Vec<f64> {
+    let origin = values(point);
+    let step = 1e-5;
+    let at = |index: usize, offset: f64| {
+        let mut moved = origin.clone();
+        moved[index] += offset;
+        values(&function(&tensor(&moved, point.shape(), DType::F64)).sum(&[], false).expect("sums"))[0]
+    };
+    (0..origin.len()).map(|index| (at(index, step) - at(index, -step)) / (2.0 * step)).collect()
+}
+
+/// Holds the gradient that autograd gives against central differences.
+#[track_caller]
+pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
+    let leaf = point.detach().requires_grad_().expect("a floating-point tensor");
+    function(&leaf).sum(&[], false).and_then(|sum| sum.backward()).expect("backward runs");
+    let found = values(&leaf.grad().expect("the leaf has a gradient"));
+    assert_close(&found, &numerical_gradient(point, function), 1e-7);
+}
