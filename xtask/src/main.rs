@@ -1,1 +1,66 @@
-fn main() {}
+//! Chores of this repository that are more than a line of shell: `cargo xtask bundle` and `cargo xtask tidy`.
+//!
+//! Exit statuses: 0 is success, 1 is that the chore failed or found something, 2 is that it was called wrongly.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod json;
+mod progress;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...]
+       cargo xtask tidy
+
+  bundle   builds tests, benches, examples and tools in release, and collects
+           them with precompiled kernels in one folder that runs on GPU machines
+           without Rust
+    --out FOLDER    where to (default: bundle); what was there is replaced
+    --no-kernels    without precompiled kernels
+    --archs LIST    what kernels are compiled for (default: sm_80,sm_90,sm_100)
+
+  tidy     checks sizes of files and functions, and what no source may contain
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let Some((command, rest)) = arguments.split_first() else { return complain("which chore?") };
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let outcome = match command.as_str() {
+        "bundle" => match bundle::Options::parse(rest) {
+            Ok(options) => bundle::run(&options),
+            Err(text) => return complain(&text),
+        },
+        "tidy" if rest.is_empty() => tidy::run(),
+        "tidy" => return complain("tidy takes no arguments"),
+        other => return complain(&format!("there is no chore `{other}`")),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(text) => {
+            eprintln!("xtask {command}: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn complain(text: &str) -> ExitCode {
+    eprint!("xtask: {text}\n\n{USAGE}");
+    ExitCode::from(2)
+}
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    // At run time, so that a checkout that was moved after it was built is still found; else where this was built.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    manifest.parent().expect("this package lies in the repository").to_path_buf()
+}

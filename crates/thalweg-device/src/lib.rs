@@ -15,7 +15,7 @@
 //! - A missing library is an error that says where it was looked for, never a panic.
 
 mod command;
-mod driver;
+pub mod driver;
 mod error;
 mod foreign;
 mod graph;

@@ -142,7 +142,8 @@ impl LoopOp {
         }
         let promote = |list: &[DType]| list.iter().copied().reduce(DType::promote).unwrap_or(DType::F32);
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
-        let refuse = |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
+        let refuse =
+            |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
         let result = match self.rule {
             DTypeRule::Numeric => {
                 let promoted = promote(inputs);

@@ -54,23 +54,35 @@ macro_rules! elementwise_operators {
             cos(x) Floating { body: x.cos(), reference: x.cos(), samples: [[-2.0], [0.5]], numbers: [] }
             /// The hyperbolic tangent.
             tanh(x) Floating { body: x.tanh(), reference: x.tanh(), samples: [[-2.0], [0.5]], numbers: [] }
-            /// 1 / (1 + e⁻ˣ).
+            /// 1 / (1 + e⁻ˣ), without overflow in value or gradient.
             sigmoid(x) Floating {
-                body: 1.0 / (1.0 + (-x).exp()),
+                // e^−|x|, with a derivative at 0 as well: |x| has none there.
+                body: {
+                    let negative = x.lt(0.0);
+                    let small = negative.select(x, -x).exp();
+                    negative.select(small, x.like(1.0)) / (1.0 + small)
+                },
                 reference: 0.5 * (1.0 + (0.5 * x).tanh()),
-                samples: [[-2.0], [0.5]],
+                samples: [[-200.0], [-2.0], [0.5]],
                 numbers: [],
             }
             /// x · sigmoid(x).
             silu(x) Floating {
-                body: x / (1.0 + (-x).exp()),
+                body: {
+                    let negative = x.lt(0.0);
+                    let small = negative.select(x, -x).exp();
+                    x * (negative.select(small, x.like(1.0)) / (1.0 + small))
+                },
                 reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
             /// ln (1 + eˣ), without overflow.
             softplus(x) Floating {
-                body: x.maximum(0.0) + (-x.abs()).exp().log1p(),
+                body: {
+                    let negative = x.lt(0.0);
+                    negative.select(x.like(0.0), x) + negative.select(x, -x).exp().log1p()
+                },
                 reference: x.max(0.0) + (-x.abs()).exp().ln_1p(),
                 samples: [[-2.0], [0.5], [30.0]],
                 numbers: [],
@@ -90,8 +102,13 @@ macro_rules! elementwise_operators {
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
-            /// The greater of x and 0.
-            relu(x) Numeric { body: x.maximum(0.0), reference: x.max(0.0), samples: [[-2.0], [0.5]], numbers: [] }
+            /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
+            relu(x) Numeric {
+                body: x.le(0.0).select(x.like(0.0), x),
+                reference: x.max(0.0),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
             /// x where it is positive, else x · negative_slope.
             leaky_relu(x; negative_slope) Floating {
                 body: x.gt(0.0).select(x, x * negative_slope),
@@ -130,9 +147,9 @@ macro_rules! elementwise_operators {
                 samples: [[0.25], [2.0]],
                 numbers: [3.0],
             }
-            /// x, but not below min and not above max.
+            /// x, but not below min and not above max. At the bounds the gradient is x's, as in PyTorch.
             clamp(x; min, max) Numeric {
-                body: x.maximum(min).minimum(max),
+                body: x.lt(min).select(min, x.gt(max).select(max, x)),
                 reference: x.clamp(min, max),
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],

@@ -61,7 +61,8 @@ pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derive
 }
 
 fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
-    let wrt: SmallVec<[usize; 4]> = (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
+    let wrt: SmallVec<[usize; 4]> =
+        (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
     let body = operator.body(signature);
     let gradient = thalweg_ir::grad::gradient(&body, &wrt)
         .map_err(|reason| format!("{} is not differentiable: {reason}", operator.name))?;

@@ -18,7 +18,9 @@ mod gradient;
 mod plan;
 pub mod structured;
 
-pub use definition::{DTypeError, DTypeRule, DTypes, Examples, LoopOp, Signature, Space, scalar, scalar_bits};
+pub use definition::{
+    DTypeError, DTypeRule, DTypes, Examples, LoopOp, Signature, Space, scalar, scalar_bits,
+};
 pub use elementwise::{ELEMENTWISE, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient};
 pub use plan::{Iteration, Placement, Plan, kernel, plan};

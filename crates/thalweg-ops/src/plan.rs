@@ -60,7 +60,8 @@ pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
     let keep_dimensions = body.uses_coordinates();
     let operands = &iteration.operands;
     let row_strides: SmallVec<[&[u64]; 8]> = strided(operands, |rows, _| Some(rows));
-    let inner_strides: SmallVec<[&[u64]; 8]> = strided(operands, |_, inner| (!inner.is_empty()).then_some(inner));
+    let inner_strides: SmallVec<[&[u64]; 8]> =
+        strided(operands, |_, inner| (!inner.is_empty()).then_some(inner));
     let rows = merge(&iteration.rows, &row_strides, keep_dimensions);
     let inner = merge(&iteration.inner, &inner_strides, keep_dimensions);
     let geometry = Geometry {
@@ -88,7 +89,11 @@ pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
         contiguous,
         narrow_index: is_narrow(&geometry),
         lanes: lanes(body, &geometry),
-        vector: if contiguous && body.reductions.is_empty() { vector(body, &geometry, iteration.alignment_bytes) } else { 1 },
+        vector: if contiguous && body.reductions.is_empty() {
+            vector(body, &geometry, iteration.alignment_bytes)
+        } else {
+            1
+        },
     };
     Plan { class, geometry }
 }
@@ -145,8 +150,11 @@ fn is_contiguous(body: &Body, geometry: &Geometry) -> bool {
     if body.uses_coordinates() || geometry.row_shape.len() > 1 || geometry.inner_shape.len() > 1 {
         return false;
     }
-    let lies = |strides: &[u64], extent: u64, wanted: u64| strides.iter().all(|&stride| extent <= 1 || stride == wanted);
-    let places = body.inputs.iter().map(|_| Place::Point).chain(body.outputs.iter().map(|output| output.place));
+    let lies = |strides: &[u64], extent: u64, wanted: u64| {
+        strides.iter().all(|&stride| extent <= 1 || stride == wanted)
+    };
+    let places =
+        body.inputs.iter().map(|_| Place::Point).chain(body.outputs.iter().map(|output| output.place));
     geometry.operands.iter().zip(places).all(|(operand, place)| match operand {
         OperandGeometry::Gathered { .. } => true,
         OperandGeometry::Strided { row_strides, inner_strides } => {
@@ -184,7 +192,8 @@ fn lanes(body: &Body, geometry: &Geometry) -> u16 {
 }
 
 fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
-    let sizes = body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
+    let sizes =
+        body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
     // Each thread moves `vector` elements of every operand, so the smallest of them sets the pace, the largest the width.
@@ -206,7 +215,8 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector } = class;
     let shape = if contiguous { "c" } else { "s" };
     let index = if narrow_index { "n" } else { "w" };
-    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}").expect("writing to a string succeeds");
+    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}")
+        .expect("writing to a string succeeds");
     Kernel { name, body, class }
 }
 

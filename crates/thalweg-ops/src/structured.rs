@@ -9,8 +9,22 @@ use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 
 /// The operators of this module.
 pub static STRUCTURED: &[&LoopOp] = &[
-    &COPY, &FULL, &ARANGE, &SUM, &MEAN, &AMAX, &AMIN, &ARGMAX, &SOFTMAX, &LOG_SOFTMAX, &CROSS_ENTROPY, &UNFOLD2D,
-    &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD, &ADAM_STEP,
+    &COPY,
+    &FULL,
+    &ARANGE,
+    &SUM,
+    &MEAN,
+    &AMAX,
+    &AMIN,
+    &ARGMAX,
+    &SOFTMAX,
+    &LOG_SOFTMAX,
+    &CROSS_ENTROPY,
+    &UNFOLD2D,
+    &FOLD2D,
+    &MAX_POOL2D,
+    &MAX_POOL2D_BACKWARD,
+    &ADAM_STEP,
 ];
 
 /// The elements, in another layout or dtype.
@@ -131,11 +145,17 @@ fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Val
 /// eˣ over its sum along one dimension.
 pub static SOFTMAX: LoopOp = LoopOp {
     outputs: &[Place::Point],
-    ..reduction("softmax", "eˣ over its sum along one dimension.", DTypeRule::Floating, &[], |b, signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        let (shifted, sum) = shifted_exponentials(b, x);
-        b.output(shifted.exp() / sum, signature.outputs[0], Place::Point);
-    })
+    ..reduction(
+        "softmax",
+        "eˣ over its sum along one dimension.",
+        DTypeRule::Floating,
+        &[],
+        |b, signature| {
+            let x = b.input(signature.inputs[0]).to(signature.compute);
+            let (shifted, sum) = shifted_exponentials(b, x);
+            b.output(shifted.exp() / sum, signature.outputs[0], Place::Point);
+        },
+    )
 };
 
 /// The logarithm of softmax along one dimension, without overflow.
@@ -179,7 +199,16 @@ pub static CROSS_ENTROPY: LoopOp = LoopOp {
 
 /// The numbers of a two-dimensional window, in the order in which these operators take them.
 pub const WINDOW_SCALARS: &[&str] = &[
-    "images", "channels", "height", "width", "kernel_height", "kernel_width", "output_height", "output_width", "stride", "padding",
+    "images",
+    "channels",
+    "height",
+    "width",
+    "kernel_height",
+    "kernel_width",
+    "output_height",
+    "output_width",
+    "stride",
+    "padding",
     "dilation",
 ];
 
@@ -271,7 +300,8 @@ pub static FOLD2D: LoopOp = LoopOp {
         let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
         let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
         let row = (channel * window.kernel_height + kernel_y) * window.kernel_width + kernel_x;
-        let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width + output_x;
+        let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width
+            + output_x;
         let value = b.gather(columns, place, y_inside.and(x_inside), Scalar::F64(0.0));
         b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
     },
@@ -291,7 +321,8 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
     build: |b, signature| {
         let image = b.gathered_input(signature.inputs[0]);
         let window = Window::new(b);
-        let [batch, channel, output_y, output_x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
+        let [batch, channel, output_y, output_x] =
+            [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
         let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
         let (y, y_inside) = window.input_at(output_y, kernel_y, window.height);
         let (x, x_inside) = window.input_at(output_x, kernel_x, window.width);
@@ -327,11 +358,17 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
         let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
         let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
         let inside = y_inside.and(x_inside);
-        let place = ((batch * window.channels + channel) * window.output_height + output_y) * window.output_width + output_x;
+        let place = ((batch * window.channels + channel) * window.output_height + output_y)
+            * window.output_width
+            + output_x;
         let winner = b.gather(winners, place, inside, Scalar::I64(-1));
         let value = b.gather(gradient, place, inside, Scalar::F64(0.0));
         let won = winner.eq(y * window.width + x);
-        b.output(b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))), signature.outputs[0], Place::Row);
+        b.output(
+            b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))),
+            signature.outputs[0],
+            Place::Row,
+        );
     },
     examples: None,
 };
@@ -356,10 +393,12 @@ pub static ADAM_STEP: LoopOp = LoopOp {
         let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - beta.pow(step));
         let step_size = (learning_rate / correction1).to(compute);
         let root_correction = correction2.sqrt().to(compute);
-        let [beta1, beta2, epsilon, weight_decay] = [beta1, beta2, epsilon, weight_decay].map(|value| value.to(compute));
+        // 1 − β is taken in f64: in f32 it would lose four digits of β₂'s.
+        let [rest1, rest2] = [beta1, beta2].map(|beta| (1.0 - beta).to(compute));
+        let [beta2, epsilon, weight_decay] = [beta2, epsilon, weight_decay].map(|value| value.to(compute));
         let gradient = gradient + weight_decay * parameter;
-        let first = first + (beta1.like(1.0) - beta1) * (gradient - first);
-        let second = beta2 * second + (beta2.like(1.0) - beta2) * gradient * gradient;
+        let first = first + rest1 * (gradient - first);
+        let second = beta2 * second + rest2 * gradient * gradient;
         let denominator = second.sqrt() / root_correction + epsilon;
         b.output(parameter - step_size * first / denominator, signature.outputs[0], Place::Row);
         b.output(first, signature.outputs[1], Place::Row);

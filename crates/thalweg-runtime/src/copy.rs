@@ -6,7 +6,13 @@ use crate::{PinnedBuffer, Result, Stream};
 
 impl Stream {
     /// Copies device memory to device memory, asynchronously.
-    pub fn copy_on_device(&self, target: DevicePointer, source: DevicePointer, bytes: u64, label: Label) -> Result<()> {
+    pub fn copy_on_device(
+        &self,
+        target: DevicePointer,
+        source: DevicePointer,
+        bytes: u64,
+        label: Label,
+    ) -> Result<()> {
         self.copy(Endpoint::Device(target), Endpoint::Device(source), bytes, label)
     }
 
@@ -20,7 +26,12 @@ impl Stream {
         label: Label,
     ) -> Result<()> {
         source.check_range(offset_bytes, bytes)?;
-        self.copy(Endpoint::Device(target), Endpoint::Pinned(source.pointer().offset(offset_bytes)), bytes, label)?;
+        self.copy(
+            Endpoint::Device(target),
+            Endpoint::Pinned(source.pointer().offset(offset_bytes)),
+            bytes,
+            label,
+        )?;
         source.record_use(self);
         Ok(())
     }
@@ -36,7 +47,12 @@ impl Stream {
         label: Label,
     ) -> Result<()> {
         target.check_range(offset_bytes, bytes)?;
-        self.copy(Endpoint::Pinned(target.pointer().offset(offset_bytes)), Endpoint::Device(source), bytes, label)?;
+        self.copy(
+            Endpoint::Pinned(target.pointer().offset(offset_bytes)),
+            Endpoint::Device(source),
+            bytes,
+            label,
+        )?;
         target.record_use(self);
         Ok(())
     }
@@ -62,7 +78,9 @@ impl Stream {
         if target.is_empty() {
             return Ok(());
         }
-        self.submit_and_wait(label, || self.device().driver().copy_to_host(self.handle(), target, source, label))
+        self.submit_and_wait(label, || {
+            self.device().driver().copy_to_host(self.handle(), target, source, label)
+        })
     }
 
     /// Writes a pattern `count` times, asynchronously.

@@ -17,6 +17,7 @@ use thalweg_device::{DeviceProperties, Driver};
 use thalweg_memory::{DeviceAllocator, HostAllocator, Settings};
 
 use crate::environment::Environment;
+use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
 use crate::kernel::KernelTable;
 use crate::memory::DriverUpstream;
@@ -59,7 +60,8 @@ impl Device {
     /// Every device of a driver, with caches of their own.
     pub fn all_of(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Vec<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let upstream = |index| Arc::new(DriverUpstream::new(driver.clone(), index));
+        let forgotten = ForgottenStreams::new(driver.clone());
+        let upstream = |index| Arc::new(DriverUpstream::new(driver.clone(), index, forgotten.clone()));
         let host_allocator = HostAllocator::new(upstream(0));
         (0..driver.device_count())
             .map(|index| {
@@ -73,7 +75,7 @@ impl Device {
                     ),
                     host_allocator: host_allocator.clone(),
                     default_stream: Arc::new(StreamState::default_of(&driver, index)?),
-                    streams: StreamPool::default(),
+                    streams: StreamPool::new(forgotten.clone()),
                     kernels: KernelTable::default(),
                     captures: Captures::default(),
                     driver: driver.clone(),
@@ -113,12 +115,16 @@ impl Device {
     pub fn from_name(name: &str) -> Result<Self> {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
-            Error::invalid(format!("device '{name}': '{index}' is no device number; write `cuda:0` or `sim:0`"))
+            Error::invalid(format!(
+                "device '{name}': '{index}' is no device number; write `cuda:0` or `sim:0`"
+            ))
         })?;
         match kind {
             "cuda" => Self::cuda(index),
             "sim" => Self::sim(index),
-            _ => Err(Error::invalid(format!("device '{name}': unknown kind '{kind}'; write `cuda:0` or `sim:0`"))),
+            _ => Err(Error::invalid(format!(
+                "device '{name}': unknown kind '{kind}'; write `cuda:0` or `sim:0`"
+            ))),
         }
     }
 
@@ -139,11 +145,12 @@ impl Device {
         static BEST: OnceLock<Device> = OnceLock::new();
         match BEST.get() {
             Some(device) => Ok(device.clone()),
-            None => Ok(BEST.get_or_init({
-                let device = Self::best()?;
-                || device
-            })
-            .clone()),
+            None => Ok(BEST
+                .get_or_init({
+                    let device = Self::best()?;
+                    || device
+                })
+                .clone()),
         }
     }
 

@@ -38,7 +38,8 @@ pub(crate) fn fingerprint(text: &str) -> String {
 impl EntryKey<'_> {
     fn hash(&self) -> String {
         // A 0 byte between the parts, which none of them contains.
-        let digest = |seed: u64| self.parts().iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]));
+        let digest =
+            |seed: u64| self.parts().iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]));
         format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
@@ -132,4 +133,19 @@ fn checksum_of(bytes: &[u8]) -> u64 {
 /// FNV-1a, going on from `hash`.
 fn name_hash(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_only_time() {
+        let folder = std::env::temp_dir().join(format!("thalweg-unwritable-{}", std::process::id()));
+        fs::write(&folder, b"a file, where a folder is wanted").expect("the temporary folder is writable");
+        let key = EntryKey { source: "source", options: "", architecture: "sm_90" };
+        write_or_warn(&folder, &key, b"image");
+        assert_eq!(read(&folder, &key), None);
+        fs::remove_file(&folder).expect("it was written above");
+    }
 }

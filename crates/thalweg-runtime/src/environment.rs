@@ -51,7 +51,11 @@ impl Environment {
             None => variable("XDG_CACHE_HOME")
                 .map(PathBuf::from)
                 .filter(|path| path.is_absolute())
-                .or_else(|| variable("HOME").filter(|path| !path.is_empty()).map(|home| PathBuf::from(home).join(".cache")))
+                .or_else(|| {
+                    variable("HOME")
+                        .filter(|path| !path.is_empty())
+                        .map(|home| PathBuf::from(home).join(".cache"))
+                })
                 .map(|base| base.join("thalweg")),
         };
         let beside_program = std::env::current_exe()
@@ -59,7 +63,9 @@ impl Environment {
             .and_then(|program| Some(program.parent()?.join("kernels")))
             .filter(|folder| folder.is_dir());
         let precompiled: Vec<PathBuf> = variable("THALWEG_PRECOMPILED_KERNELS")
-            .map(|folders| std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect())
+            .map(|folders| {
+                std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
+            })
             .unwrap_or_default();
         let mut mistakes = Vec::new();
         let mut number = |name: &str| -> Option<u64> {
@@ -78,7 +84,9 @@ impl Environment {
             device: variable("THALWEG_DEVICE").filter(|name| !name.is_empty()),
             cache_directory,
             precompiled_directories: precompiled.into_iter().chain(beside_program).collect(),
-            kernel_record: variable("THALWEG_RECORD_KERNELS").filter(|path| !path.is_empty()).map(PathBuf::from),
+            kernel_record: variable("THALWEG_RECORD_KERNELS")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
             sim_devices,
             sim_memory_bytes,
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),

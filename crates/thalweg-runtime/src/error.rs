@@ -84,7 +84,8 @@ impl Error {
 
     /// Whether the device has no room left.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self.0.kind, Kind::OutOfMemory(_)) || self.driver_error().is_some_and(|error| error.is_out_of_memory())
+        matches!(self.0.kind, Kind::OutOfMemory(_))
+            || self.driver_error().is_some_and(|error| error.is_out_of_memory())
     }
 
     /// Whether the caller's argument was wrong: a shape, a dtype, a device, an index.

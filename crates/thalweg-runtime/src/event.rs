@@ -69,7 +69,7 @@ impl Event {
                 Some(recorded) => recorded.clone(),
                 None => {
                     let device = stream.device().clone();
-                    let handle = device.driver().event_create(device.index(), self.flags)?;
+                    let handle = device.check(device.driver().event_create(device.index(), self.flags))?;
                     slot.insert(Arc::new(Recorded { device, handle })).clone()
                 }
             }
@@ -106,7 +106,9 @@ impl Event {
     /// Blocks until the latest record is complete.
     pub fn synchronize(&self) -> Result<()> {
         match self.recorded() {
-            Some(recorded) => recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle)),
+            Some(recorded) => {
+                recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle))
+            }
             None => Ok(()),
         }
     }

@@ -24,7 +24,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thalweg_device::{CaptureMode, Driver, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle};
+use thalweg_device::{
+    CaptureMode, Driver, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle,
+};
 use thalweg_memory::{HostBlock, PoolId, StreamFilter, StreamId};
 
 use crate::memory::from_allocation;
@@ -136,7 +138,9 @@ impl Graph {
         same_device("graph capture: the stream", device, stream.device())?;
         same_device("graph capture: the pool", device, &pool.0.device)?;
         if stream.is_capturing()? {
-            return Err(Error::invalid(format!("graph capture: {stream:?} captures already; capture on another stream")));
+            return Err(Error::invalid(format!(
+                "graph capture: {stream:?} captures already; capture on another stream"
+            )));
         }
         let capture = Capture::begin(&stream, &pool, mode)?;
         let result = {
@@ -243,7 +247,8 @@ impl<'a> Capture<'a> {
             .begin_allocate_to_pool(pool.id(), streams_of_capture(driver, &id))
             .map_err(|error| from_allocation(device, error))?;
         device.host_allocator().begin_capture();
-        let mut capture = Self { stream, pool, id: 0, first_command: stream.state().next_command(), open: false };
+        let mut capture =
+            Self { stream, pool, id: 0, first_command: stream.state().next_command(), open: false };
         device.check(driver.stream_begin_capture(stream.handle(), mode))?;
         capture.open = true;
         capture.id = device.check(driver.stream_capture_info(stream.handle()))?.id;

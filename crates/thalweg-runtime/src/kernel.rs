@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_device::{
-    Access, AccessMode, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel, HostLaunch,
-    HostModule, Image, ImageKind, Label, Launch, ModuleHandle,
+    Access, AccessMode, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
+    HostLaunch, HostModule, Image, ImageKind, Label, Launch, ModuleHandle,
 };
 use thalweg_ir::host::{Cells, Program, Slice, Source};
 use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel};
@@ -99,7 +99,8 @@ impl Device {
         if let Some(found) = texts.read().unwrap_or_else(PoisonError::into_inner).get(name) {
             return Ok(*found);
         }
-        let function = self.load(name, source, host).map_err(|error| error.context(format!("kernel {name}")))?;
+        let function =
+            self.load(name, source, host).map_err(|error| error.context(format!("kernel {name}")))?;
         let mut texts = texts.write().unwrap_or_else(PoisonError::into_inner);
         Ok(*texts.entry(name.to_owned()).or_insert(function))
     }
@@ -174,7 +175,12 @@ pub fn compiler() -> Result<&'static Nvrtc> {
 }
 
 /// Machine code of a kernel: from the disk cache, from a folder of precompiled kernels, or from the compiler.
-fn compiled(environment: &Environment, name: &str, source: &str, capability: ComputeCapability) -> Result<Vec<u8>> {
+fn compiled(
+    environment: &Environment,
+    name: &str,
+    source: &str,
+    capability: ComputeCapability,
+) -> Result<Vec<u8>> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let native = format!("sm_{}{}", capability.major, capability.minor);
     let key = EntryKey { source, options: &options, architecture: &native };
@@ -184,7 +190,9 @@ fn compiled(environment: &Environment, name: &str, source: &str, capability: Com
     }
     for precompiled in &environment.precompiled_directories {
         for architecture in runnable_architectures(capability) {
-            if let Some(image) = disk_cache::read(precompiled, &EntryKey { architecture: &architecture, ..key }) {
+            if let Some(image) =
+                disk_cache::read(precompiled, &EntryKey { architecture: &architecture, ..key })
+            {
                 return Ok(image);
             }
         }
@@ -220,7 +228,9 @@ impl Stream {
             return Ok(());
         }
         let kernel = loaded.kernel();
-        let address = |pointers: &[DevicePointer]| -> SmallVec<[u64; 8]> { pointers.iter().map(|p| p.address()).collect() };
+        let address = |pointers: &[DevicePointer]| -> SmallVec<[u64; 8]> {
+            pointers.iter().map(|p| p.address()).collect()
+        };
         let arguments = Arguments::pack(kernel, geometry, &address(inputs), &address(outputs), scalars);
         let accesses = accesses(kernel, geometry, inputs, outputs);
         let multi_processors = self.device().properties().multi_processor_count;
@@ -288,7 +298,9 @@ impl HostKernel for LoopKernel {
         })?;
         let geometry = &arguments.geometry;
         let body = &self.kernel.body;
-        let pointers = |addresses: &[u64]| addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>();
+        let pointers = |addresses: &[u64]| {
+            addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>()
+        };
         // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
         let declared =
             accesses(&self.kernel, geometry, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
@@ -300,7 +312,8 @@ impl HostKernel for LoopKernel {
         let mut inputs: SmallVec<[Source<'_>; 8]> = SmallVec::new();
         for (index, (input, &address)) in body.inputs.iter().zip(&arguments.inputs).enumerate() {
             let elements = geometry.span(index);
-            let access = Access::read(DevicePointer::new(address), elements * input.dtype.size_bytes() as u64);
+            let access =
+                Access::read(DevicePointer::new(address), elements * input.dtype.size_bytes() as u64);
             inputs.push(if declared.iter().any(|range| range.conflicts(&access)) {
                 Source::Cells(cells(launch, input.dtype, address, elements)?)
             } else {
@@ -344,4 +357,63 @@ fn cells<'a>(
     elements: u64,
 ) -> Result<Cells<'a>, HostFault> {
     by_dtype!(dtype, launch, cells, DevicePointer::new(address), elements as usize, Cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+    use thalweg_ir::{BodyBuilder, OperandGeometry, Place};
+
+    use super::*;
+
+    /// The accesses of a kernel over four floats an operand: inputs and output at these bytes.
+    fn of(inputs: &[u64], output: u64) -> Vec<(u64, u64, AccessMode)> {
+        let builder = BodyBuilder::new();
+        let sum =
+            inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
+        builder.output(sum, DType::F32, Place::Point);
+        let class =
+            Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+        let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
+        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
+        let geometry = Geometry {
+            row_shape: smallvec![4],
+            inner_shape: smallvec![],
+            operands: vec![operand; inputs.len() + 1],
+        };
+        let inputs: Vec<_> = inputs.iter().copied().map(DevicePointer::new).collect();
+        let mut found: Vec<_> = accesses(&kernel, &geometry, &inputs, &[DevicePointer::new(output)])
+            .into_iter()
+            .map(|access| (access.start, access.bytes, access.mode))
+            .collect();
+        found.sort_by_key(|access| access.0);
+        found
+    }
+
+    #[test]
+    fn operands_apart_are_ranges_of_their_own() {
+        use AccessMode::{Read, Write};
+        assert_eq!(of(&[100, 200], 300), [(100, 16, Read), (200, 16, Read), (300, 16, Write)]);
+        assert_eq!(of(&[100, 100], 300), [(100, 16, Read), (300, 16, Write)], "the same input twice");
+        assert_eq!(of(&[100, 108], 300), [(100, 16, Read), (108, 16, Read), (300, 16, Write)]);
+        assert_eq!(of(&[100], 116), [(100, 16, Read), (116, 16, Write)], "neighbours do not meet");
+    }
+
+    #[test]
+    fn inputs_that_meet_the_output_are_one_range_with_it() {
+        use AccessMode::{Read, ReadWrite};
+        assert_eq!(of(&[100], 100), [(100, 16, ReadWrite)]);
+        assert_eq!(of(&[100, 100, 200], 100), [(100, 16, ReadWrite), (200, 16, Read)]);
+        assert_eq!(of(&[92, 108], 100), [(92, 32, ReadWrite)]);
+        // Whatever their order, also those that meet only what met the output.
+        assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
+        assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
+        assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);
+    }
+
+    #[test]
+    fn older_architectures_of_the_same_generation_run() {
+        let names: Vec<_> = runnable_architectures(ComputeCapability { major: 8, minor: 2 }).collect();
+        assert_eq!(names, ["sm_82", "sm_81", "sm_80"]);
+    }
 }

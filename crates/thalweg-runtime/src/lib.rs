@@ -21,6 +21,7 @@ pub mod disk_cache;
 mod environment;
 mod error;
 mod event;
+mod forgotten;
 mod graph;
 mod kernel;
 mod library;

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_device::{
-    Access, CardCall, ComputeFormat, DevicePointer, ElementFormat, HostFault, HostKernel, HostLaunch, Label, Launch,
-    LibraryLaunch, MatmulCall, Matrix,
+    Access, CardCall, ComputeFormat, DevicePointer, ElementFormat, HostFault, HostKernel, HostLaunch, Label,
+    Launch, LibraryLaunch, MatmulCall, Matrix,
 };
 use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
@@ -84,7 +84,13 @@ impl Stream {
         self.submit(label, || self.device().driver().library_async(self.handle(), &launch))
     }
 
-    fn matmul_kernel(&self, product: &Matmul, arguments: &[u8], accesses: &[Access], label: Label) -> Result<()> {
+    fn matmul_kernel(
+        &self,
+        product: &Matmul,
+        arguments: &[u8],
+        accesses: &[Access],
+        label: Label,
+    ) -> Result<()> {
         if !product.dtype.is_floating_point() {
             return Err(Error::invalid(format!(
                 "matmul: {} matrices are not supported; convert them to a floating-point dtype",
@@ -92,11 +98,9 @@ impl Stream {
             )));
         }
         let name = matmul::cuda::name(product.dtype);
-        let function = self.device().text_kernel(
-            &name,
-            &|| matmul::cuda::print(product.dtype),
-            &|| host_function().clone(),
-        )?;
+        let function = self
+            .device()
+            .text_kernel(&name, &|| matmul::cuda::print(product.dtype), &|| host_function().clone())?;
         let shape = matmul::cuda::launch_shape(product);
         let launch = Launch {
             function,

@@ -1,19 +1,25 @@
 //! Memory: the driver as the allocators' upstream, and [`Buffer`], what a tensor holds.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
-use thalweg_device::{CaptureMode, DevicePointer, Driver, EventFlags, EventHandle, HostFlags, HostPointer, StreamHandle};
+use thalweg_device::{
+    CaptureMode, DevicePointer, Driver, EventFlags, EventHandle, HostFlags, HostPointer, StreamHandle,
+};
 use thalweg_memory::{
     AllocationError, Block, EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError,
 };
 
+use crate::forgotten::{ForgottenStreams, LastWork};
 use crate::{Device, Error, Result, Stream};
 
 /// A driver as the source of segments, pinned memory and events.
 pub(crate) struct DriverUpstream {
     driver: Arc<dyn Driver>,
     device: u32,
+    forgotten: Arc<ForgottenStreams>,
+    /// Carries waits for forgotten streams; made when first needed.
+    stand_in: OnceLock<StreamHandle>,
     events: Mutex<EventCache>,
 }
 
@@ -42,8 +48,29 @@ fn upstream_error(error: thalweg_device::Error) -> UpstreamError {
 }
 
 impl DriverUpstream {
-    pub(crate) fn new(driver: Arc<dyn Driver>, device: u32) -> Self {
-        Self { driver, device, events: Mutex::default() }
+    pub(crate) fn new(driver: Arc<dyn Driver>, device: u32, forgotten: Arc<ForgottenStreams>) -> Self {
+        Self { driver, device, forgotten, stand_in: OnceLock::new(), events: Mutex::default() }
+    }
+
+    /// The stream to record an event on that stands behind all work of `stream`.
+    fn stream_to_record_on(&self, stream: StreamHandle) -> thalweg_device::Result<StreamHandle> {
+        let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
+        let last = self.forgotten.last_work(stream);
+        if let Some(LastWork::Unknown) = last {
+            return Err(error);
+        }
+        let stand_in = match self.stand_in.get() {
+            Some(stand_in) => *stand_in,
+            None => {
+                let made = self.driver.stream_create(self.device, 0)?;
+                // Allocators call with their lock held, so nobody else has made one meanwhile.
+                *self.stand_in.get_or_init(|| made)
+            }
+        };
+        if let Some(LastWork::Event(event)) = last {
+            self.driver.stream_wait_event(stand_in, event)?;
+        }
+        Ok(stand_in)
     }
 
     fn events(&self) -> MutexGuard<'_, EventCache> {
@@ -63,7 +90,8 @@ impl DriverUpstream {
 
 impl Events for DriverUpstream {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
-        let handle = StreamHandle::from_raw(stream.raw());
+        let handle =
+            self.stream_to_record_on(StreamHandle::from_raw(stream.raw())).map_err(upstream_error)?;
         let device = self.driver.stream_device(handle).map_err(upstream_error)?;
         let event = self.take_event(device).map_err(upstream_error)?;
         match self.driver.event_record(event, handle) {
@@ -103,7 +131,8 @@ impl Upstream for DriverUpstream {
     }
 
     fn free(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
-        outside_capture(&self.driver, || self.driver.memory_free(DevicePointer::new(address))).map_err(upstream_error)
+        outside_capture(&self.driver, || self.driver.memory_free(DevicePointer::new(address)))
+            .map_err(upstream_error)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
@@ -120,7 +149,8 @@ impl HostUpstream for DriverUpstream {
     }
 
     fn free_host(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
-        outside_capture(&self.driver, || self.driver.host_free(HostPointer::new(address))).map_err(upstream_error)
+        outside_capture(&self.driver, || self.driver.host_free(HostPointer::new(address)))
+            .map_err(upstream_error)
     }
 }
 
@@ -129,6 +159,9 @@ impl Drop for DriverUpstream {
         for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner).device_of.keys() {
             // The driver may have lost its context; then it has lost the event too.
             let _ = self.driver.event_destroy(*event);
+        }
+        if let Some(stand_in) = self.stand_in.get() {
+            let _ = self.driver.stream_destroy(*stand_in);
         }
     }
 }
@@ -144,7 +177,7 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
         source = cause.source();
     }
     if error.is_out_of_memory() {
-        Error::out_of_memory(format!("{device}: {error}"))
+        Error::out_of_memory(error.to_string())
     } else if error.is_capture() {
         Error::capture(format!("{device}: {error}"))
     } else {
@@ -165,8 +198,10 @@ impl Buffer {
     /// At least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
     pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
         let device = stream.device();
-        let block =
-            device.allocator().allocate(bytes, stream.id()).map_err(|error| from_allocation(device, error))?;
+        let block = device
+            .allocator()
+            .allocate(bytes, stream.id())
+            .map_err(|error| from_allocation(device, error))?;
         Ok(Self { device: device.clone(), block })
     }
 

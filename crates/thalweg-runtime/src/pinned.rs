@@ -24,7 +24,8 @@ pub struct PinnedBuffer {
 impl PinnedBuffer {
     /// `bytes` of pinned memory. Its content is anything.
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let block = device.host_allocator().allocate(bytes).map_err(|error| from_allocation(device, error))?;
+        let block =
+            device.host_allocator().allocate(bytes).map_err(|error| from_allocation(device, error))?;
         Ok(Self { device: device.clone(), block: Arc::new(block) })
     }
 

@@ -17,6 +17,7 @@ use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::StreamId;
 
 use crate::device::{Device, DeviceGuard, DeviceId};
+use crate::forgotten::ForgottenStreams;
 use crate::memory::outside_capture;
 use crate::{Error, Event, Result};
 
@@ -39,6 +40,8 @@ pub(crate) struct StreamState {
     handle: StreamHandle,
     priority: i32,
     kind: StreamKind,
+    /// Where an external stream is remembered when it is forgotten.
+    forgotten: Option<Arc<ForgottenStreams>>,
     log: Mutex<Log>,
 }
 
@@ -92,7 +95,7 @@ impl StreamState {
     }
 
     fn new(driver: &Arc<dyn Driver>, handle: StreamHandle, priority: i32, kind: StreamKind) -> Self {
-        Self { driver: driver.clone(), handle, priority, kind, log: Mutex::default() }
+        Self { driver: driver.clone(), handle, priority, kind, forgotten: None, log: Mutex::default() }
     }
 
     fn log(&self) -> std::sync::MutexGuard<'_, Log> {
@@ -130,7 +133,9 @@ impl StreamState {
 
 impl Drop for StreamState {
     fn drop(&mut self) {
-        if self.kind != StreamKind::Default {
+        if let Some(forgotten) = &self.forgotten {
+            forgotten.forget(self.handle);
+        } else if self.kind != StreamKind::Default {
             // A stream that cannot be given up (the driver is gone already) has nothing left to leak.
             let _ = self.driver.stream_destroy(self.handle);
         }
@@ -138,10 +143,10 @@ impl Drop for StreamState {
 }
 
 /// The streams of one device.
-#[derive(Default)]
 pub(crate) struct StreamPool {
     priorities: Mutex<Vec<PriorityPool>>,
     external: Mutex<Vec<std::sync::Weak<StreamState>>>,
+    forgotten: Arc<ForgottenStreams>,
 }
 
 struct PriorityPool {
@@ -151,7 +156,16 @@ struct PriorityPool {
 }
 
 impl StreamPool {
-    fn take(&self, driver: &Arc<dyn Driver>, device: u32, priority: i32) -> Result<Arc<StreamState>> {
+    pub(crate) fn new(forgotten: Arc<ForgottenStreams>) -> Self {
+        Self { priorities: Mutex::default(), external: Mutex::default(), forgotten }
+    }
+
+    fn take(
+        &self,
+        driver: &Arc<dyn Driver>,
+        device: u32,
+        priority: i32,
+    ) -> thalweg_device::Result<Arc<StreamState>> {
         let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
         if !pools.iter().any(|pool| pool.priority == priority) {
             pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
@@ -196,16 +210,20 @@ impl Stream {
     pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
         let (least, greatest) = device.properties().stream_priority_range;
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
-        let state = device.stream_pool().take(device.driver(), device.index(), priority)?;
+        let state = device.check(device.stream_pool().take(device.driver(), device.index(), priority))?;
         Ok(Self::from_state(device, state))
     }
 
     /// A stream that was made elsewhere; the same native stream wrapped twice counts as two streams for memory reuse, so
-    /// wrap it once. Dropping the last clone forgets it and leaves the stream alone.
+    /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
+    /// Memory that was used on it still waits for its work.
     pub fn from_external(device: &Device, stream: ForeignStream) -> Result<Self> {
-        let handle = device.driver().stream_adopt(device.index(), stream)?;
-        let state = Arc::new(StreamState::new(device.driver(), handle, 0, StreamKind::External));
+        let handle = device.check(device.driver().stream_adopt(device.index(), stream))?;
+        let priority = device.check(device.driver().stream_priority(handle))?;
         let pool = device.stream_pool();
+        let mut state = StreamState::new(device.driver(), handle, priority, StreamKind::External);
+        state.forgotten = Some(pool.forgotten.clone());
+        let state = Arc::new(state);
         pool.external.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
         Ok(Self::from_state(device, state))
     }
@@ -213,7 +231,9 @@ impl Stream {
     /// The calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
         CURRENT
-            .with_borrow(|stack| stack.iter().rev().find(|(id, _)| *id == device.id()).map(|(_, stream)| stream.clone()))
+            .with_borrow(|stack| {
+                stack.iter().rev().find(|(id, _)| *id == device.id()).map(|(_, stream)| stream.clone())
+            })
             .unwrap_or_else(|| device.default_stream())
     }
 
@@ -254,7 +274,7 @@ impl Stream {
 
     /// The native number (`CUstream`), for other libraries.
     pub fn native(&self) -> Result<u64> {
-        Ok(self.device.driver().stream_native(self.handle())?)
+        self.check(self.device.driver().stream_native(self.handle()))
     }
 
     /// Whether all work is done.
@@ -294,7 +314,8 @@ impl Stream {
 
     /// Whether the stream captures.
     pub fn is_capturing(&self) -> Result<bool> {
-        Ok(self.device.driver().stream_capture_info(self.handle())?.status != CaptureStatus::None)
+        let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
+        Ok(info.status != CaptureStatus::None)
     }
 
     /// The part of the stream that its device keeps.
@@ -303,7 +324,11 @@ impl Stream {
     }
 
     /// Submits a command: remembers its label, makes the call, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
-    pub(crate) fn submit(&self, label: Label, call: impl FnOnce() -> thalweg_device::Result<()>) -> Result<()> {
+    pub(crate) fn submit(
+        &self,
+        label: Label,
+        call: impl FnOnce() -> thalweg_device::Result<()>,
+    ) -> Result<()> {
         self.submit_numbered(label, call).map(drop)
     }
 
@@ -319,7 +344,11 @@ impl Stream {
     }
 
     /// Returns the number of the command.
-    fn submit_numbered(&self, label: Label, call: impl FnOnce() -> thalweg_device::Result<()>) -> Result<u64> {
+    fn submit_numbered(
+        &self,
+        label: Label,
+        call: impl FnOnce() -> thalweg_device::Result<()>,
+    ) -> Result<u64> {
         // Remembered before the call: another thread may see it fail at once.
         let number = {
             let mut log = self.state.log();

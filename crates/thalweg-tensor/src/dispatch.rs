@@ -156,7 +156,11 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.operator.stack(self.key).write().unwrap_or_else(PoisonError::into_inner).retain(|(serial, _)| *serial != self.serial);
+        self.operator
+            .stack(self.key)
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(serial, _)| *serial != self.serial);
     }
 }
 
@@ -179,7 +183,11 @@ impl Operator {
     }
 
     fn kernel(&self, key: DispatchKey) -> Option<KernelFunction> {
-        self.stack(key).read().unwrap_or_else(PoisonError::into_inner).last().map(|(_, kernel)| kernel.clone())
+        self.stack(key)
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .last()
+            .map(|(_, kernel)| kernel.clone())
     }
 
     /// Calls the operator. `device` is needed where there are no tensors.
@@ -252,7 +260,9 @@ impl Registry {
     fn define(&self, name: &'static str) -> Result<&'static Operator> {
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(name) {
-            return Err(Error::invalid(format!("operator {name} is defined already; register kernels on it instead")));
+            return Err(Error::invalid(format!(
+                "operator {name} is defined already; register kernels on it instead"
+            )));
         }
         // Operators live as long as the process, like the functions that they name.
         let operator: &'static Operator = Box::leak(Box::new(Operator { name, kernels: Default::default() }));

@@ -42,11 +42,19 @@ impl Default for WindowOptions {
 /// As one matrix product over the windows as columns. The result is a view whose images and channels are swapped in memory;
 /// elementwise operators take it as it is.
 #[track_caller]
-pub fn conv2d(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, options: WindowOptions) -> Result<Tensor> {
+pub fn conv2d(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: WindowOptions,
+) -> Result<Tensor> {
     let location = Location::caller();
     let run = || {
         let &[out, channels, kernel_height, kernel_width] = weight.shape() else {
-            return Err(Error::invalid(format!("the weight is (out, in, height, width), not {:?}", weight.shape())));
+            return Err(Error::invalid(format!(
+                "the weight is (out, in, height, width), not {:?}",
+                weight.shape()
+            )));
         };
         let WindowOptions { stride, padding, dilation } = options;
         let window = Window::new(input.shape(), [kernel_height, kernel_width], stride, padding, dilation)?;
@@ -96,10 +104,16 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
 pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     let location = Location::caller();
     let &[rows, classes] = input.shape() else {
-        return Err(Error::invalid(format!("cross_entropy: the input is (rows, classes), not {:?}", input.shape())));
+        return Err(Error::invalid(format!(
+            "cross_entropy: the input is (rows, classes), not {:?}",
+            input.shape()
+        )));
     };
     if target.shape() != [rows] {
-        return Err(Error::invalid(format!("cross_entropy: the target is {:?}, not [{rows}]", target.shape())));
+        return Err(Error::invalid(format!(
+            "cross_entropy: the target is {:?}, not [{rows}]",
+            target.shape()
+        )));
     }
     let arguments = Arguments {
         scalars: SmallVec::from_slice(&[Scalar::I64(classes as i64)]),

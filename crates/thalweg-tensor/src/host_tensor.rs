@@ -70,7 +70,13 @@ impl HostTensor {
     fn copy_into(&self, tensor: &Tensor, location: &'static Location<'static>) -> Result<()> {
         let bytes = (tensor.elements() * tensor.dtype().size_bytes()) as u64;
         let stream = tensor.device().current_stream();
-        stream.copy_from_pinned(tensor.pointer(), &self.buffer, 0, bytes, label_at("copy_from_pinned", location))
+        stream.copy_from_pinned(
+            tensor.pointer(),
+            &self.buffer,
+            0,
+            bytes,
+            label_at("copy_from_pinned", location),
+        )
     }
 }
 

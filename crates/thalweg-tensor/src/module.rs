@@ -29,7 +29,8 @@ pub fn prefixed(prefix: &str, module: &dyn Module) -> Vec<(String, Tensor)> {
 fn weight_and_bias(shape: &[usize], generator: &mut Generator, device: &Device) -> Result<(Tensor, Tensor)> {
     let fan_in: usize = shape[1..].iter().product();
     let bound = 1.0 / (fan_in.max(1) as f32).sqrt();
-    let mut parameter = |shape: &[usize]| Tensor::uniform(shape, -bound, bound, generator, device)?.requires_grad_();
+    let mut parameter =
+        |shape: &[usize]| Tensor::uniform(shape, -bound, bound, generator, device)?.requires_grad_();
     Ok((parameter(shape)?, parameter(&shape[..1])?))
 }
 

@@ -131,7 +131,11 @@ impl Tensor {
             source
         };
         if source.device() != self.device() {
-            return Err(Error::invalid(format!("copy_: the source is on {}, the target on {}", source.device(), self.device())));
+            return Err(Error::invalid(format!(
+                "copy_: the source is on {}, the target on {}",
+                source.device(),
+                self.device()
+            )));
         }
         run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)
             .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))
@@ -163,7 +167,10 @@ impl Tensor {
         };
         list.sort_unstable();
         if list.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::invalid(format!("dimensions {dimensions:?} of shape {:?} repeat", self.shape())));
+            return Err(Error::invalid(format!(
+                "dimensions {dimensions:?} of shape {:?} repeat",
+                self.shape()
+            )));
         }
         Ok(list)
     }
@@ -182,8 +189,12 @@ impl Tensor {
             // A scalar has nothing to reduce over: give it one dimension.
             return self.unsqueeze(0)?.reduce(name, &[0], false, scalars, location);
         }
-        let kept: Shape =
-            self.shape().iter().enumerate().map(|(d, &extent)| if sizes.contains(&d) { 1 } else { extent }).collect();
+        let kept: Shape = self
+            .shape()
+            .iter()
+            .enumerate()
+            .map(|(d, &extent)| if sizes.contains(&d) { 1 } else { extent })
+            .collect();
         let arguments = Arguments { scalars: scalars(count), sizes, dtype: None };
         let result = call(name, &[self], &arguments, None, location)?;
         if keep_dimensions { result.reshape(&kept) } else { Ok(result) }
@@ -226,7 +237,10 @@ impl Tensor {
     fn check_not_empty(&self, name: &str, dimensions: &[isize]) -> Result<()> {
         let empty = self.dimensions(dimensions)?.iter().any(|&dimension| self.shape()[dimension] == 0);
         if empty {
-            return Err(Error::invalid(format!("{name}: shape {:?} has nothing to choose from", self.shape())));
+            return Err(Error::invalid(format!(
+                "{name}: shape {:?} has nothing to choose from",
+                self.shape()
+            )));
         }
         Ok(())
     }
@@ -252,7 +266,10 @@ impl Tensor {
             return Ok(self.clone());
         }
         let Some(added) = self.rank().checked_sub(shape.len()) else {
-            return Err(Error::invalid(format!("sum_to_shape: shape {:?} does not sum to {shape:?}", self.shape())));
+            return Err(Error::invalid(format!(
+                "sum_to_shape: shape {:?} does not sum to {shape:?}",
+                self.shape()
+            )));
         };
         let summed: SmallVec<[isize; 6]> = (0..self.rank())
             .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))

@@ -60,7 +60,9 @@ impl Adam {
             .into_iter()
             .map(|value| {
                 if !value.is_contiguous() || !value.dtype().is_floating_point() {
-                    return Err(Error::invalid(format!("Adam: {value:?} is no contiguous floating-point parameter")));
+                    return Err(Error::invalid(format!(
+                        "Adam: {value:?} is no contiguous floating-point parameter"
+                    )));
                 }
                 let zeros = || Tensor::zeros(value.shape(), value.dtype(), value.device());
                 Ok(Parameter { first_moment: zeros()?, second_moment: zeros()?, value })
@@ -79,19 +81,35 @@ impl Adam {
     pub fn step(&self) -> Result<()> {
         let location = Location::caller();
         no_grad(|| {
-            let one = Arguments { scalars: SmallVec::from_slice(&[Scalar::F64(1.0)]), ..Arguments::default() };
+            let one =
+                Arguments { scalars: SmallVec::from_slice(&[Scalar::F64(1.0)]), ..Arguments::default() };
             let count = label_at("adam_count", location);
-            run_into(&thalweg_ops::table::add_scalar, &[&self.step], &one, std::slice::from_ref(&self.step), count)?;
+            run_into(
+                &thalweg_ops::table::add_scalar,
+                &[&self.step],
+                &one,
+                std::slice::from_ref(&self.step),
+                count,
+            )?;
             let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
             let arguments = Arguments {
-                scalars: [learning_rate, beta1, beta2, epsilon, weight_decay].into_iter().map(Scalar::F64).collect(),
+                scalars: [learning_rate, beta1, beta2, epsilon, weight_decay]
+                    .into_iter()
+                    .map(Scalar::F64)
+                    .collect(),
                 ..Arguments::default()
             };
             for Parameter { value, first_moment, second_moment } in &self.parameters {
                 let Some(gradient) = value.grad() else { continue };
                 let outputs = [value.detach(), first_moment.clone(), second_moment.clone()];
                 let inputs = [&outputs[0], &gradient, first_moment, second_moment, &self.step];
-                run_into(&structured::ADAM_STEP, &inputs, &arguments, &outputs, label_at("adam_step", location))?;
+                run_into(
+                    &structured::ADAM_STEP,
+                    &inputs,
+                    &arguments,
+                    &outputs,
+                    label_at("adam_step", location),
+                )?;
             }
             Ok(())
         })

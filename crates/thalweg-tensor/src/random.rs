@@ -23,9 +23,8 @@ const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 /// One block of Philox4x32-10.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
-        let [low, high] = [(0, 0), (1, 2)].map(|(multiplier, word)| {
-            u64::from(MULTIPLIERS[multiplier]) * u64::from(counter[word])
-        });
+        let [low, high] = [(0, 0), (1, 2)]
+            .map(|(multiplier, word)| u64::from(MULTIPLIERS[multiplier]) * u64::from(counter[word]));
         counter = [
             (high >> 32) as u32 ^ counter[1] ^ key[0],
             high as u32,
@@ -84,7 +83,13 @@ impl Generator {
 impl Tensor {
     /// A tensor of f32 with numbers in [low, high).
     #[track_caller]
-    pub fn uniform(shape: &[usize], low: f32, high: f32, generator: &mut Generator, device: &Device) -> Result<Self> {
+    pub fn uniform(
+        shape: &[usize],
+        low: f32,
+        high: f32,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
         let count = thalweg_ir::element_count(shape)?;
         let values: Vec<f32> = (0..count).map(|_| low + (high - low) * generator.uniform()).collect();
         Self::from_slice(&values, shape, device)
@@ -99,7 +104,10 @@ mod tests {
     fn known_answers() {
         // The reference implementation's known-answer tests for philox4x32-10 (Random123, kat_vectors).
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         assert_eq!(
             philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]

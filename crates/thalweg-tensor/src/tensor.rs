@@ -44,15 +44,20 @@ impl Tensor {
 
     /// A tensor whose elements are anything, in memory that belongs to this stream.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream) -> Result<Self> {
-        let bytes = element_count(shape)?
-            .checked_mul(dtype.size_bytes())
-            .ok_or_else(|| Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space")))?;
+        let bytes = element_count(shape)?.checked_mul(dtype.size_bytes()).ok_or_else(|| {
+            Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space"))
+        })?;
         let buffer = Buffer::new(stream, bytes as u64)?;
         let storage = Arc::new(Storage { buffer, version: AtomicU32::new(0) });
         Ok(Self::from_parts(storage, Layout::contiguous(shape), dtype, AutogradMeta::leaf(false)))
     }
 
-    pub(crate) fn from_parts(storage: Arc<Storage>, layout: Layout, dtype: DType, autograd: AutogradMeta) -> Self {
+    pub(crate) fn from_parts(
+        storage: Arc<Storage>,
+        layout: Layout,
+        dtype: DType,
+        autograd: AutogradMeta,
+    ) -> Self {
         Self(Arc::new(TensorState { storage, layout, dtype, autograd }))
     }
 
@@ -223,7 +228,11 @@ impl Tensor {
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.elements() != 1 {
-            return Err(Error::invalid(format!("item: shape {:?} has {} elements, not 1", self.shape(), self.elements())));
+            return Err(Error::invalid(format!(
+                "item: shape {:?} has {} elements, not 1",
+                self.shape(),
+                self.elements()
+            )));
         }
         Ok(self.to_vec::<T>()?[0])
     }
@@ -247,8 +256,10 @@ impl fmt::Debug for Tensor {
 
 /// `name(shape dtype, …)`: how errors and labels name a call.
 pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
-    let list: Vec<String> =
-        tensors.iter().map(|tensor| format!("{:?} {} on {}", tensor.shape(), tensor.dtype(), tensor.device())).collect();
+    let list: Vec<String> = tensors
+        .iter()
+        .map(|tensor| format!("{:?} {} on {}", tensor.shape(), tensor.dtype(), tensor.device()))
+        .collect();
     format!("{operator}({})", list.join(", "))
 }
 

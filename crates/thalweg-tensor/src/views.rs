@@ -90,7 +90,10 @@ impl Tensor {
     #[track_caller]
     pub fn flatten_from(&self, start: usize) -> Result<Self> {
         let Some((kept, merged)) = self.shape().split_at_checked(start) else {
-            return Err(Error::invalid(format!("flatten_from: shape {:?} has no dimension {start}", self.shape())));
+            return Err(Error::invalid(format!(
+                "flatten_from: shape {:?} has no dimension {start}",
+                self.shape()
+            )));
         };
         let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
         self.reshape(&shape)

@@ -24,11 +24,13 @@ struct Figure {
 
 type Outcome = Result<Figure, Box<dyn Error>>;
 
+/// A part of the test: its name, and what it does.
+type Part = (&'static str, fn(&Device, &Stream) -> Outcome);
+
 /// Tests a device.
 pub fn run(device: &Device, report: &mut Report) {
     let stream = device.default_stream();
-    let parts: [(&'static str, fn(&Device, &Stream) -> Outcome); 3] =
-        [("copy", copy), ("kernel", kernel), ("matmul", matmul)];
+    let parts: [Part; 3] = [("copy", copy), ("kernel", kernel), ("matmul", matmul)];
     for (part, test) in parts {
         let subject = format!("{device} {part}");
         let name = format!("self_test_{part}");

@@ -77,7 +77,8 @@ fn what_is_current_belongs_to_the_thread() {
     let stream = Stream::new(&device).unwrap();
     let _guard = stream.make_current();
     let device = &*device;
-    let elsewhere = std::thread::scope(|scope| scope.spawn(|| Stream::current(device).is_default()).join().unwrap());
+    let elsewhere =
+        std::thread::scope(|scope| scope.spawn(|| Stream::current(device).is_default()).join().unwrap());
     assert!(elsewhere);
     assert_eq!(Stream::current(device), stream);
 }

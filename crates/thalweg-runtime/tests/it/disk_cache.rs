@@ -1,0 +1,172 @@
+//! Compiled kernels on disk.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use thalweg_runtime::disk_cache::{self, EntryKey};
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("thalweg-disk-cache-{}-{serial}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Every file below.
+    fn files(&self) -> Vec<PathBuf> {
+        let folders = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
+        folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const KEY: EntryKey<'_> =
+    EntryKey { source: "extern \"C\" void f() {}", options: "-O3 -dc", architecture: "sm_90" };
+
+#[test]
+fn what_is_written_is_read() {
+    let folder = Folder::new();
+    assert_eq!(disk_cache::read(&folder.0, &KEY), None);
+    for image in [b"some machine code".as_slice(), b"", &[0; 100_000]] {
+        disk_cache::write(&folder.0, &KEY, image).unwrap();
+        assert_eq!(disk_cache::read(&folder.0, &KEY).as_deref(), Some(image));
+    }
+    assert_eq!(folder.files(), [KEY.path(&folder.0)], "one file an entry, and nothing left over");
+}
+
+#[test]
+fn every_part_of_the_key_counts() {
+    let folder = Folder::new();
+    disk_cache::write(&folder.0, &KEY, b"code").unwrap();
+    let others = [
+        EntryKey { source: "extern \"C\" void g() {}", ..KEY },
+        EntryKey { options: "-O3", ..KEY },
+        EntryKey { architecture: "sm_80", ..KEY },
+        // The same letters, cut elsewhere.
+        EntryKey { source: "extern \"C\" void f() {}-", options: "O3 -dc", ..KEY },
+    ];
+    for other in others {
+        assert_ne!(other.path(&folder.0), KEY.path(&folder.0));
+        assert_eq!(disk_cache::read(&folder.0, &other), None, "{other:?}");
+        // Even where the names of the files collide.
+        fs::create_dir_all(other.path(&folder.0).parent().unwrap()).unwrap();
+        fs::copy(KEY.path(&folder.0), other.path(&folder.0)).unwrap();
+        assert_eq!(disk_cache::read(&folder.0, &other), None, "{other:?}");
+    }
+}
+
+#[test]
+fn the_name_of_an_entry_never_changes() {
+    // A bundle's kernels are found by their names, whatever compiled the program that looks.
+    let expected = "sm_90/dbfb7fb63d8d312e0b9875fefb1bf70f.kernel";
+    assert_eq!(KEY.path(std::path::Path::new("")), std::path::Path::new(expected));
+}
+
+#[test]
+fn a_damaged_entry_is_not_there_and_is_built_again() {
+    let folder = Folder::new();
+    let image: Vec<u8> = (0..200).collect();
+    disk_cache::write(&folder.0, &KEY, &image).unwrap();
+    let path = KEY.path(&folder.0);
+    let whole = fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert_eq!(disk_cache::read(&folder.0, &KEY), None, "cut to {length} bytes");
+    }
+    for position in 0..whole.len() {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut damaged = whole.clone();
+            damaged[position] ^= flip;
+            fs::write(&path, &damaged).unwrap();
+            assert_eq!(disk_cache::read(&folder.0, &KEY), None, "byte {position} flipped by {flip:#x}");
+        }
+    }
+    fs::write(&path, [whole.as_slice(), &[0]].concat()).unwrap();
+    assert_eq!(disk_cache::read(&folder.0, &KEY), None, "a byte too many");
+    disk_cache::write(&folder.0, &KEY, &image).unwrap();
+    assert_eq!(disk_cache::read(&folder.0, &KEY), Some(image));
+}
+
+/// An image whose every byte says who wrote it, in a length of its own.
+fn image_of(writer: u8) -> Vec<u8> {
+    vec![writer; 5000 + 100 * usize::from(writer)]
+}
+
+fn check(image: &[u8]) {
+    assert_eq!(image, image_of(image[0]), "a mixture of two writers");
+}
+
+#[test]
+fn threads_that_write_and_read_see_whole_entries() {
+    let folder = Folder::new();
+    disk_cache::write(&folder.0, &KEY, &image_of(0)).unwrap();
+    std::thread::scope(|scope| {
+        for writer in 1..4 {
+            let folder = &folder.0;
+            scope.spawn(move || {
+                (0..100).for_each(|_| disk_cache::write(folder, &KEY, &image_of(writer)).unwrap())
+            });
+        }
+        for _ in 0..200 {
+            check(&disk_cache::read(&folder.0, &KEY).expect("it is always there"));
+        }
+    });
+    assert_eq!(folder.files().len(), 1, "{:?}", folder.files());
+}
+
+const CHILD_FOLDER: &str = "THALWEG_TEST_CHILD_FOLDER";
+
+/// The other process of the test below; without the variable there is nothing to do.
+#[test]
+fn child_process_that_writes() {
+    let Some(folder) = std::env::var_os(CHILD_FOLDER) else { return };
+    (0..200).for_each(|_| disk_cache::write(folder.as_ref(), &KEY, &image_of(9)).unwrap());
+}
+
+#[test]
+fn processes_that_write_and_read_see_whole_entries() {
+    let folder = Folder::new();
+    disk_cache::write(&folder.0, &KEY, &image_of(0)).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["disk_cache::child_process_that_writes", "--exact", "--quiet"])
+        .env(CHILD_FOLDER, &folder.0)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = loop {
+        check(&disk_cache::read(&folder.0, &KEY).expect("it is always there"));
+        disk_cache::write(&folder.0, &KEY, &image_of(1)).unwrap();
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert!(status.success());
+    assert_eq!(folder.files().len(), 1, "{:?}", folder.files());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing() {
+    let folder = Folder::new();
+    // A file where the folder of the architecture would be.
+    fs::write(folder.0.join("sm_90"), b"in the way").unwrap();
+    disk_cache::write(&folder.0, &KEY, b"code").unwrap_err();
+    assert_eq!(disk_cache::read(&folder.0, &KEY), None);
+    fs::remove_file(folder.0.join("sm_90")).unwrap();
+    // A folder where the entry would be: the write succeeds, the renaming does not.
+    fs::create_dir_all(KEY.path(&folder.0).join("in the way")).unwrap();
+    disk_cache::write(&folder.0, &KEY, b"code").unwrap_err();
+    assert_eq!(disk_cache::read(&folder.0, &KEY), None);
+    assert_eq!(folder.files(), [KEY.path(&folder.0)]);
+}

@@ -32,18 +32,16 @@ fn flags_are_on_when_they_are_1() {
 #[test]
 fn the_cache_directory_is_the_first_that_is_named() {
     let (own, xdg, home) = (("THALWEG_CACHE_DIR", "/own"), ("XDG_CACHE_HOME", "/xdg"), ("HOME", "/home/me"));
-    let table: [(&[(&str, &str)], Option<&str>); 7] = [
-        (&[own, xdg, home], Some("/own")),
-        (&[xdg, home], Some("/xdg/thalweg")),
-        (&[home], Some("/home/me/.cache/thalweg")),
-        (&[("XDG_CACHE_HOME", ""), home], Some("/home/me/.cache/thalweg")),
-        (&[("XDG_CACHE_HOME", "relative"), home], Some("/home/me/.cache/thalweg")),
-        (&[("THALWEG_CACHE_DIR", ""), xdg, home], None),
-        (&[("HOME", "")], None),
-    ];
-    for (variables, expected) in table {
+    let expect = |variables: &[(&str, &str)], expected: Option<&str>| {
         assert_eq!(of(variables).cache_directory, expected.map(PathBuf::from), "{variables:?}");
-    }
+    };
+    expect(&[own, xdg, home], Some("/own"));
+    expect(&[xdg, home], Some("/xdg/thalweg"));
+    expect(&[home], Some("/home/me/.cache/thalweg"));
+    expect(&[("XDG_CACHE_HOME", ""), home], Some("/home/me/.cache/thalweg"));
+    expect(&[("XDG_CACHE_HOME", "relative"), home], Some("/home/me/.cache/thalweg"));
+    expect(&[("THALWEG_CACHE_DIR", ""), xdg, home], None);
+    expect(&[("HOME", "")], None);
 }
 
 #[test]

@@ -35,16 +35,19 @@ fn a_fault_comes_later_names_its_suspects_and_stays() {
     assert!(!error.to_string().contains("write"), "what was complete before is no suspect: {error}");
 
     // Everything on the device fails from now on, with the same suspects.
-    expect_suspects(&launch_sum(&stream, &[data.pointer()], data.pointer(), 4).unwrap_err(), &[first, first + 1]);
+    expect_suspects(
+        &launch_sum(&stream, &[data.pointer()], data.pointer(), 4).unwrap_err(),
+        &[first, first + 1],
+    );
     expect_suspects(&stream.query().unwrap_err(), &[first, first + 1]);
     expect_suspects(&devices[0].synchronize().unwrap_err(), &[first, first + 1]);
     expect_suspects(&stream.record_event().unwrap_err(), &[first, first + 1]);
     expect_suspects(&Buffer::new(&stream, 32 << 20).unwrap_err(), &[first, first + 1]);
     let mut byte = [0];
-    expect_suspects(&stream.copy_to_host(&mut byte, data.pointer(), Label::here("read")).unwrap_err(), &[
-        first,
-        first + 1,
-    ]);
+    expect_suspects(
+        &stream.copy_to_host(&mut byte, data.pointer(), Label::here("read")).unwrap_err(),
+        &[first, first + 1],
+    );
 
     // The other device goes on.
     let sound = Stream::new(&devices[1]).unwrap();

@@ -29,7 +29,12 @@ fn key(inputs: usize) -> KernelKey {
 
 /// Queues `output[i] = sum of inputs[i] + 1`.
 #[track_caller]
-pub fn launch_sum(stream: &Stream, inputs: &[DevicePointer], output: DevicePointer, count: u64) -> Result<()> {
+pub fn launch_sum(
+    stream: &Stream,
+    inputs: &[DevicePointer],
+    output: DevicePointer,
+    count: u64,
+) -> Result<()> {
     let label = Label::here("sum");
     let kernel = stream.device().kernel(&key(inputs.len()), || sum_kernel(inputs.len()))?;
     let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };

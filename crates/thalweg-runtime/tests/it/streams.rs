@@ -25,7 +25,8 @@ fn priorities_are_clamped_to_the_devices_range() {
     let device = device();
     let (least, greatest) = device.properties().stream_priority_range;
     assert!(greatest < least, "the most urgent priority is the smallest number");
-    for (asked, given) in [(0, 0), (i32::MAX, least), (i32::MIN, greatest), (greatest, greatest), (7, least)] {
+    for (asked, given) in [(0, 0), (i32::MAX, least), (i32::MIN, greatest), (greatest, greatest), (7, least)]
+    {
         let stream = Stream::with_priority(&device, asked).unwrap();
         assert_eq!(stream.priority(), given, "{asked}");
         assert_eq!(device.driver().stream_priority(stream.handle()).unwrap(), given, "{asked}");

@@ -130,7 +130,12 @@ fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
 }
 
 /// Adds a gradient to what has arrived at an edge. Sums are made on the stream of the node that will use them.
-fn deliver(buffers: &mut FxHashMap<u64, Buffer>, edge: &Edge, gradient: Tensor, producer: &Stream) -> Result<()> {
+fn deliver(
+    buffers: &mut FxHashMap<u64, Buffer>,
+    edge: &Edge,
+    gradient: Tensor,
+    producer: &Stream,
+) -> Result<()> {
     let buffer = buffers.entry(edge.node.sequence).or_default();
     if buffer.len() <= edge.input {
         buffer.resize(edge.input + 1, None);

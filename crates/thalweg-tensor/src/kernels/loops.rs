@@ -55,7 +55,14 @@ impl LoopLaunch<'_> {
         dtypes.push(self.compute);
         let key = KernelKey { body: self.id, dtypes, class: plan.class };
         let loaded = device.kernel(&key, || kernel(self.name, self.compute, body.clone(), plan.class))?;
-        device.current_stream().launch(&loaded, &plan.geometry, &inputs, &output_pointers, self.scalars, self.label)
+        device.current_stream().launch(
+            &loaded,
+            &plan.geometry,
+            &inputs,
+            &output_pointers,
+            self.scalars,
+            self.label,
+        )
     }
 }
 
@@ -146,7 +153,9 @@ impl Extents {
             Self::Rows { split, shape } => {
                 let rows = shape.len() - split.inner.len();
                 let place = if tensor.rank() == shape.len() { Place::Point } else { Place::Row };
-                if place == Place::Row && (tensor.rank() != rows || tensor.shape() != split.pick(shape).0.as_slice()) {
+                if place == Place::Row
+                    && (tensor.rank() != rows || tensor.shape() != split.pick(shape).0.as_slice())
+                {
                     return Err(Error::invalid(format!(
                         "shape {:?} must be {:?}, one value a row",
                         tensor.shape(),
@@ -171,7 +180,8 @@ impl Extents {
 fn signature_of(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -> Result<Signature> {
     let dtypes: DTypes = tensors.iter().map(|tensor| tensor.dtype()).collect();
     // Numbers of a row operator are counts, which convert nothing.
-    let float = operator.space == Space::Elementwise && arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
+    let float = operator.space == Space::Elementwise
+        && arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
     operator.signature(&dtypes, float, arguments.dtype).map_err(|error| Error::invalid(error.to_string()))
 }
 
@@ -221,8 +231,10 @@ fn launch_into(
     label: Label,
 ) -> Result<()> {
     let prepared = forward(operator, signature);
-    let mut placements = tensors.iter().map(|tensor| extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
-    placements.extend(outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor, place)));
+    let mut placements =
+        tensors.iter().map(|tensor| extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
+    placements
+        .extend(outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor, place)));
     let (rows, inner) = extents.rows_and_inner();
     LoopLaunch {
         id: prepared.id,
@@ -285,7 +297,11 @@ struct LoopBackward {
 
 impl LoopBackward {
     /// The gradients of the outputs that the derived body reads; a missing one is zero.
-    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &thalweg_runtime::Device) -> Result<Tensors> {
+    fn used_gradients(
+        &self,
+        gradients: &[Option<Tensor>],
+        device: &thalweg_runtime::Device,
+    ) -> Result<Tensors> {
         self.derived
             .used_outputs
             .iter()
@@ -312,10 +328,12 @@ impl Backward for LoopBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let device = gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
+        let device =
+            gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
         let body = &self.derived.body;
         let used = self.used_gradients(gradients, device)?;
-        let passed: SmallVec<[Option<usize>; 4]> = (0..body.outputs.len()).map(|output| self.passed_on(output)).collect();
+        let passed: SmallVec<[Option<usize>; 4]> =
+            (0..body.outputs.len()).map(|output| self.passed_on(output)).collect();
         let full: Tensors = if passed.iter().all(Option::is_some) {
             passed.iter().flatten().map(|&gradient| used[gradient].clone()).collect()
         } else {
@@ -350,8 +368,12 @@ impl LoopBackward {
             .collect::<Result<Tensors>>()?;
         let mut placements =
             inputs.iter().map(|tensor| self.extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
-        placements
-            .extend(outputs.iter().zip(&body.outputs).map(|(tensor, output)| self.extents.output(tensor, output.place)));
+        placements.extend(
+            outputs
+                .iter()
+                .zip(&body.outputs)
+                .map(|(tensor, output)| self.extents.output(tensor, output.place)),
+        );
         LoopLaunch {
             id: self.derived.id,
             name: &format!("{}_backward", self.operator.name),

@@ -42,16 +42,27 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
 fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(why));
     if a.dtype() != b.dtype() {
-        return fail(format!("the dtypes differ ({} and {}); convert one with `to_dtype`", a.dtype(), b.dtype()));
+        return fail(format!(
+            "the dtypes differ ({} and {}); convert one with `to_dtype`",
+            a.dtype(),
+            b.dtype()
+        ));
     }
     if !(2..=3).contains(&a.rank()) || !(2..=3).contains(&b.rank()) {
         return fail("operands have 2 dimensions, or 3 with a batch first".into());
     }
     let [k_a, k_b] = [a.shape()[a.rank() - 1], b.shape()[b.rank() - 2]];
     if k_a != k_b {
-        return fail(format!("the inner dimensions differ: {k_a} columns on the left, {k_b} rows on the right"));
+        return fail(format!(
+            "the inner dimensions differ: {k_a} columns on the left, {k_b} rows on the right"
+        ));
     }
-    if a.rank() == 3 && b.rank() == 3 && a.shape()[0] != b.shape()[0] && a.shape()[0] != 1 && b.shape()[0] != 1 {
+    if a.rank() == 3
+        && b.rank() == 3
+        && a.shape()[0] != b.shape()[0]
+        && a.shape()[0] != 1
+        && b.shape()[0] != 1
+    {
         return fail(format!("the batches differ: {} and {}", a.shape()[0], b.shape()[0]));
     }
     Ok(())

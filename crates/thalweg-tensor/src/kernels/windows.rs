@@ -42,7 +42,9 @@ impl Window {
         dilation: usize,
     ) -> Result<Self> {
         let &[images, channels, height, width] = shape else {
-            return Err(Error::invalid(format!("images are (count, channels, height, width), not {shape:?}")));
+            return Err(Error::invalid(format!(
+                "images are (count, channels, height, width), not {shape:?}"
+            )));
         };
         if stride == 0 || dilation == 0 || kernel.contains(&0) {
             return Err(Error::invalid(format!(
@@ -54,7 +56,8 @@ impl Window {
             let padded = padding.checked_mul(2)?.checked_add(size)?;
             Some(padded.checked_sub(reach)? / stride + 1)
         };
-        let (Some(output_height), Some(output_width)) = (extent(height, kernel[0]), extent(width, kernel[1])) else {
+        let (Some(output_height), Some(output_width)) = (extent(height, kernel[0]), extent(width, kernel[1]))
+        else {
             return Err(Error::invalid(format!(
                 "a kernel of {kernel:?} with dilation {dilation} is larger than {height}×{width} images with padding {padding}"
             )));
@@ -70,12 +73,26 @@ impl Window {
 
     fn numbers(&self) -> [usize; 11] {
         let Self { images, channels, height, width, kernel, output, stride, padding, dilation } = *self;
-        [images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride, padding, dilation]
+        [
+            images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride, padding,
+            dilation,
+        ]
     }
 
     fn from_arguments(arguments: &Arguments) -> Result<Self> {
-        let &[images, channels, height, width, kernel_height, kernel_width, output_height, output_width, stride, padding, dilation] =
-            arguments.sizes.as_slice()
+        let &[
+            images,
+            channels,
+            height,
+            width,
+            kernel_height,
+            kernel_width,
+            output_height,
+            output_width,
+            stride,
+            padding,
+            dilation,
+        ] = arguments.sizes.as_slice()
         else {
             return Err(Error::invalid("a window operator takes the eleven sizes of its window"));
         };
@@ -125,7 +142,9 @@ impl Window {
         let mut placements: SmallVec<[Placement; 8]> =
             inputs.iter().map(|tensor| Placement::Gathered(tensor.elements() as u64)).collect();
         let strides = widen(&thalweg_ir::contiguous_strides(rows));
-        placements.extend(outputs.iter().map(|_| Placement::Strided { rows: strides.clone(), inner: Default::default() }));
+        placements.extend(
+            outputs.iter().map(|_| Placement::Strided { rows: strides.clone(), inner: Default::default() }),
+        );
         let scalars: SmallVec<[u64; 12]> = self.numbers().iter().map(|&number| number as u64).collect();
         LoopLaunch {
             id: prepared.id,
@@ -160,7 +179,10 @@ fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
     if tensor.shape() == shape {
         Ok(())
     } else {
-        Err(Error::invalid(format!("shape {:?} does not fit the window, which takes {shape:?}", tensor.shape())))
+        Err(Error::invalid(format!(
+            "shape {:?} does not fit the window, which takes {shape:?}",
+            tensor.shape()
+        )))
     }
 }
 
@@ -168,7 +190,8 @@ fn unfold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
     let image = call.tensors[0];
     expect_shape(image, &window.image_shape())?;
     let outputs = [(window.column_shape().as_slice(), image.dtype())].map(|(s, d)| (s.to_vec(), d));
-    let outputs: Vec<(&[usize], DType)> = outputs.iter().map(|(shape, dtype)| (shape.as_slice(), *dtype)).collect();
+    let outputs: Vec<(&[usize], DType)> =
+        outputs.iter().map(|(shape, dtype)| (shape.as_slice(), *dtype)).collect();
     window.run(&UNFOLD2D, &[image], &window.column_rows(), &[], &outputs, call.label)
 }
 

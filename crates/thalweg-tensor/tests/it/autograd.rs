@@ -97,7 +97,9 @@ fn matrix_products_have_gradients() {
     check_gradient(&a, |a| a.matmul(&b).unwrap().mul(&weight).unwrap());
     check_gradient(&b, |b| a.matmul(b).unwrap().mul(&weight).unwrap());
     let (a, b) = (random(&[4, 3], 7), random(&[2, 5, 4], 8));
-    check_gradient(&a, |a| a.transpose(0, 1).unwrap().matmul(&b.transpose(1, 2).unwrap()).unwrap().square().unwrap());
+    check_gradient(&a, |a| {
+        a.transpose(0, 1).unwrap().matmul(&b.transpose(1, 2).unwrap()).unwrap().square().unwrap()
+    });
 }
 
 #[test]

@@ -41,7 +41,10 @@ fn shapes_that_do_not_fit() {
     refused(a.sum_to_shape(&[1, 1, 1]), &["does not sum"]);
     refused(random(&[0, 3], 6).amax(&[0], false), &["nothing to choose from"]);
     refused(linear(&a, &random(&[5, 2], 7), None), &["matmul"]);
-    refused(cross_entropy(&a, &Tensor::zeros(&[3], DType::I64, &device()).unwrap()), &["cross_entropy", "[3]", "[2]"]);
+    refused(
+        cross_entropy(&a, &Tensor::zeros(&[3], DType::I64, &device()).unwrap()),
+        &["cross_entropy", "[3]", "[2]"],
+    );
     refused(Tensor::from_slice(&[1.0f32; 3], &[2], &device()), &["2 elements", "the slice 3"]);
     refused(Tensor::empty(&[usize::MAX, 2], DType::F32, &device()), &["more elements"]);
     refused(Tensor::empty(&[isize::MAX as usize], DType::F64, &device()), &["larger than the address space"]);
@@ -54,8 +57,14 @@ fn windows_that_do_not_fit() {
     let options = WindowOptions::default();
     refused(conv2d(&image, &random(&[3, 1, 2, 2], 2), None, options), &["conv2d(", "2 channels", "takes 1"]);
     refused(conv2d(&image, &random(&[3, 2, 5, 5], 3), None, options), &["larger than 4×4"]);
-    refused(conv2d(&random(&[2, 4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options), &["(count, channels, height, width)"]);
-    refused(conv2d(&image, &random(&[3, 2, 2, 2], 6), Some(&random(&[2], 7)), options), &["the bias is [2], not [3]"]);
+    refused(
+        conv2d(&random(&[2, 4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options),
+        &["(count, channels, height, width)"],
+    );
+    refused(
+        conv2d(&image, &random(&[3, 2, 2, 2], 6), Some(&random(&[2], 7)), options),
+        &["the bias is [2], not [3]"],
+    );
     let still = WindowOptions { stride: 0, ..options };
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 8), None, still), &["at least 1"]);
     refused(max_pool2d(&image, [2, 2], WindowOptions { padding: 2, ..options }), &["more than half"]);
@@ -85,9 +94,11 @@ fn dtypes_that_do_not_fit() {
 
 #[test]
 fn devices_that_do_not_fit() {
-    let driver = SimDriver::new(SimConfig { devices: 2, memory_bytes: 64 << 20, ..SimConfig::default() }).unwrap();
+    let driver =
+        SimDriver::new(SimConfig { devices: 2, memory_bytes: 64 << 20, ..SimConfig::default() }).unwrap();
     let devices = Device::all_of(driver, &Environment::default()).unwrap();
-    let tensors: Vec<Tensor> = devices.iter().map(|device| Tensor::ones(&[2], DType::F32, device).unwrap()).collect();
+    let tensors: Vec<Tensor> =
+        devices.iter().map(|device| Tensor::ones(&[2], DType::F32, device).unwrap()).collect();
     refused(tensors[0].add(&tensors[1]), &["sim:0", "sim:1", "add(["]);
     refused(tensors[0].copy_(&tensors[1]), &["copy_", "sim:1"]);
     let error = Tensor::zeros(&[1 << 30], DType::F32, &devices[0]).unwrap_err();

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use thalweg_ir::DType;
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{
-    Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, KernelFunction, define_operator, find_operator,
+    Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, KernelFunction, define_operator,
+    find_operator,
 };
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -46,7 +47,8 @@ fn the_newest_kernel_answers_and_can_redispatch() {
     let registration = operator.register(DispatchKey::Autograd, outer);
     let x = Tensor::ones(&[1], DType::F32, &device()).unwrap();
     let leaf = x.requires_grad_().unwrap();
-    let call = |tensor: &Tensor| operator.call(&[tensor], &Arguments::default(), None, Label::here("test::stacked"));
+    let call =
+        |tensor: &Tensor| operator.call(&[tensor], &Arguments::default(), None, Label::here("test::stacked"));
     assert_eq!(values(&call(&x).unwrap()[0]), [2.0]);
     assert_eq!(SEEN.load(Ordering::Relaxed), 0, "no gradient is wanted");
     assert_eq!(values(&call(&leaf).unwrap()[0]), [2.0]);

@@ -53,9 +53,9 @@ fn tensor(words: &[&str]) -> Tensor {
         DType::I64 => parse(numbers, &shape, |word| word.parse::<i64>().expect("a number")),
         DType::I32 => parse(numbers, &shape, |word| word.parse::<i32>().expect("a number")),
         DType::U8 => parse(numbers, &shape, |word| word.parse::<u8>().expect("a number")),
-        DType::Bool => {
-            parse(numbers, &shape, |word| word.parse::<u8>().expect("0 or 1")).to_dtype(DType::Bool).expect("converts")
-        }
+        DType::Bool => parse(numbers, &shape, |word| word.parse::<u8>().expect("0 or 1"))
+            .to_dtype(DType::Bool)
+            .expect("converts"),
     }
 }
 
@@ -83,7 +83,9 @@ fn cases() -> Vec<Case> {
             }
             (Some("in"), Some(case)) => case.inputs.push(tensor(&words[2..])),
             (Some("out"), Some(case)) => case.output = Some(tensor(&words[2..])),
-            (Some("grad"), Some(case)) if words[1] == "out" => case.output_gradient = Some(tensor(&words[2..])),
+            (Some("grad"), Some(case)) if words[1] == "out" => {
+                case.output_gradient = Some(tensor(&words[2..]))
+            }
             (Some("grad"), Some(case)) => {
                 case.gradients.insert(words[1].parse().expect("an input"), tensor(&words[2..]));
             }
@@ -122,10 +124,13 @@ impl Case {
                 max_pool2d(x, kernel, self.window())
             }
             name => {
-                let scalars: SmallVec<[Scalar; 12]> = self.order.iter().map(|&number| Scalar::F64(number)).collect();
+                let scalars: SmallVec<[Scalar; 12]> =
+                    self.order.iter().map(|&number| Scalar::F64(number)).collect();
                 let arguments = Arguments { scalars, ..Arguments::default() };
                 let tensors: Vec<&Tensor> = inputs.iter().collect();
-                Ok(find_operator(name)?.call(&tensors, &arguments, None, Label::here("golden"))?.swap_remove(0))
+                Ok(find_operator(name)?
+                    .call(&tensors, &arguments, None, Label::here("golden"))?
+                    .swap_remove(0))
             }
         }
     }
@@ -137,7 +142,11 @@ impl Case {
             DType::Bf16 => 8e-3,
             _ => 2e-7,
         };
-        let steps = if ["conv2d", "matmul", "sum", "mean", "cross_entropy"].contains(&self.name.as_str()) { 30.0 } else { 4.0 };
+        let steps = if ["conv2d", "matmul", "sum", "mean", "cross_entropy"].contains(&self.name.as_str()) {
+            30.0
+        } else {
+            4.0
+        };
         epsilon * steps
     }
 
@@ -147,7 +156,10 @@ impl Case {
         assert_eq!(found.shape(), expected.shape(), "{place}");
         let tolerance = self.tolerance(found.dtype());
         for (index, (found, expected)) in values(found).into_iter().zip(values(expected)).enumerate() {
-            assert!(close(found, expected, tolerance), "{place}, element {index}: found {found}, PyTorch {expected}");
+            assert!(
+                close(found, expected, tolerance),
+                "{place}, element {index}: found {found}, PyTorch {expected}"
+            );
         }
     }
 }

@@ -29,7 +29,8 @@ const ROW_SPACES: [(&[u64], &[u64], bool); 5] = [
 
 fn strides(shape: &[u64], transposed: bool) -> SmallVec<[u64; 6]> {
     let mut strides: SmallVec<[u64; 6]> = SmallVec::from_elem(1, shape.len());
-    let order: Vec<usize> = if transposed { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
+    let order: Vec<usize> =
+        if transposed { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
     let mut step = 1;
     for dimension in order {
         strides[dimension] = step;
@@ -51,7 +52,8 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         thalweg_ir::InputKind::Strided => strided(transposed, true),
         thalweg_ir::InputKind::Gathered => Placement::Gathered(1 << 20),
     });
-    let outputs = body.outputs.iter().map(|output| strided(false, output.place == Place::Point || inner.is_empty()));
+    let outputs =
+        body.outputs.iter().map(|output| strided(false, output.place == Place::Point || inner.is_empty()));
     Iteration {
         rows: rows.into(),
         inner: inner.into(),
@@ -102,7 +104,8 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
         let windows = matches!(operator.space, Space::Coordinates) || operator.name == "adam_step";
         if wanted != 0 && !windows && signature.outputs[0].is_floating_point() {
-            let derived = gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
+            let derived =
+                gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
             bodies.push((format!("{}_backward", operator.name), derived.body.clone()));
         }
         for (name, body) in bodies {
@@ -130,10 +133,8 @@ fn every_kernel_of_the_table_compiles() {
     assert!(found.len() > 400, "the table has more kernels than {}", found.len());
     let list: Vec<&Kernel> = found.values().collect();
     // The compiler is thread safe, and the units are independent.
-    let units: Vec<(&[&Kernel], &str)> = list
-        .chunks(UNIT)
-        .flat_map(|unit| ARCHITECTURES.map(|architecture| (unit, architecture)))
-        .collect();
+    let units: Vec<(&[&Kernel], &str)> =
+        list.chunks(UNIT).flat_map(|unit| ARCHITECTURES.map(|architecture| (unit, architecture))).collect();
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {

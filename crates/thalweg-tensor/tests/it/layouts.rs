@@ -85,7 +85,9 @@ fn gradients_flow_through_views() {
     check_gradient(&x, |x| x.transpose(0, 1).unwrap().mul(&weight).unwrap());
     let weight = random(&[3, 2], 7);
     check_gradient(&x, |x| x.narrow(1, 1, 2).unwrap().mul(&weight).unwrap());
-    check_gradient(&x, |x| x.narrow(1, 0, 2).unwrap().add(&x.narrow(1, 2, 2).unwrap()).unwrap().mul(&weight).unwrap());
+    check_gradient(&x, |x| {
+        x.narrow(1, 0, 2).unwrap().add(&x.narrow(1, 2, 2).unwrap()).unwrap().mul(&weight).unwrap()
+    });
     let weight = random(&[2, 3, 4], 8);
     check_gradient(&x, |x| x.expand(&[2, 3, 4]).unwrap().mul(&weight).unwrap());
     let weight = random(&[12], 9);

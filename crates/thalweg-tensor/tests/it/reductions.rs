@@ -30,7 +30,10 @@ fn reduce(x: &Tensor, dimensions: &[isize], start: f64, combine: impl Fn(f64, f6
     let reduced: Vec<usize> = if dimensions.is_empty() {
         (0..shape.len()).collect()
     } else {
-        dimensions.iter().map(|&d| if d < 0 { (d + shape.len() as isize) as usize } else { d as usize }).collect()
+        dimensions
+            .iter()
+            .map(|&d| if d < 0 { (d + shape.len() as isize) as usize } else { d as usize })
+            .collect()
     };
     let kept: Vec<usize> = (0..shape.len()).filter(|d| !reduced.contains(d)).collect();
     let mut results = vec![start; kept.iter().map(|&d| shape[d]).product()];
@@ -62,8 +65,14 @@ fn sums_and_extremes_agree_with_loops() {
         let count = x.elements() as f64 / sum.elements() as f64;
         let expected: Vec<f64> = values(&sum).iter().map(|sum| sum / count).collect();
         assert_close(&values(&x.mean(dimensions, false).unwrap()), &expected, 1e-12);
-        assert_eq!(values(&x.amax(dimensions, false).unwrap()), reduce(&x, dimensions, f64::NEG_INFINITY, f64::max));
-        assert_eq!(values(&x.amin(dimensions, false).unwrap()), reduce(&x, dimensions, f64::INFINITY, f64::min));
+        assert_eq!(
+            values(&x.amax(dimensions, false).unwrap()),
+            reduce(&x, dimensions, f64::NEG_INFINITY, f64::max)
+        );
+        assert_eq!(
+            values(&x.amin(dimensions, false).unwrap()),
+            reduce(&x, dimensions, f64::INFINITY, f64::min)
+        );
     }
 }
 
@@ -164,7 +173,9 @@ fn cross_entropy_agrees_and_marks_bad_classes() {
 
 #[test]
 fn gradients_of_reductions_agree_with_finite_differences() {
-    for &(shape, dimensions) in &[(&[3, 4][..], &[1][..]), (&[3, 40], &[1]), (&[40, 3], &[0]), (&[2, 3, 4], &[0, 2])] {
+    for &(shape, dimensions) in
+        &[(&[3, 4][..], &[1][..]), (&[3, 40], &[1]), (&[40, 3], &[0]), (&[2, 3, 4], &[0, 2])]
+    {
         let x = random(shape, 25);
         let sum = x.sum(dimensions, false).unwrap();
         let weight = random(sum.shape(), 26);
@@ -184,7 +195,8 @@ fn gradients_of_reductions_agree_with_finite_differences() {
 
 #[test]
 fn the_gradient_of_a_maximum_is_shared_by_equals() {
-    let x = Tensor::from_slice(&[1.0f64, 2.0, 2.0, 0.0], &[1, 4], &device()).unwrap().requires_grad_().unwrap();
+    let x =
+        Tensor::from_slice(&[1.0f64, 2.0, 2.0, 0.0], &[1, 4], &device()).unwrap().requires_grad_().unwrap();
     x.amax(&[1], false).unwrap().sum(&[], false).unwrap().backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [0.0, 0.5, 0.5, 0.0]);
 }

@@ -3,9 +3,9 @@
 
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::{DTypeRule, ELEMENTWISE, Examples, LoopOp};
+use thalweg_runtime::Label;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Arguments, find_operator};
-use thalweg_runtime::Label;
 
 use crate::support::{assert_close, check_gradient, tensor, tolerance, values};
 

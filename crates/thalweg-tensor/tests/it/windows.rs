@@ -35,8 +35,10 @@ fn convolve(x: &Tensor, w: &Tensor, bias: &Tensor, options: WindowOptions) -> Ve
                     for c in 0..channels {
                         for i in 0..kernel_height {
                             for j in 0..kernel_width {
-                                let y = (row * options.stride + i * options.dilation).wrapping_sub(options.padding);
-                                let z = (column * options.stride + j * options.dilation).wrapping_sub(options.padding);
+                                let y = (row * options.stride + i * options.dilation)
+                                    .wrapping_sub(options.padding);
+                                let z = (column * options.stride + j * options.dilation)
+                                    .wrapping_sub(options.padding);
                                 if y < height && z < width {
                                     sum += xs[((image * channels + c) * height + y) * width + z]
                                         * ws[((o * channels + c) * kernel_height + i) * kernel_width + j];
@@ -59,7 +61,8 @@ fn convolutions_agree_with_loops() {
         let w = random(&[out, channels, kernel[0], kernel[1]], 2);
         let bias = random(&[out], 3);
         let y = conv2d(&x, &w, Some(&bias), options).unwrap();
-        let expected_shape = [images, out, extent(height, kernel[0], options), extent(width, kernel[1], options)];
+        let expected_shape =
+            [images, out, extent(height, kernel[0], options), extent(width, kernel[1], options)];
         assert_eq!(y.shape(), expected_shape);
         assert_close(&values(&y), &convolve(&x, &w, &bias, options), 1e-12);
     }
@@ -97,7 +100,8 @@ fn pooling_agrees_with_loops() {
                     let mut greatest = f64::NEG_INFINITY;
                     for (i, j) in (0..2).flat_map(|i| (0..3).map(move |j| (i, j))) {
                         let y = (row * options.stride + i * options.dilation).wrapping_sub(options.padding);
-                        let z = (column * options.stride + j * options.dilation).wrapping_sub(options.padding);
+                        let z =
+                            (column * options.stride + j * options.dilation).wrapping_sub(options.padding);
                         if y < 7 && z < 8 {
                             greatest = greatest.max(plane[y * 8 + z]);
                         }

@@ -23,10 +23,13 @@ pub struct Digits {
 pub fn load() -> Digits {
     const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
     let mut text = String::new();
-    flate2::read::GzDecoder::new(FILE).read_to_string(&mut text).expect("the file in the repository is whole");
+    flate2::read::GzDecoder::new(FILE)
+        .read_to_string(&mut text)
+        .expect("the file in the repository is whole");
     let (mut training, mut evaluation) = (Vec::new(), Vec::new());
     for (index, line) in text.lines().enumerate() {
-        let mut numbers = line.split(',').map(|number| number.parse::<u8>().expect("the file holds small numbers"));
+        let mut numbers =
+            line.split(',').map(|number| number.parse::<u8>().expect("the file holds small numbers"));
         let mut pixels = [0.0; PIXELS];
         pixels.fill_with(|| f32::from(numbers.next().expect("64 pixels a line")) / 16.0);
         let digit = i64::from(numbers.next().expect("a digit behind the pixels"));

@@ -36,8 +36,12 @@ impl Module for Network {
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        let layers: [(&str, &dyn Module); 4] =
-            [("conv1", &self.conv1), ("conv2", &self.conv2), ("linear1", &self.linear1), ("linear2", &self.linear2)];
+        let layers: [(&str, &dyn Module); 4] = [
+            ("conv1", &self.conv1),
+            ("conv2", &self.conv2),
+            ("linear1", &self.linear1),
+            ("linear2", &self.linear2),
+        ];
         layers.into_iter().flat_map(|(name, layer)| prefixed(name, layer)).collect()
     }
 }

@@ -21,7 +21,13 @@ impl Progress {
     pub fn new(total: usize) -> Self {
         let now = Instant::now();
         let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(80);
-        Self { total, start: now, drawn: now - LINE_INTERVAL, terminal: std::io::stderr().is_terminal(), width }
+        Self {
+            total,
+            start: now,
+            drawn: now - LINE_INTERVAL,
+            terminal: std::io::stderr().is_terminal(),
+            width,
+        }
     }
 
     /// Seconds since the start.

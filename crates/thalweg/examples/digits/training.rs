@@ -71,7 +71,15 @@ impl<'a> Loader<'a> {
             .collect::<Result<_>>()?;
         // Weights and order are drawn from different streams of random numbers.
         let generator = Generator::new(seed ^ 0x5eed_da7a);
-        Ok(Self { samples, order: Vec::new(), position: 0, generator, stream: Stream::new(device)?, pinned, turn: 0 })
+        Ok(Self {
+            samples,
+            order: Vec::new(),
+            position: 0,
+            generator,
+            stream: Stream::new(device)?,
+            pinned,
+            turn: 0,
+        })
     }
 
     fn next_samples(&mut self) -> &[usize] {
@@ -134,8 +142,7 @@ impl CapturedStep {
         let images = Tensor::zeros(&[BATCH, 1, 8, 8], DType::F32, device)?;
         let digits = Tensor::zeros(&[BATCH], DType::I64, device)?;
         let options = CaptureOptions::default();
-        let (graph, loss) =
-            Graph::capture(device, options, || step(network, optimizer, &images, &digits))?;
+        let (graph, loss) = Graph::capture(device, options, || step(network, optimizer, &images, &digits))?;
         Ok(Self { graph, images, digits, loss })
     }
 
@@ -151,7 +158,8 @@ impl CapturedStep {
 pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outcome> {
     let mut generator = Generator::new(options.seed);
     let network = Network::new(&mut generator, device)?;
-    let optimizer = Adam::new(network.parameters(), AdamOptions { learning_rate: 2e-3, ..AdamOptions::default() })?;
+    let optimizer =
+        Adam::new(network.parameters(), AdamOptions { learning_rate: 2e-3, ..AdamOptions::default() })?;
     let compute = Stream::new(device)?;
     compute.wait_stream(&device.current_stream())?;
     let _current = compute.make_current();

@@ -1,0 +1,133 @@
+//! What the runtime costs the host: a cached launch, events, queries, replays, allocations. Only the queueing is timed; the
+//! device is waited for between the samples.
+//!
+//! `cargo bench -p thalweg-runtime` prints a table for the simulated GPU, `-- --device cuda` for the first GPU; with
+//! `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`, `steps`). Each figure is the median over the
+//! samples of the mean time of a step.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use smallvec::smallvec;
+use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
+use thalweg_runtime::{
+    Buffer, CaptureOptions, Device, Error, Event, Graph, KernelKey, Label, Result, Stream,
+};
+
+const SAMPLES: usize = 11;
+/// Few enough that no queue of a card is full before the device is waited for.
+const STEPS: u32 = 500;
+const ELEMENTS: u64 = 64;
+
+const CLASS: Class =
+    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+
+fn main() -> Result<()> {
+    let mut json = false;
+    let mut device = "sim".to_owned();
+    // Cargo passes `--bench`.
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" => json = true,
+            "--device" => {
+                device = arguments.next().ok_or_else(|| Error::invalid("--device: write `cuda` or `sim`"))?
+            }
+            other => {
+                return Err(Error::invalid(format!(
+                    "unknown argument '{other}'; there are --json and --device"
+                )));
+            }
+        }
+    }
+    let bench = Bench::new(&Device::from_name(&device)?)?;
+    let report = |name: &str, nanoseconds: f64| {
+        if json {
+            println!(
+                "{{\"name\": \"{name}\", \"value\": {nanoseconds:.1}, \"unit\": \"ns\", \"device\": \"{device}\", \
+                 \"samples\": {SAMPLES}, \"steps\": {STEPS}}}"
+            );
+        } else {
+            println!("{name:<28} {nanoseconds:>10.1} ns");
+        }
+    };
+    let Bench { stream, other, data, .. } = &bench;
+    report("launch", bench.measure(|| bench.launch())?);
+    let event = Event::new();
+    report("event_record_and_wait", bench.measure(|| event.record(stream).and_then(|()| event.wait(other)))?);
+    report("wait_stream", bench.measure(|| other.wait_stream(stream))?);
+    report("stream_query", bench.measure(|| stream.query().map(|idle| assert!(black_box(idle))))?);
+    report(
+        "allocate_and_free",
+        bench.measure(|| Buffer::new(stream, black_box(data.size_bytes())).map(drop))?,
+    );
+    for nodes in [1, 100] {
+        let graph = bench.graph(nodes)?;
+        report(&format!("graph_replay_{nodes}"), bench.measure(|| graph.replay())?);
+    }
+    Ok(())
+}
+
+struct Bench {
+    device: Device,
+    stream: Stream,
+    other: Stream,
+    data: Buffer,
+    key: KernelKey,
+    geometry: Geometry,
+}
+
+impl Bench {
+    fn new(device: &Device) -> Result<Self> {
+        let stream = Stream::new(device)?;
+        let other = Stream::new(device)?;
+        let data = Buffer::new(&stream, ELEMENTS * 4)?;
+        let key = KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS };
+        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
+        let geometry = Geometry {
+            row_shape: smallvec![ELEMENTS],
+            inner_shape: smallvec![],
+            operands: vec![operand.clone(), operand],
+        };
+        Ok(Self { device: device.clone(), stream, other, data, key, geometry })
+    }
+
+    /// Looks the kernel up and queues it, as an operator does.
+    fn launch(&self) -> Result<()> {
+        let kernel = self.device.kernel(&self.key, increment)?;
+        let data = [self.data.pointer()];
+        self.stream.launch(&kernel, &self.geometry, &data, &data, &[], Label::here("increment"))
+    }
+
+    fn graph(&self, nodes: u32) -> Result<Graph> {
+        let options = CaptureOptions { stream: Some(self.stream.clone()), ..CaptureOptions::default() };
+        let capture = || (0..nodes).try_for_each(|_| self.launch());
+        Ok(Graph::capture(&self.device, options, capture)?.0)
+    }
+
+    /// Nanoseconds a step; the first sample warms up and does not count.
+    fn measure(&self, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
+        let _current = self.stream.make_current();
+        let mut means = Vec::with_capacity(SAMPLES);
+        for sample in 0..=SAMPLES {
+            let start = Instant::now();
+            for _ in 0..STEPS {
+                step()?;
+            }
+            let nanoseconds = start.elapsed().as_nanos() as f64 / f64::from(STEPS);
+            self.device.synchronize()?;
+            if sample > 0 {
+                means.push(nanoseconds);
+            }
+        }
+        means.sort_by(f64::total_cmp);
+        Ok(means[SAMPLES / 2])
+    }
+}
+
+/// `x + 1`.
+fn increment() -> Kernel {
+    let builder = BodyBuilder::new();
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
+    Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
+}

@@ -1,0 +1,89 @@
+//! Streams made elsewhere that the runtime has forgotten, and the work that they still had.
+//!
+//! When the last clone of an external [`Stream`](crate::Stream) is dropped its handle is given up, because its owner may
+//! destroy the native stream from then on. But memory that was recorded as used on it may be freed later, and has to wait
+//! for its work. So a last event is recorded at the end of that work, and stands in for the stream.
+//!
+//! Invariant: a stream that is not listed here has no work left that came from this runtime.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use thalweg_device::{Driver, EventFlags, EventHandle, StreamHandle};
+
+use crate::memory::outside_capture;
+
+/// The forgotten streams of one driver.
+#[derive(Debug)]
+pub(crate) struct ForgottenStreams {
+    driver: Arc<dyn Driver>,
+    last: Mutex<FxHashMap<StreamHandle, LastWork>>,
+}
+
+/// Where the work of a forgotten stream ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LastWork {
+    /// At this event.
+    Event(EventHandle),
+    /// No event could be recorded: the device was lost, or the stream was capturing.
+    Unknown,
+}
+
+impl ForgottenStreams {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { driver, last: Mutex::default() })
+    }
+
+    /// Gives the handle up.
+    pub(crate) fn forget(&self, stream: StreamHandle) {
+        let last = self.record_last(stream).unwrap_or(LastWork::Unknown);
+        let mut list = self.lock();
+        list.retain(|_, last| !self.is_over(*last));
+        list.insert(stream, last);
+        // A handle that the driver no longer knows (its owner has destroyed the stream) is given up already.
+        let _ = self.driver.stream_destroy(stream);
+    }
+
+    /// Where the work of a forgotten stream ends; `None` if it is over.
+    pub(crate) fn last_work(&self, stream: StreamHandle) -> Option<LastWork> {
+        self.lock().get(&stream).copied()
+    }
+
+    fn record_last(&self, stream: StreamHandle) -> thalweg_device::Result<LastWork> {
+        if self.driver.stream_capture_info(stream)?.id != 0 {
+            return Ok(LastWork::Unknown);
+        }
+        let event = self.driver.event_create(self.driver.stream_device(stream)?, EventFlags::default())?;
+        match self.driver.event_record(event, stream) {
+            Ok(()) => Ok(LastWork::Event(event)),
+            Err(error) => {
+                let _ = self.driver.event_destroy(event);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the work is over; its event is then gone.
+    fn is_over(&self, last: LastWork) -> bool {
+        let LastWork::Event(event) = last else { return false };
+        let is_over = outside_capture(&self.driver, || self.driver.event_query(event)).unwrap_or(false);
+        if is_over {
+            let _ = self.driver.event_destroy(event);
+        }
+        is_over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<StreamHandle, LastWork>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ForgottenStreams {
+    fn drop(&mut self) {
+        for last in self.last.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+            if let LastWork::Event(event) = last {
+                let _ = self.driver.event_destroy(*event);
+            }
+        }
+    }
+}

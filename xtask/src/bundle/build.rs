@@ -1,0 +1,92 @@
+//! Builds every program of the workspace with one call of Cargo, and learns from its messages where they are.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::json::Json;
+
+/// What a program is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// A binary of a crate.
+    Tool,
+    /// An example.
+    Example,
+    /// The integration tests of a crate.
+    Test,
+    /// A bench.
+    Bench,
+}
+
+/// A program that was built.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Program {
+    pub kind: Kind,
+    /// Its crate.
+    pub package: String,
+    /// Its name within the crate.
+    pub name: String,
+    /// The folder of its crate.
+    pub folder: PathBuf,
+    pub executable: PathBuf,
+}
+
+/// Builds them, stripped. The library tests, which look into private parts, are not among them.
+pub fn build(root: &Path) -> Result<Vec<Program>, String> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(root)
+        .args(["build", "--workspace", "--exclude", "xtask", "--profile", "bundle", "--bins", "--examples"])
+        .args(["--test", "*", "--bench", "*", "--message-format", "json-render-diagnostics"])
+        // Flags of this machine (`target-cpu=native`, say) would make programs that others cannot run.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .stderr(Stdio::inherit());
+    let output = cargo.output().map_err(|error| format!("cargo cannot be started: {error}"))?;
+    if !output.status.success() {
+        return Err("the build failed".to_owned());
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let mut programs: Vec<Program> = messages.lines().filter_map(program).collect();
+    programs.sort();
+    if programs.is_empty() {
+        return Err("cargo named no program that it built".to_owned());
+    }
+    Ok(programs)
+}
+
+/// The program that a message of Cargo tells about, if it does.
+fn program(line: &str) -> Option<Program> {
+    let message = Json::parse(line)?;
+    let executable = PathBuf::from(message.get("executable")?.text()?);
+    let target = message.get("target")?;
+    let kind = match target.get("kind")?.list().first()?.text()? {
+        "bin" => Kind::Tool,
+        "example" => Kind::Example,
+        "test" => Kind::Test,
+        "bench" => Kind::Bench,
+        _ => return None,
+    };
+    let folder = Path::new(message.get("manifest_path")?.text()?).parent()?.to_path_buf();
+    let package = folder.file_name()?.to_str()?.to_owned();
+    Some(Program { kind, package, name: target.get("name")?.text()?.to_owned(), folder, executable })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_cargo_name_programs() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/r/crates/thalweg-x/Cargo.toml",
+            "target":{"kind":["test"],"name":"it"},"executable":"/r/target/bundle/deps/it-01"}"#;
+        let found = program(line).expect("a program");
+        assert_eq!(
+            (found.kind, found.package.as_str(), found.name.as_str()),
+            (Kind::Test, "thalweg-x", "it")
+        );
+        assert_eq!(found.folder, Path::new("/r/crates/thalweg-x"));
+        assert_eq!(program(&line.replace(r#""/r/target/bundle/deps/it-01""#, "null")), None, "a library");
+        assert_eq!(program(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+}

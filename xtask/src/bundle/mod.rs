@@ -1,0 +1,212 @@
+//! `cargo xtask bundle`: one folder that shows on a GPU machine without Rust what this checkout does there.
+//!
+//! ```text
+//! bundle/run            the one script to call; `./run --help` says what it can do
+//! bundle/thalweg …      the command line, and the examples
+//! bundle/tests/…        the integration tests, one program a crate
+//! bundle/benches/…      the benches
+//! bundle/kernels/…      machine code of every kernel that those use, by architecture
+//! bundle/VERSION        which commit this is, and what it was built with
+//! ```
+//!
+//! The programs find CUDA's libraries as they do everywhere: when they run. With the kernels beside them they need no
+//! compiler either. Which kernels those are is not listed anywhere: the programs themselves are run on the simulated GPU,
+//! which records the source of each kernel that it loads ([`kernels`]).
+
+mod build;
+mod kernels;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use build::{Kind, Program};
+
+/// The most that a bundle may weigh.
+const LIMIT_BYTES: u64 = 40 * 1000 * 1000;
+
+/// What was asked for.
+pub struct Options {
+    out: PathBuf,
+    /// What kernels are compiled for; empty for no kernels.
+    architectures: Vec<String>,
+}
+
+impl Options {
+    /// Reads the arguments behind `bundle`.
+    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Self {
+            out: PathBuf::from("bundle"),
+            architectures: ["sm_80", "sm_90", "sm_100"].map(str::to_owned).to_vec(),
+        };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--out" => options.out = PathBuf::from(value()?),
+                "--no-kernels" => options.architectures.clear(),
+                "--archs" => options.architectures = value()?.split(',').map(str::to_owned).collect(),
+                other => return Err(format!("bundle has no option `{other}`")),
+            }
+        }
+        let strange =
+            |name: &&String| name.strip_prefix("sm_").is_none_or(|number| number.parse::<u32>().is_err());
+        match options.architectures.iter().find(strange) {
+            Some(name) => Err(format!("--archs takes names like sm_90, divided by commas, not `{name}`")),
+            None => Ok(options),
+        }
+    }
+}
+
+/// Makes the bundle; `false` if it is too heavy.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let root = crate::root();
+    let out = root.join(&options.out);
+    let programs = build::build(&root)?;
+    clear(&out)?;
+    for program in &programs {
+        copy(&program.executable, &out.join(place(program)))?;
+    }
+    write(&out.join("run"), include_str!("run.sh"))?;
+    make_executable(&out.join("run"))?;
+    write(&out.join("VERSION"), &version(&root))?;
+    if !options.architectures.is_empty() {
+        kernels::collect(&root, &programs, &options.architectures, &out.join("kernels"))?;
+    }
+    weigh(&out)
+}
+
+/// Where a program lies in the bundle.
+fn place(program: &Program) -> PathBuf {
+    match program.kind {
+        Kind::Tool | Kind::Example => PathBuf::from(&program.name),
+        Kind::Test if program.name == "it" => Path::new("tests").join(&program.package),
+        Kind::Test => Path::new("tests").join(format!("{}-{}", program.package, program.name)),
+        Kind::Bench => Path::new("benches").join(format!("{}-{}", program.package, program.name)),
+    }
+}
+
+/// Empties the folder of a former bundle. Any other folder that holds something is left alone.
+fn clear(out: &Path) -> Result<(), String> {
+    let is_empty = fs::read_dir(out).map_or(true, |mut entries| entries.next().is_none());
+    let is_bundle = out.join("run").is_file() && out.join("VERSION").is_file();
+    if !is_empty && !is_bundle {
+        return Err(format!(
+            "{} holds something that is no bundle; name another folder with --out",
+            out.display()
+        ));
+    }
+    match fs::remove_dir_all(out) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{} cannot be replaced: {error}", out.display()))
+        }
+        _ => fs::create_dir_all(out).map_err(|error| format!("{} cannot be made: {error}", out.display())),
+    }
+}
+
+fn copy(source: &Path, target: &Path) -> Result<(), String> {
+    let parent = target.parent().expect("a file of the bundle lies in it");
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::copy(source, target))
+        .map(drop)
+        .map_err(|error| format!("{} cannot be copied to {}: {error}", source.display(), target.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{} cannot be written: {error}", path.display()))
+}
+
+fn make_executable(path: &Path) -> Result<(), String> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .map_err(|error| format!("{} cannot be made executable: {error}", path.display()))
+}
+
+/// Which commit this is and what it was built with: a line each.
+fn version(root: &Path) -> String {
+    let answer = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).current_dir(root).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    let unknown = || "unknown".to_owned();
+    let commit = answer("git", &["log", "-1", "--format=%H of %cs"]).unwrap_or_else(unknown);
+    let changed = answer("git", &["status", "--porcelain"]).is_some_and(|text| !text.is_empty());
+    format!(
+        "thalweg {}\ncommit {commit}{}\nbuilt by {}\nneeds {} or newer\n",
+        env!("CARGO_PKG_VERSION"),
+        if changed { ", with changes" } else { "" },
+        answer("rustc", &["--version"]).unwrap_or_else(unknown),
+        answer("getconf", &["GNU_LIBC_VERSION"]).unwrap_or_else(unknown),
+    )
+}
+
+/// Prints what each part weighs.
+fn weigh(out: &Path) -> Result<bool, String> {
+    let mut entries: Vec<PathBuf> = fs::read_dir(out)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
+        .map_err(|error| format!("{} cannot be read: {error}", out.display()))?;
+    entries.sort();
+    let mut total = 0;
+    for entry in &entries {
+        let (files, bytes) =
+            size(entry).map_err(|error| format!("{} cannot be read: {error}", entry.display()))?;
+        total += bytes;
+        let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        println!("{name:<14} {:>8.2} MB  {files:>5} files", bytes as f64 / 1e6);
+    }
+    println!("{:<14} {:>8.2} MB  in {}", "total", total as f64 / 1e6, out.display());
+    if total > LIMIT_BYTES {
+        println!(
+            "too heavy: a bundle may weigh {} MB; name fewer architectures with --archs",
+            LIMIT_BYTES / 1_000_000
+        );
+    }
+    Ok(total <= LIMIT_BYTES)
+}
+
+/// How many files lie at a path, and how many bytes they have.
+fn size(path: &Path) -> std::io::Result<(u64, u64)> {
+    let data = fs::symlink_metadata(path)?;
+    if !data.is_dir() {
+        return Ok((1, data.len()));
+    }
+    fs::read_dir(path)?.try_fold((0, 0), |(files, bytes), entry| {
+        let (more_files, more_bytes) = size(&entry?.path())?;
+        Ok((files + more_files, bytes + more_bytes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Options, String> {
+        Options::parse(&arguments.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arguments_are_read() {
+        let options = parse(&["--archs", "sm_90", "--out", "x"]).unwrap_or_else(|text| panic!("{text}"));
+        assert_eq!((options.architectures, options.out), (vec!["sm_90".to_owned()], PathBuf::from("x")));
+        assert!(parse(&["--no-kernels"]).is_ok_and(|options| options.architectures.is_empty()));
+        for wrong in [&["--archs", "90"][..], &["--archs", "sm_90,"], &["--out"], &["--fast"]] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_no_bundle_is_left_alone() {
+        let folder = std::env::temp_dir().join(format!("thalweg-xtask-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("letters.txt"), "dear").unwrap();
+        assert!(clear(&folder).is_err());
+        assert!(folder.join("letters.txt").exists());
+        for name in ["run", "VERSION"] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        clear(&folder).unwrap();
+        assert_eq!(size(&folder).unwrap(), (0, 0));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,154 @@
+#!/bin/sh
+# Runs the parts of this bundle: `./run --help` says how. Needs a POSIX shell and, for a card, NVIDIA's driver.
+set -u
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
+
+usage() {
+    cat <<'EOF'
+usage: ./run [--device cuda|sim] PART [arguments]
+
+Parts that run in the foreground and take the program's own arguments:
+  doctor          what this machine has, what is missing, and a self-test
+  digits          trains a network on handwritten digits (--graph, --steps N)
+  conformance     every rule of the driver interface, one line each
+  litmus          conformance, then small concurrent programs with their outcomes
+
+Parts that are run in turn, each with a log, and a table at the end:
+  tests [NAME..]  the integration tests, or those of the crates named
+  benches         the benches, as JSON lines
+  all             all of the above; digits eagerly, again, and as a graph, with
+                  their losses compared
+
+  --device D      cuda or sim (default: cuda if this machine has a card)
+
+Logs go to the folder that the variable OUT names (default: ./out). Libraries are
+found through the loader's path, CUDA_HOME, and the nvidia wheels of the active
+Python; `./run doctor` shows which. Where NVRTC is missing the bundle's own
+precompiled kernels are used. The exit status is 0 only if every part's was.
+EOF
+}
+
+device=
+if ls /dev/nvidia[0-9]* /dev/dxg >/dev/null 2>&1; then device=cuda; else device=sim; fi
+while [ $# -gt 0 ]; do
+    case $1 in
+    --device)
+        case ${2-} in
+        cuda | sim) device=$2 ;;
+        *) echo "run: --device takes cuda or sim, not '${2-}'" >&2; exit 2 ;;
+        esac
+        shift 2 ;;
+    -h | --help) usage; exit 0 ;;
+    *) break ;;
+    esac
+done
+if [ $# -eq 0 ]; then usage >&2; exit 2; fi
+part=$1
+shift
+
+export THALWEG_DEVICE="$device" THALWEG_TEST_DEVICE="$device"
+export CARGO_BIN_EXE_thalweg="$here/thalweg"
+if [ -d "$here/kernels" ]; then
+    export THALWEG_PRECOMPILED_KERNELS="${THALWEG_PRECOMPILED_KERNELS:-$here/kernels}"
+fi
+out=${OUT:-out}
+summary=
+failures=0
+
+# row NAME STATUS SECONDS TEXT: one line of the table.
+row() {
+    summary="$summary$(printf '%-24s %6s %7s  %.48s' "$1" "$2" "$3" "$4")
+"
+    [ "$2" = 0 ] || failures=$((failures + 1))
+}
+
+# step NAME COMMAND..: runs a part with a log, and remembers how it went.
+step() {
+    name=$1
+    shift
+    log="$out/$(printf '%s' "$name" | tr '/ ' '--').log"
+    printf '== %s\n' "$name"
+    start=$(date +%s)
+    "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    seconds=$(($(date +%s) - start))
+    # What the program says at its end; for tests, the line with the counts.
+    says=$(grep '^test result:' "$log" | tail -n 1)
+    [ -n "$says" ] || says=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1)
+    case $says in '{'*) says="$(grep -c '^{' "$log") figures" ;; esac
+    [ "$status" = 0 ] || tail -n 15 "$log" | sed 's/^/   | /'
+    row "$name" "$status" "$seconds" "$says"
+}
+
+begin() {
+    mkdir -p "$out" || exit 2
+    {
+        date -u '+date    %Y-%m-%dT%H:%M:%SZ'
+        sed 's/^/bundle  /' "$here/VERSION"
+        echo "system  $(uname -srm)"
+        echo "device  $device"
+        if [ "$device" = cuda ] && command -v nvidia-smi >/dev/null 2>&1; then
+            nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | sed 's/^/card    /'
+        fi
+    } | tee "$out/machine.txt"
+}
+
+finish() {
+    {
+        printf '\n%-24s %6s %7s  %s\n' part status seconds says
+        printf '%s' "$summary"
+        printf '%s of the parts failed; logs are in %s\n' "$failures" "$out"
+    } | tee "$out/summary.txt"
+    [ "$failures" -eq 0 ]
+    exit
+}
+
+run_tests() {
+    for test in "$here"/tests/*; do
+        [ -x "$test" ] || continue
+        name=${test##*/}
+        if [ $# -gt 0 ]; then
+            case " $* " in *" $name "*) ;; *) continue ;; esac
+        fi
+        step "tests/$name" "$test"
+    done
+}
+
+run_benches() {
+    for bench in "$here"/benches/*; do
+        [ -x "$bench" ] || continue
+        step "benches/${bench##*/}" "$bench" --bench --json "$@"
+    done
+}
+
+run_digits() {
+    step digits "$here/digits" --device "$device" --json
+    step digits-again "$here/digits" --device "$device" --json
+    step digits-graph "$here/digits" --device "$device" --graph --json
+    losses=$(cat "$out"/digits.log "$out"/digits-again.log "$out"/digits-graph.log | grep '^losses:' | sort | uniq -c)
+    case $losses in
+    *' 3 losses:'*) row digits-losses 0 0 "the same in all three runs" ;;
+    *) row digits-losses 1 0 "they differ: see the logs" ;;
+    esac
+}
+
+case $part in
+doctor) exec "$here/thalweg" doctor "$@" ;;
+digits) exec "$here/digits" --device "$device" "$@" ;;
+conformance) exec "$here/conformance" --device "$device" "$@" ;;
+litmus) exec "$here/conformance" --device "$device" --litmus "$@" ;;
+tests) begin; run_tests "$@"; finish ;;
+benches) begin; run_benches "$@"; finish ;;
+all)
+    begin
+    step doctor "$here/thalweg" doctor
+    step litmus "$here/conformance" --device "$device" --litmus
+    run_tests
+    run_digits
+    run_benches
+    finish ;;
+*)
+    echo "run: there is no part '$part'" >&2
+    usage >&2
+    exit 2 ;;
+esac

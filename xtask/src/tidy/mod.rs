@@ -1,0 +1,214 @@
+//! `cargo xtask tidy`: what can be seen of the house rules by reading text alone, in well under a second.
+//!
+//! - Every Rust file opens with the essay of its module (`//!`).
+//! - No file is longer than [`FILE`], no function longer than [`FUNCTION`].
+//! - Nothing is left undone in sources: none of the words of [`UNDONE`].
+//! - No file names a folder of somebody's machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
+//! - The texts of both licences are there.
+//!
+//! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
+
+mod scan;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// A limit in lines: above the first it is worth a word, above the second an error.
+struct Limit {
+    warning: usize,
+    error: usize,
+}
+
+const FILE: Limit = Limit { warning: 800, error: 1000 };
+const FUNCTION: Limit = Limit { warning: 70, error: 100 };
+
+/// Words of unfinished work, each put together so that this file does not contain it.
+const UNDONE: [&str; 6] = [
+    concat!("todo", "!("),
+    concat!("unimplemented", "!("),
+    concat!("dbg", "!("),
+    concat!("FIX", "ME"),
+    concat!("TO", "DO"),
+    concat!("allow(dead", "_code)"),
+];
+
+/// Folders that exist on one machine and not on the next, put together likewise.
+const MACHINE_FOLDERS: [&str; 5] = [
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/Us", "ers/"),
+    concat!("/tm", "p/"),
+    concat!("/wo", "rk/"),
+];
+
+/// What excuses a line that has a machine's folder.
+const EXCUSE: &str = "tidy: a made-up path";
+
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Level {
+    Error,
+    Warning,
+}
+
+/// One thing that is not tidy.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Finding {
+    level: Level,
+    file: String,
+    /// The line, from 1; 0 for the whole file.
+    line: usize,
+    what: String,
+}
+
+/// Checks the repository and prints a table; `false` if there is an error.
+pub fn run() -> Result<bool, String> {
+    let root = crate::root();
+    let files = files(&root)?;
+    let mut findings = Vec::new();
+    let mut lines = 0;
+    for file in &files {
+        // Pictures and archives are no text, and a file that was removed but not yet from git's list is none either.
+        let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
+        lines += text.lines().count();
+        check(file, &text, &mut findings);
+    }
+    for licence in LICENCES.into_iter().filter(|licence| !root.join(licence).is_file()) {
+        findings.push(Finding {
+            level: Level::Error,
+            file: licence.into(),
+            line: 0,
+            what: "is missing".into(),
+        });
+    }
+    findings.sort();
+    Ok(print(&findings, files.len(), lines))
+}
+
+/// The files that git tracks or would, with paths from the root.
+fn files(root: &Path) -> Result<Vec<String>, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .map_err(|error| format!("git, which knows the files, cannot be started: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "git does not list the files: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
+    }
+    let mut files: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
+    let mut add =
+        |level, line, what: String| findings.push(Finding { level, file: file.to_owned(), line, what });
+    let is_rust = file.ends_with(".rs");
+    for (number, line) in (1..).zip(text.lines()) {
+        if let Some(folder) = MACHINE_FOLDERS.iter().find(|folder| names(line, folder))
+            && !line.contains(EXCUSE)
+        {
+            add(Level::Error, number, format!("names a machine's folder, {folder}"));
+        }
+        if is_rust && let Some(word) = UNDONE.iter().find(|word| line.contains(**word)) {
+            add(Level::Error, number, format!("is not done: {word}"));
+        }
+    }
+    if !is_rust {
+        return;
+    }
+    if !text.starts_with("//!") {
+        add(Level::Error, 1, "does not open with what it is for (//!)".into());
+    }
+    let lines = text.lines().count();
+    if let Some(level) = judge(lines, &FILE) {
+        add(level, 0, format!("has {lines} lines, more than {}", limit(level, &FILE)));
+    }
+    for function in scan::functions(text) {
+        if let Some(level) = judge(function.lines, &FUNCTION) {
+            let scan::Function { name, line, lines } = function;
+            add(level, line, format!("fn {name} has {lines} lines, more than {}", limit(level, &FUNCTION)));
+        }
+    }
+}
+
+/// Whether a line names an absolute path into the folder: `see /x/y` does, `target/x/y` does not.
+fn names(line: &str, folder: &str) -> bool {
+    line.match_indices(folder).any(|(place, _)| {
+        let before = line[..place].chars().next_back();
+        before.is_none_or(|character| !(character.is_alphanumeric() || "._-/~}*".contains(character)))
+    })
+}
+
+fn judge(lines: usize, limit: &Limit) -> Option<Level> {
+    match lines {
+        _ if lines > limit.error => Some(Level::Error),
+        _ if lines > limit.warning => Some(Level::Warning),
+        _ => None,
+    }
+}
+
+const fn limit(level: Level, limit: &Limit) -> usize {
+    match level {
+        Level::Error => limit.error,
+        Level::Warning => limit.warning,
+    }
+}
+
+fn print(findings: &[Finding], files: usize, lines: usize) -> bool {
+    let place = |finding: &Finding| match finding.line {
+        0 => finding.file.clone(),
+        line => format!("{}:{line}", finding.file),
+    };
+    let width = findings.iter().map(|finding| place(finding).len()).max().unwrap_or(0);
+    for finding in findings {
+        let level = if finding.level == Level::Error { "error" } else { "warning" };
+        println!("{level:<8} {:<width$}  {}", place(finding), finding.what);
+    }
+    let errors = findings.iter().filter(|finding| finding.level == Level::Error).count();
+    println!("{files} files, {lines} lines: {errors} errors, {} warnings", findings.len() - errors);
+    errors == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(file: &str, text: &str) -> Vec<(Level, usize)> {
+        let mut findings = Vec::new();
+        check(file, text, &mut findings);
+        findings.iter().map(|finding| (finding.level, finding.line)).collect()
+    }
+
+    #[test]
+    fn each_rule_is_seen() {
+        assert_eq!(found("a.rs", "//! Essay.\nfn f() {}\n"), []);
+        assert_eq!(found("a.rs", "fn f() {}\n"), [(Level::Error, 1)]);
+        for word in UNDONE {
+            assert_eq!(found("a.rs", &format!("//! Essay.\n// {word}\n")), [(Level::Error, 2)], "{word}");
+            assert_eq!(found("a.md", word), [], "prose may speak of it");
+        }
+        for folder in MACHINE_FOLDERS {
+            assert_eq!(found("a.md", &format!("x\nsee {folder}y\n")), [(Level::Error, 2)], "{folder}");
+            assert_eq!(found("a.md", &format!("see target{folder}y, or {folder}y ({EXCUSE})\n")), []);
+        }
+    }
+
+    #[test]
+    fn sizes_are_judged() {
+        let file = |lines: usize| format!("//! Essay.\n{}", "\n".repeat(lines - 1));
+        assert_eq!(found("a.rs", &file(800)), []);
+        assert_eq!(found("a.rs", &file(801)), [(Level::Warning, 0)]);
+        assert_eq!(found("a.rs", &file(1001)), [(Level::Error, 0)]);
+        let function = |lines: usize| format!("//! Essay.\nfn f() {{{}}}\n", "\n".repeat(lines - 1));
+        assert_eq!(found("a.rs", &function(70)), []);
+        assert_eq!(found("a.rs", &function(71)), [(Level::Warning, 2)]);
+        assert_eq!(found("a.rs", &function(101)), [(Level::Error, 2)]);
+    }
+}
