@@ -197,7 +197,7 @@ fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
     // Each thread moves `vector` elements of every operand, so the smallest of them sets the pace, the largest the width.
-    while vector > 1 && (alignment_bytes % (vector * largest) != 0 || geometry.rows() < vector) {
+    while vector > 1 && (!alignment_bytes.is_multiple_of(vector * largest) || geometry.rows() < vector) {
         vector /= 2;
     }
     vector as u8

@@ -174,10 +174,10 @@ pub static LOG_SOFTMAX: LoopOp = LoopOp {
     )
 };
 
-/// −log softmax(x)[class] for each row of x; NaN where the class is not one of the row's.
+/// −log softmax(x) at the row's class, for each row of x; NaN where the class is not one of the row's.
 pub static CROSS_ENTROPY: LoopOp = LoopOp {
     name: "cross_entropy",
-    doc: "−log softmax(x)[class] for each row; NaN where the class is out of range.",
+    doc: "−log softmax(x) at the row's class, for each row; NaN where the class is out of range.",
     input_count: 2,
     scalars: &["classes"],
     rule: DTypeRule::Classes,

@@ -272,7 +272,8 @@ impl Opened {
         };
         devices.get(index as usize).cloned().ok_or_else(|| {
             let (kind, names): (_, Vec<_>) = (self.kind, devices.iter().map(Device::to_string).collect());
-            Error::invalid(format!("there is no device {kind}:{index}; there is {}", names.join(", ")))
+            let more = if self.kind == "sim" { " (THALWEG_SIM_DEVICES=N makes more)" } else { "" };
+            Error::invalid(format!("there is no device {kind}:{index}; there is {}{more}", names.join(", ")))
         })
     }
 }

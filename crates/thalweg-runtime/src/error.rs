@@ -138,10 +138,23 @@ impl fmt::Display for Error {
             write!(f, "{context}: ")?;
         }
         match &self.0.kind {
-            Kind::Driver(error) => write!(f, "{error}")?,
+            Kind::Driver(error) => write_driver_error(f, error)?,
             Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) => f.write_str(text)?,
         }
         write_suspects(f, &self.0.suspects)
+    }
+}
+
+/// The cause in words first, the driver's call and code behind: who reads one line of it should read the words.
+fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_device::Error) -> fmt::Result {
+    let (call, code, detail) = (error.call(), error.code(), error.detail());
+    if error.is_asynchronous() {
+        f.write_str("work submitted earlier failed: ")?;
+    }
+    if detail.is_empty() {
+        write!(f, "{call}: {} ({})", code.name(), code.number())
+    } else {
+        write!(f, "{detail} ({call}: {}, {})", code.name(), code.number())
     }
 }
 
@@ -156,8 +169,8 @@ fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result
     }
     match distinct.len() {
         0 => return Ok(()),
-        1 => f.write_str("\ncaused by:")?,
-        _ => f.write_str("\ncaused by one of these (CUDA_LAUNCH_BLOCKING=1 would tell which):")?,
+        1 => f.write_str("\npossible cause:")?,
+        _ => f.write_str("\npossible causes (CUDA_LAUNCH_BLOCKING=1 tells which):")?,
     }
     for (label, count) in distinct.iter().take(LISTED_SUSPECTS) {
         write!(f, "\n  {label}")?;

@@ -142,19 +142,20 @@ impl Graph {
                 "graph capture: {stream:?} captures already; capture on another stream"
             )));
         }
-        let capture = Capture::begin(&stream, &pool, mode)?;
+        let name = |error: Error| error.context("graph capture");
+        let capture = Capture::begin(&stream, &pool, mode).map_err(name)?;
         let result = {
             let _current = stream.make_current();
             region()?
         };
-        let (graph, pinned) = capture.end()?;
+        let (graph, pinned) = capture.end().map_err(name)?;
         let driver = device.driver();
         let built = driver
             .graph_describe(graph)
             .and_then(|description| Ok((description, driver.graph_instantiate(graph, device.index())?)));
         // The executable lives on. A handle that the driver gave a moment ago can be given back.
         let _ = driver.graph_destroy(graph);
-        let (description, handle) = device.check(built)?;
+        let (description, handle) = device.check(built).map_err(name)?;
         let exec = Executable { device: device.clone(), handle };
         Ok((Self { exec, description, pinned, pool }, result))
     }

@@ -214,10 +214,13 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// A stream that was made elsewhere; the same native stream wrapped twice counts as two streams for memory reuse, so
+    /// A stream that was made elsewhere; native 0 and 1 give the device's default stream. The same native stream wrapped twice counts as two streams for memory reuse, so
     /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
     /// Memory that was used on it still waits for its work.
     pub fn from_external(device: &Device, stream: ForeignStream) -> Result<Self> {
+        if stream.native() <= 1 {
+            return Ok(device.default_stream());
+        }
         let handle = device.check(device.driver().stream_adopt(device.index(), stream))?;
         let priority = device.check(device.driver().stream_priority(handle))?;
         let pool = device.stream_pool();

@@ -98,7 +98,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
     run().map_err(|error| error.context(describe("max_pool2d", &[input])))
 }
 
-/// The mean over the rows of `−log softmax(input)[class]`: input (rows, classes), target (rows) of i64. A class out of range
+/// The mean over the rows of −log softmax(input) at the row's class: input (rows, classes), target (rows) of i64. A class out of range
 /// makes the result NaN, since the device cannot raise an error.
 #[track_caller]
 pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {

@@ -56,3 +56,29 @@ fn devices_of_two_machines_are_different() {
     assert_eq!((first[1].index(), first[1].to_string()), (1, "sim:1".to_owned()));
     assert!(first[0].is_simulated());
 }
+
+const CHILD: &str = "THALWEG_TEST_CHILD_WITH_MISTAKES";
+
+/// The other process of the test below; without the variable there is nothing to do.
+#[test]
+fn child_process_with_mistakes() {
+    if std::env::var_os(CHILD).is_some() {
+        let error = Device::sim(0).unwrap_err();
+        assert!(
+            error.is_invalid_argument() && error.to_string().contains("THALWEG_SIM_DEVICES=two"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn mistakes_in_the_environment_are_errors() {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["devices::child_process_with_mistakes", "--exact"])
+        .env(CHILD, "1")
+        .env("THALWEG_SIM_DEVICES", "two")
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && output.contains("1 passed"), "{output}");
+}

@@ -32,6 +32,11 @@ fn a_fault_comes_later_names_its_suspects_and_stays() {
     gate.open();
     let error = stream.synchronize().unwrap_err();
     expect_suspects(&error, &[first, first + 1]);
+    let text = error.to_string();
+    assert!(
+        text.starts_with("work submitted earlier failed: `sum at ") && text.contains("ILLEGAL_ADDRESS"),
+        "{text}"
+    );
     assert!(!error.to_string().contains("write"), "what was complete before is no suspect: {error}");
 
     // Everything on the device fails from now on, with the same suspects.
@@ -67,7 +72,7 @@ fn a_result_that_was_read_back_clears_what_came_before() {
     let error = stream.synchronize().unwrap_err();
     expect_suspects(&error, &[line!() - 2]);
     assert_eq!(error.possible_causes().len(), 1, "{error}");
-    assert!(error.to_string().contains("\ncaused by:\n  sum at "), "{error}");
+    assert!(error.to_string().contains("\npossible cause:\n  sum at "), "{error}");
 }
 
 #[test]

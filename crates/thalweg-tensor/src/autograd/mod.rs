@@ -2,7 +2,7 @@
 //!
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
-//! leaves, each node after all nodes that feed it; see [`engine`] for streams.
+//! leaves, each node after all nodes that feed it; see `engine` for streams.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator.

@@ -48,7 +48,7 @@ impl Progress {
             samples as f64 / self.seconds().max(1e-9)
         );
         let room = self.width.saturating_sub(figures.len() + 4).min(40);
-        let filled = if self.total == 0 { room } else { room * step / self.total };
+        let filled = (room * step).checked_div(self.total).unwrap_or(room);
         let bar = format!("{}{}", "█".repeat(filled), "░".repeat(room - filled));
         let end = if self.terminal && step < self.total { "\r" } else { "\n" };
         let bar = if room >= 5 { format!("{bar} ") } else { String::new() };

@@ -1,0 +1,78 @@
+//! Host time of eager calls, from the method to the driver's return, and of a small training step.
+//!
+//! `cargo bench -p thalweg-tensor [-- --json] [--device cuda|sim]`: a line a figure, with `--json` one JSON object a line.
+//! On a card the host's time is what an eager program of small operators is bound by; in the simulator the worker threads
+//! share the cores, so the figures say how fast commands are accepted and run together.
+
+use std::time::Instant;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Result, Stream};
+use thalweg_tensor::{Tensor, no_grad};
+
+/// Timed rounds; the median counts.
+const ROUNDS: usize = 15;
+
+struct Bench {
+    device: Device,
+    json: bool,
+}
+
+impl Bench {
+    /// Microseconds a call: each round submits `calls` and then, outside the timed part, waits for the device.
+    fn time(&self, name: &str, calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let start = Instant::now();
+            for _ in 0..calls {
+                call()?;
+            }
+            times.push(start.elapsed().as_secs_f64() * 1e6 / calls as f64);
+            self.device.synchronize()?;
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times[ROUNDS / 2];
+        if self.json {
+            println!(
+                "{{\"name\": \"{name}\", \"value\": {median:.4}, \"unit\": \"us\", \"device\": \"{}\", \"min\": {:.4}, \"max\": {:.4}}}",
+                self.device.properties().name,
+                times[0],
+                times[ROUNDS - 1]
+            );
+        } else {
+            println!("{name:<28} {median:>9.3} us  (min {:.3}, max {:.3})", times[0], times[ROUNDS - 1]);
+        }
+        Ok(())
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let after = |flag: &str| {
+        arguments.iter().position(|argument| argument == flag).and_then(|at| arguments.get(at + 1))
+    };
+    let device = match after("--device") {
+        Some(name) => Device::from_name(name)?,
+        None => Device::best()?,
+    };
+    let bench = Bench { device: device.clone(), json: arguments.iter().any(|argument| argument == "--json") };
+    let stream = Stream::new(&device)?;
+    let _current = stream.make_current();
+    let small = |seed: f64| Tensor::full(&[16], seed, DType::F32, &device);
+    let (a, b) = (small(1.0)?, small(2.0)?);
+    bench.time("add_16", 500, || a.add(&b).map(drop))?;
+    bench.time("add_16_strided", 500, || {
+        let a = a.reshape(&[4, 4])?.transpose(0, 1)?;
+        a.add(&a).map(drop)
+    })?;
+    bench.time("sum_16", 500, || a.sum(&[], false).map(drop))?;
+    let matrix = Tensor::ones(&[32, 32], DType::F32, &device)?;
+    bench.time("matmul_32", 200, || matrix.matmul(&matrix).map(drop))?;
+    let leaf = a.requires_grad_()?;
+    bench.time("add_16_recorded", 500, || leaf.add(&b).map(drop))?;
+    bench.time("forward_backward_3_operators", 100, || {
+        leaf.set_grad(None);
+        leaf.mul(&b)?.tanh()?.sum(&[], false)?.backward()
+    })?;
+    no_grad(|| bench.time("copy_in_place_16", 500, || a.copy_(&b)))
+}

@@ -1,0 +1,65 @@
+//! The examples as a user runs them: on the simulator, with what they print held against what they promise.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// An example's program, which cargo builds beside the tests. `None`, said aloud, where only the tests were copied.
+fn example(name: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().expect("a running test has a path");
+    let folders = test.ancestors().skip(1).take(2);
+    let found = folders
+        .flat_map(|folder| [folder.join("examples").join(name), folder.join(name)])
+        .find(|path| path.is_file());
+    if found.is_none() {
+        println!("skipped: the example {name} is not beside {}", test.display());
+    }
+    found
+}
+
+fn digits(program: &PathBuf, arguments: &[&str]) -> Output {
+    let device = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
+    Command::new(program).args(["--device", &device]).args(arguments).output().expect("the example starts")
+}
+
+fn line<'a>(text: &'a str, start: &str) -> &'a str {
+    text.lines()
+        .find(|line| line.starts_with(start))
+        .unwrap_or_else(|| panic!("no line '{start}' in:\n{text}"))
+}
+
+#[test]
+fn digits_repeats_its_losses_captured_or_not() {
+    let Some(program) = example("digits") else { return };
+    let run = |arguments: &[&str]| {
+        let output = digits(&program, arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let first = run(&["--steps", "8"]);
+    assert!(first.starts_with("device: "), "the first line names the device:\n{first}");
+    line(&first, "memory: peak allocated ");
+    assert!(
+        first.lines().last().is_some_and(|last| last.starts_with("test accuracy: ") && last.ends_with('%'))
+    );
+    let losses = line(&first, "losses: ").to_owned();
+    assert_eq!(line(&run(&["--steps", "8"]), "losses: "), losses, "the same seed");
+    assert_eq!(line(&run(&["--steps", "8", "--graph"]), "losses: "), losses, "captured and replayed");
+    assert_ne!(line(&run(&["--steps", "8", "--seed", "1"]), "losses: "), losses, "another seed");
+}
+
+#[test]
+fn digits_refuses_what_it_does_not_know() {
+    let Some(program) = example("digits") else { return };
+    for (arguments, words) in [
+        (&["--epoch", "3"][..], "unknown argument --epoch"),
+        (&["--steps"], "--steps needs a value"),
+        (&["--steps", "-1"], "whole number"),
+        (&["--device", "gpu"], "unknown kind 'gpu'"),
+        (&["--device", "sim:7"], "no device"),
+    ] {
+        let output = digits(&program, arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(words), "{arguments:?}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+}
