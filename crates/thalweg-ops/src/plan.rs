@@ -232,3 +232,7 @@ const fn abbreviation(dtype: DType) -> &'static str {
         DType::F64 => "f64",
     }
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -57,7 +57,7 @@ failures=0
 
 # row NAME STATUS SECONDS TEXT: one line of the table.
 row() {
-    summary="$summary$(printf '%-24s %6s %7s  %.48s' "$1" "$2" "$3" "$4")
+    summary="$summary$(printf '%-24s %6s %7s  %.39s' "$1" "$2" "$3" "$4")
 "
     [ "$2" = 0 ] || failures=$((failures + 1))
 }
@@ -73,7 +73,7 @@ step() {
     status=$?
     seconds=$(($(date +%s) - start))
     # What the program says at its end; for tests, the line with the counts.
-    says=$(grep '^test result:' "$log" | tail -n 1)
+    says=$(sed -n 's/^test result: //p' "$log" | tail -n 1)
     [ -n "$says" ] || says=$(grep -v '^[[:space:]]*$' "$log" | tail -n 1)
     case $says in '{'*) says="$(grep -c '^{' "$log") figures" ;; esac
     [ "$status" = 0 ] || tail -n 15 "$log" | sed 's/^/   | /'
@@ -95,7 +95,7 @@ begin() {
 
 finish() {
     {
-        printf '\n%-24s %6s %7s  %s\n' part status seconds says
+        printf '\n%-24s %6s %7s  %s\n' part status seconds 'what it says'
         printf '%s' "$summary"
         printf '%s of the parts failed; logs are in %s\n' "$failures" "$out"
     } | tee "$out/summary.txt"
@@ -108,16 +108,18 @@ run_tests() {
         [ -x "$test" ] || continue
         name=${test##*/}
         if [ $# -gt 0 ]; then
-            case " $* " in *" $name "*) ;; *) continue ;; esac
+            # With or without the prefix that all of them have.
+            case " $* " in *" $name "* | *" ${name#thalweg-} "*) ;; *) continue ;; esac
         fi
-        step "tests/$name" "$test"
+        step "tests/${name#thalweg-}" "$test"
     done
 }
 
 run_benches() {
     for bench in "$here"/benches/*; do
         [ -x "$bench" ] || continue
-        step "benches/${bench##*/}" "$bench" --bench --json "$@"
+        name=${bench##*/}
+        step "bench/${name#thalweg-}" "$bench" --bench --json "$@"
     done
 }
 

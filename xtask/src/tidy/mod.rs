@@ -33,7 +33,7 @@ const UNDONE: [&str; 6] = [
     concat!("allow(dead", "_code)"),
 ];
 
-/// Folders that exist on one machine and not on the next, put together likewise.
+/// Folders that exist on one machine and not on the next, put together likewise. A made-up user is called `me`.
 const MACHINE_FOLDERS: [&str; 5] = [
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -138,9 +138,15 @@ fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a line names an absolute path into the folder: `see /x/y` does, `target/x/y` does not.
+/// Whether a line names an absolute path into the folder: `see /x/y` does; `target/x/y` and `/x/me` do not.
 fn names(line: &str, folder: &str) -> bool {
     line.match_indices(folder).any(|(place, _)| {
+        let mut made_up = line[place + folder.len()..].chars();
+        if made_up.by_ref().take(2).eq(['m', 'e'])
+            && made_up.next().is_none_or(|next| !next.is_alphanumeric())
+        {
+            return false;
+        }
         let before = line[..place].chars().next_back();
         before.is_none_or(|character| !(character.is_alphanumeric() || "._-/~}*".contains(character)))
     })
@@ -197,6 +203,8 @@ mod tests {
         for folder in MACHINE_FOLDERS {
             assert_eq!(found("a.md", &format!("x\nsee {folder}y\n")), [(Level::Error, 2)], "{folder}");
             assert_eq!(found("a.md", &format!("see target{folder}y, or {folder}y ({EXCUSE})\n")), []);
+            assert_eq!(found("a.md", &format!("{folder}me/x and {folder}me\n")), []);
+            assert_eq!(found("a.md", &format!("{folder}melinda")), [(Level::Error, 1)]);
         }
     }
 

@@ -123,13 +123,26 @@ impl Backward for MatmulBackward {
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
         results.push(match self.wanted[0] {
-            true => Some(gradient.matmul(&b.transpose(-2, -1)?)?.sum_to_shape(a.shape())?),
+            true => Some(product_like(a, gradient, &b.transpose(-2, -1)?)?),
             false => None,
         });
         results.push(match self.wanted[1] {
-            true => Some(a.transpose(-2, -1)?.matmul(gradient)?.sum_to_shape(b.shape())?),
+            true => Some(product_like(b, &a.transpose(-2, -1)?, gradient)?),
             false => None,
         });
         Ok(results)
     }
+}
+
+/// `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the gradient
+/// of what it views (a linear layer's weight) comes out contiguous.
+fn product_like(operand: &Tensor, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let strides = operand.layout().strides();
+    let column_major = strides[strides.len() - 2] == 1 && !operand.is_contiguous();
+    let product = if column_major {
+        y.transpose(-2, -1)?.matmul(&x.transpose(-2, -1)?)?.transpose(-2, -1)?
+    } else {
+        x.matmul(y)?
+    };
+    product.sum_to_shape(operand.shape())
 }

@@ -103,6 +103,13 @@ fn matrix_products_have_gradients() {
 }
 
 #[test]
+fn the_gradient_of_a_weight_lies_like_the_weight() {
+    let (x, weight) = (random(&[6, 4], 1), random(&[3, 4], 2).requires_grad_().unwrap());
+    x.matmul(&weight.transpose(0, 1).unwrap()).unwrap().square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert!(weight.grad().unwrap().is_contiguous());
+}
+
+#[test]
 fn matrix_products_agree_with_loops() {
     let dimensions = [(1, 1, 1), (3, 4, 5), (17, 1, 9), (1, 20, 1), (33, 65, 40), (2, 0, 3)];
     for (m, k, n) in dimensions {
