@@ -8,7 +8,8 @@ use crate::definition::LoopOp;
 use crate::{forward, structured, table};
 
 fn body(operator: &LoopOp, dtypes: &[DType]) -> Body {
-    let signature = operator.signature(dtypes, false, Some(DType::F32)).expect("the operator takes these dtypes");
+    let signature =
+        operator.signature(dtypes, false, Some(DType::F32)).expect("the operator takes these dtypes");
     forward(operator, &signature).body.clone()
 }
 
@@ -35,7 +36,9 @@ fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) 
     let iteration = Iteration {
         rows: rows.into(),
         inner: inner.into(),
-        operands: [input, Placement::Strided { rows: result, inner: Dimensions::new() }].into_iter().collect(),
+        operands: [input, Placement::Strided { rows: result, inner: Dimensions::new() }]
+            .into_iter()
+            .collect(),
         alignment_bytes: 256,
     };
     plan(&body(&structured::SUM, &[DType::F32]), &iteration)
@@ -53,7 +56,11 @@ fn contiguous_operands_are_one_dimension_with_wide_loads() {
 #[test]
 fn loads_are_only_as_wide_as_the_alignment() {
     for (alignment, vector) in [(256, 4), (16, 4), (8, 2), (4, 1)] {
-        assert_eq!(elementwise(&[64], &[&[1][..]; 3], alignment).class.vector, vector, "aligned to {alignment}");
+        assert_eq!(
+            elementwise(&[64], &[&[1][..]; 3], alignment).class.vector,
+            vector,
+            "aligned to {alignment}"
+        );
     }
     assert_eq!(elementwise(&[3], &[&[1][..]; 3], 256).class.vector, 2, "no wider than there are elements");
 }
@@ -69,7 +76,8 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
 
 #[test]
 fn dimensions_of_one_element_do_not_matter() {
-    let found = elementwise(&[1, 7, 1, 3, 1], &[&[99, 3, 42, 1, 0], &[0, 3, 3, 1, 7], &[21, 3, 3, 1, 1]], 256);
+    let found =
+        elementwise(&[1, 7, 1, 3, 1], &[&[99, 3, 42, 1, 0], &[0, 3, 3, 1, 7], &[21, 3, 3, 1, 1]], 256);
     assert!(found.class.contiguous);
     assert_eq!(found.geometry.row_shape.as_slice(), [21]);
     let scalar = elementwise(&[], &[&[], &[], &[]], 256);

@@ -250,12 +250,29 @@ impl<'b> Window<'b> {
         (at, at.ge(0).and(at.lt(extent)))
     }
 
-    /// The output coordinate whose window has an input coordinate at a kernel coordinate, and whether there is one.
-    fn output_at(&self, input: Value<'b>, kernel: Value<'b>, extent: Value<'b>) -> (Value<'b>, Value<'b>) {
-        let reach = input + self.padding - kernel * self.dilation;
-        let at = reach / self.stride;
-        (at, reach.ge(0).and((reach % self.stride).eq(0)).and(at.lt(extent)))
+    /// The windows of an axis that an input coordinate lies in, counted back from the last one that begins before it: the
+    /// output coordinate, the kernel coordinate that meets the input there, and whether there is such a window. The first
+    /// division is the same for the whole row.
+    fn window_of(
+        &self,
+        input: Value<'b>,
+        back: Value<'b>,
+        kernel: Value<'b>,
+        outputs: Value<'b>,
+    ) -> (Value<'b>, Value<'b>, Value<'b>) {
+        let padded = input + self.padding;
+        let output = padded / self.stride - back;
+        let reach = padded - output * self.stride;
+        let at = reach / self.dilation;
+        let exists =
+            output.ge(0).and(output.lt(outputs)).and((at * self.dilation).eq(reach)).and(at.lt(kernel));
+        (output, at, exists)
     }
+}
+
+/// How many windows of an axis an input coordinate can lie in: the inner extents of `fold2d` and `max_pool2d_backward`.
+pub const fn windows_of_a_pixel(kernel: usize, stride: usize, dilation: usize) -> usize {
+    (kernel - 1) * dilation / stride + 1
 }
 
 /// The windows of an image as columns: (channels · kernel, batch · output). Rows: channel, kernel y, kernel x, image, output
@@ -283,7 +300,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
 };
 
 /// The sum, at each pixel, of the column entries whose windows contain it: the transpose of `unfold2d`. Rows: image,
-/// channel, y, x; inner: kernel y, kernel x.
+/// channel, y, x; inner: [`windows_of_a_pixel`] in y and in x.
 pub static FOLD2D: LoopOp = LoopOp {
     name: "fold2d",
     doc: "The sum of all window entries at each pixel (col2im).",
@@ -296,13 +313,15 @@ pub static FOLD2D: LoopOp = LoopOp {
         let columns = b.gathered_input(signature.inputs[0]);
         let window = Window::new(b);
         let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
-        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
-        let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
+        let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
+        let (output_y, kernel_y, y_exists) =
+            window.window_of(y, back_y, window.kernel_height, window.output_height);
+        let (output_x, kernel_x, x_exists) =
+            window.window_of(x, back_x, window.kernel_width, window.output_width);
         let row = (channel * window.kernel_height + kernel_y) * window.kernel_width + kernel_x;
         let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width
             + output_x;
-        let value = b.gather(columns, place, y_inside.and(x_inside), Scalar::F64(0.0));
+        let value = b.gather(columns, place, y_exists.and(x_exists), Scalar::F64(0.0));
         b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
     },
     examples: None,
@@ -340,7 +359,7 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
 };
 
 /// The gradient of `max_pool2d`: each window's gradient goes to the pixel that won. Rows: image, channel, y, x; inner:
-/// kernel y, kernel x.
+/// [`windows_of_a_pixel`] in y and in x.
 pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
     name: "max_pool2d_backward",
     doc: "The gradient of max_pool2d, from the gradient of its output and the places that won.",
@@ -354,10 +373,10 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
         let winners = b.gathered_input(DType::I64);
         let window = Window::new(b);
         let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
-        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, y_inside) = window.output_at(y, kernel_y, window.output_height);
-        let (output_x, x_inside) = window.output_at(x, kernel_x, window.output_width);
-        let inside = y_inside.and(x_inside);
+        let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
+        let (output_y, _, y_exists) = window.window_of(y, back_y, window.kernel_height, window.output_height);
+        let (output_x, _, x_exists) = window.window_of(x, back_x, window.kernel_width, window.output_width);
+        let inside = y_exists.and(x_exists);
         let place = ((batch * window.channels + channel) * window.output_height + output_y)
             * window.output_width
             + output_x;

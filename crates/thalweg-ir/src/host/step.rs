@@ -44,6 +44,23 @@ impl Block<'_, '_> {
         });
     }
 
+    /// target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a small
+    /// part of what the divisions would.
+    fn divide<T: Bits>(&mut self, step: &Step) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<T>(inputs, step.operands[0], count);
+            let b = file.read::<T>(inputs, step.operands[1], count);
+            if b.iter().all(|&b| b == T::ONE) {
+                target.copy_from_slice(a);
+                return;
+            }
+            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
+                *target = a.div(b);
+            }
+        });
+    }
+
     /// target = f(a, b, c).
     #[inline(always)]
     fn map3<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, T, T) -> T) {
@@ -134,6 +151,7 @@ impl Block<'_, '_> {
             Binary::And => self.map2(step, T::and),
             Binary::Or => self.map2(step, T::or),
             Binary::Xor => self.map2(step, T::xor),
+            Binary::Div => self.divide::<T>(step),
             Binary::Pow => unreachable!("bodies are checked when they are compiled"),
             other => self.binary_number::<T>(other, step),
         }

@@ -77,8 +77,7 @@ fn inputs_may_overlap_the_output_and_each_other() {
     let stream = Stream::new(&device).unwrap();
     let a = buffer_of(&stream, &(0..16).map(|i| i as f32).collect::<Vec<_>>());
     let at = |element: u64| a.pointer().offset(4 * element);
-    // The output is [0, 4). One input is the same, one reaches beyond it, one overlaps only that one. Every element that
-    // is read is read by the thread that writes it, or never written.
+    // One input is the output, two others overlap each other: no element is written while another thread reads it.
     launch_sum(&stream, &[at(0), at(4), at(6), at(8)], at(0), 4).unwrap();
     assert_eq!(read(&stream, &a)[..5], [19.0, 23.0, 27.0, 31.0, 4.0]);
 }

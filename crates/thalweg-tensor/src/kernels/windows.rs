@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
-use thalweg_ops::structured::{FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D};
+use thalweg_ops::structured::{FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D, windows_of_a_pixel};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
 
@@ -114,6 +114,11 @@ impl Window {
         [self.channels * kernel, self.images * self.output[0] * self.output[1]]
     }
 
+    /// How many windows a pixel can lie in, in y and in x.
+    fn windows_of_a_pixel(&self) -> [usize; 2] {
+        self.kernel.map(|kernel| windows_of_a_pixel(kernel, self.stride, self.dilation))
+    }
+
     fn column_rows(&self) -> [usize; 6] {
         [self.channels, self.kernel[0], self.kernel[1], self.images, self.output[0], self.output[1]]
     }
@@ -199,7 +204,14 @@ fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
     let columns = call.tensors[0];
     expect_shape(columns, &window.column_shape())?;
     let shape = window.image_shape();
-    window.run(&FOLD2D, &[columns], &shape, &window.kernel, &[(&shape, columns.dtype())], call.label)
+    window.run(
+        &FOLD2D,
+        &[columns],
+        &shape,
+        &window.windows_of_a_pixel(),
+        &[(&shape, columns.dtype())],
+        call.label,
+    )
 }
 
 fn max_pool(window: &Window, call: &Call<'_>) -> Result<Tensors> {
@@ -269,7 +281,7 @@ impl Backward for MaxPoolBackward {
             &MAX_POOL2D_BACKWARD,
             &[gradient, self.winners.get()?],
             &shape,
-            &self.window.kernel,
+            &self.window.windows_of_a_pixel(),
             &[(&shape, gradient.dtype())],
             self.label,
         )?;

@@ -105,7 +105,14 @@ fn matrix_products_have_gradients() {
 #[test]
 fn the_gradient_of_a_weight_lies_like_the_weight() {
     let (x, weight) = (random(&[6, 4], 1), random(&[3, 4], 2).requires_grad_().unwrap());
-    x.matmul(&weight.transpose(0, 1).unwrap()).unwrap().square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    x.matmul(&weight.transpose(0, 1).unwrap())
+        .unwrap()
+        .square()
+        .unwrap()
+        .sum(&[], false)
+        .unwrap()
+        .backward()
+        .unwrap();
     assert!(weight.grad().unwrap().is_contiguous());
 }
 
