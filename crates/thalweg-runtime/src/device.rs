@@ -59,30 +59,8 @@ thread_local! {
 impl Device {
     /// Every device of a driver, with caches of their own.
     pub fn all_of(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Vec<Self>> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let forgotten = ForgottenStreams::new(driver.clone());
-        let upstream = |index| Arc::new(DriverUpstream::new(driver.clone(), index, forgotten.clone()));
-        let host_allocator = HostAllocator::new(upstream(0));
-        (0..driver.device_count())
-            .map(|index| {
-                Ok(Self(Arc::new(DeviceState {
-                    id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
-                    properties: driver.device_properties(index)?,
-                    environment: environment.clone(),
-                    allocator: DeviceAllocator::new(
-                        upstream(index),
-                        Settings::default().with_label(format!("{}:{index}", driver.name())),
-                    ),
-                    host_allocator: host_allocator.clone(),
-                    default_stream: Arc::new(StreamState::default_of(&driver, index)?),
-                    streams: StreamPool::new(forgotten.clone()),
-                    kernels: KernelTable::default(),
-                    captures: Captures::default(),
-                    driver: driver.clone(),
-                    index,
-                })))
-            })
-            .collect()
+        let system = System::new(driver, environment);
+        (0..system.driver.device_count()).map(|index| system.open(index)).collect()
     }
 
     /// A GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was looked
@@ -91,7 +69,7 @@ impl Device {
         static DEVICES: Opened = Opened::new("cuda");
         DEVICES.get(index, || {
             let driver: Arc<dyn Driver> = CudaDriver::open()?;
-            Self::all_of(driver, Environment::get())
+            Ok(System::new(driver, Environment::get()))
         })
     }
 
@@ -107,7 +85,7 @@ impl Device {
                 memory_bytes: environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes),
                 ..defaults
             })?;
-            Self::all_of(driver, environment)
+            Ok(System::new(driver, environment))
         })
     }
 
@@ -252,29 +230,79 @@ impl Device {
     }
 }
 
-/// The devices of one kind, opened once; a failure is reported and tried again at the next call. Whoever comes while they
-/// are opened waits.
+/// A driver with what its devices share.
+struct System {
+    driver: Arc<dyn Driver>,
+    environment: Environment,
+    forgotten: Arc<ForgottenStreams>,
+    host_allocator: Arc<HostAllocator>,
+}
+
+impl System {
+    fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
+        let forgotten = ForgottenStreams::new(driver.clone());
+        let upstream = DriverUpstream::new(driver.clone(), 0, forgotten.clone());
+        let host_allocator = HostAllocator::new(Arc::new(upstream));
+        Self { driver, environment: environment.clone(), forgotten, host_allocator }
+    }
+
+    /// Opens one device: on a card this makes its context, so the other devices are left alone.
+    fn open(&self, index: u32) -> Result<Device> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let driver = &self.driver;
+        let label = format!("{}:{index}", driver.name());
+        let upstream = DriverUpstream::new(driver.clone(), index, self.forgotten.clone());
+        Ok(Device(Arc::new(DeviceState {
+            id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            properties: driver.device_properties(index)?,
+            environment: self.environment.clone(),
+            allocator: DeviceAllocator::new(Arc::new(upstream), Settings::default().with_label(label)),
+            host_allocator: self.host_allocator.clone(),
+            default_stream: Arc::new(StreamState::default_of(driver, index)?),
+            streams: StreamPool::new(self.forgotten.clone()),
+            kernels: KernelTable::default(),
+            captures: Captures::default(),
+            driver: driver.clone(),
+            index,
+        })))
+    }
+}
+
+/// The devices of one kind, each opened when it is first asked for; a failure is reported, and tried again at the next
+/// call. Whoever else asks meanwhile waits.
 struct Opened {
     kind: &'static str,
-    devices: Mutex<Option<Vec<Device>>>,
+    system: Mutex<Option<(System, Vec<Option<Device>>)>>,
 }
 
 impl Opened {
     const fn new(kind: &'static str) -> Self {
-        Self { kind, devices: Mutex::new(None) }
+        Self { kind, system: Mutex::new(None) }
     }
 
-    fn get(&self, index: u32, open: impl FnOnce() -> Result<Vec<Device>>) -> Result<Device> {
-        let mut slot = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let devices = match &mut *slot {
-            Some(devices) => devices,
-            None => slot.insert(open()?),
+    fn get(&self, index: u32, open: impl FnOnce() -> Result<System>) -> Result<Device> {
+        let mut slot = self.system.lock().unwrap_or_else(PoisonError::into_inner);
+        let (system, devices) = match &mut *slot {
+            Some(opened) => opened,
+            None => {
+                let system = open()?;
+                let count = system.driver.device_count() as usize;
+                slot.insert((system, vec![None; count]))
+            }
         };
-        devices.get(index as usize).cloned().ok_or_else(|| {
-            let (kind, names): (_, Vec<_>) = (self.kind, devices.iter().map(Device::to_string).collect());
-            let more = if self.kind == "sim" { " (THALWEG_SIM_DEVICES=N makes more)" } else { "" };
-            Error::invalid(format!("there is no device {kind}:{index}; there is {}{more}", names.join(", ")))
-        })
+        let Some(device) = devices.get_mut(index as usize) else {
+            let kind = self.kind;
+            let names: Vec<_> = (0..devices.len()).map(|index| format!("{kind}:{index}")).collect();
+            let more = if kind == "sim" { " (THALWEG_SIM_DEVICES=N makes more)" } else { "" };
+            return Err(Error::invalid(format!(
+                "there is no device {kind}:{index}; there is {}{more}",
+                names.join(", ")
+            )));
+        };
+        match device {
+            Some(device) => Ok(device.clone()),
+            None => Ok(device.insert(system.open(index)?).clone()),
+        }
     }
 }
 
