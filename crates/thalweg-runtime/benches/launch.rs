@@ -1,8 +1,8 @@
 //! What the runtime costs the host: a cached launch, events, queries, replays, allocations. Only the queueing is timed; the
 //! device is waited for between the samples.
 //!
-//! `cargo bench -p thalweg-runtime` prints a table for the simulated GPU, `-- --device cuda` for the first GPU; with
-//! `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`, `steps`). Each figure is the median over the
+//! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU, and `-- --device
+//! sim` or `-- --device cuda` chooses; with `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`, `steps`). Each figure is the median over the
 //! samples of the mean time of a step.
 
 use std::hint::black_box;
@@ -24,14 +24,15 @@ const CLASS: Class =
 
 fn main() -> Result<()> {
     let mut json = false;
-    let mut device = "sim".to_owned();
+    let mut name = None;
     // Cargo passes `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--json" => json = true,
             "--device" => {
-                device = arguments.next().ok_or_else(|| Error::invalid("--device: write `cuda` or `sim`"))?
+                name =
+                    Some(arguments.next().ok_or_else(|| Error::invalid("--device: write `cuda` or `sim`"))?);
             }
             other => {
                 return Err(Error::invalid(format!(
@@ -40,7 +41,11 @@ fn main() -> Result<()> {
             }
         }
     }
-    let bench = Bench::new(&Device::from_name(&device)?)?;
+    let device = match name {
+        Some(name) => Device::from_name(&name)?,
+        None => Device::best()?,
+    };
+    let bench = Bench::new(&device)?;
     let report = |name: &str, nanoseconds: f64| {
         if json {
             println!(

@@ -62,11 +62,12 @@ impl Environment {
             .ok()
             .and_then(|program| Some(program.parent()?.join("kernels")))
             .filter(|folder| folder.is_dir());
-        let precompiled: Vec<PathBuf> = variable("THALWEG_PRECOMPILED_KERNELS")
+        let mut precompiled_directories: Vec<PathBuf> = variable("THALWEG_PRECOMPILED_KERNELS")
             .map(|folders| {
                 std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
             })
             .unwrap_or_default();
+        precompiled_directories.extend(beside_program.filter(|folder| !precompiled_directories.contains(folder)));
         let mut mistakes = Vec::new();
         let mut number = |name: &str| -> Option<u64> {
             let value = variable(name).filter(|value| !value.is_empty())?;
@@ -83,7 +84,7 @@ impl Environment {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING"),
             device: variable("THALWEG_DEVICE").filter(|name| !name.is_empty()),
             cache_directory,
-            precompiled_directories: precompiled.into_iter().chain(beside_program).collect(),
+            precompiled_directories,
             kernel_record: variable("THALWEG_RECORD_KERNELS")
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),

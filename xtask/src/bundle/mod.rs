@@ -5,7 +5,7 @@
 //! bundle/thalweg …      the command line, and the examples
 //! bundle/tests/…        the integration tests, one program a crate
 //! bundle/benches/…      the benches
-//! bundle/kernels/…      machine code of every kernel that those use, by architecture
+//! bundle/kernels.tar.gz machine code of every kernel that those use, by architecture
 //! bundle/VERSION        which commit this is, and what it was built with
 //! ```
 //!
@@ -15,6 +15,7 @@
 
 mod build;
 mod kernels;
+mod script;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -68,11 +69,11 @@ pub fn run(options: &Options) -> Result<bool, String> {
     for program in &programs {
         copy(&program.executable, &out.join(place(program)))?;
     }
-    write(&out.join("run"), include_str!("run.sh"))?;
+    write(&out.join("run"), script::SCRIPT)?;
     make_executable(&out.join("run"))?;
     write(&out.join("VERSION"), &version(&root))?;
     if !options.architectures.is_empty() {
-        kernels::collect(&root, &programs, &options.architectures, &out.join("kernels"))?;
+        kernels::collect(&root, &programs, &options.architectures, &out)?;
     }
     weigh(&out)
 }

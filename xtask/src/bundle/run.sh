@@ -28,8 +28,10 @@ precompiled kernels are used. The exit status is 0 only if every part's was.
 EOF
 }
 
-device=
-if ls /dev/nvidia[0-9]* /dev/dxg >/dev/null 2>&1; then device=cuda; else device=sim; fi
+device=sim
+for file in /dev/nvidia[0-9]* /dev/dxg; do
+    if [ -e "$file" ]; then device=cuda; fi
+done
 while [ $# -gt 0 ]; do
     case $1 in
     --device)
@@ -48,10 +50,25 @@ shift
 
 export THALWEG_DEVICE="$device" THALWEG_TEST_DEVICE="$device"
 export CARGO_BIN_EXE_thalweg="$here/thalweg"
-if [ -d "$here/kernels" ]; then
-    export THALWEG_PRECOMPILED_KERNELS="${THALWEG_PRECOMPILED_KERNELS:-$here/kernels}"
-fi
+# Tests share the card: while one captures a graph, calls of another thread would break the capture.
+if [ "$device" = cuda ]; then export RUST_TEST_THREADS=1; fi
 out=${OUT:-out}
+
+# unpack FOLDER: puts the kernels into it; whole or not at all, so that a run that is cut short does no harm.
+unpack() {
+    mkdir -p "$1/kernels.$$" && tar -C "$1/kernels.$$" -mxzf "$here/kernels.tar.gz" || return 1
+    rm -rf "$1/kernels" && mv "$1/kernels.$$/kernels" "$1/kernels" && rmdir "$1/kernels.$$"
+}
+
+# The kernels lie beside the programs or, where nothing can be written there, beside the logs.
+if [ -f "$here/kernels.tar.gz" ] && [ -z "${THALWEG_PRECOMPILED_KERNELS-}" ]; then
+    kernels=$here/kernels
+    if [ ! -d "$kernels" ] || [ "$here/kernels.tar.gz" -nt "$kernels" ]; then
+        unpack "$here" 2>/dev/null || { unpack "$out" && kernels=$(cd "$out" && pwd)/kernels; } ||
+            echo "run: the precompiled kernels cannot be unpacked; NVRTC is needed" >&2
+    fi
+    export THALWEG_PRECOMPILED_KERNELS="$kernels"
+fi
 summary=
 failures=0
 

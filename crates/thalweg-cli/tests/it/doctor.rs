@@ -160,3 +160,20 @@ fn precompiled_kernels_are_counted_and_a_wrong_folder_is_reported() {
     assert_eq!(line["entries"], Member::Number(1.0));
     std::fs::remove_dir_all(&folder).expect("clean up");
 }
+
+/// What a bundle's kernels are made of.
+#[test]
+fn kernels_that_a_run_loads_are_recorded_as_cuda_c() {
+    let folder = scratch("record");
+    let (_, status) = findings(&[("THALWEG_RECORD_KERNELS", folder.to_str().expect("a path in UTF-8"))]);
+    assert_eq!(status, Some(0));
+    let files: Vec<_> =
+        std::fs::read_dir(&folder).expect("the folder was made").map(|e| e.expect("entry").path()).collect();
+    let of_sigmoid = files
+        .iter()
+        .find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sigmoid_")));
+    let source =
+        std::fs::read_to_string(of_sigmoid.expect("the self-test runs sigmoid")).expect("read a file");
+    assert!(source.contains("extern \"C\" __global__"), "{source}");
+    std::fs::remove_dir_all(&folder).expect("clean up");
+}

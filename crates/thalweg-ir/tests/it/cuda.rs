@@ -2,11 +2,17 @@
 
 use std::path::PathBuf;
 
-use thalweg_ir::{DType, Place, cuda};
+use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+use thalweg_ir::grad::gradient;
+use thalweg_ir::matmul::Matmul;
+use thalweg_ir::{DType, Dimensions, Geometry, Place, Value, cuda};
 
 use crate::kernels::{
     self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
 };
+
+/// A body's formula over one value.
+type Formula = for<'b> fn(Value<'b>) -> Value<'b>;
 
 /// Compares a text with a file under `snapshots`; `UPDATE=1` in the environment writes it instead.
 fn assert_snapshot(name: &str, text: &str) {
@@ -42,4 +48,124 @@ fn text_is_as_recorded() {
     );
     let embedding = kernels::embedding(DType::F32, DType::I64);
     assert_snapshot("embedding", &cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
+}
+
+#[test]
+fn a_unit_has_only_the_prelude_that_it_needs() {
+    let add = pointwise(&[DType::F32; 2], |x| x[0] + x[1]);
+    let text = cuda::print(&kernel("add", &add, contiguous(1)));
+    assert!(!text.contains("asm") && !text.contains("template") && !text.contains("#include"));
+    let half = pointwise(&[DType::F16], |x| x[0] + 1.0);
+    let text = cuda::print(&kernel("half", &half, contiguous(1)));
+    assert!(text.contains("f32 f32_from_f16(") && !text.contains("bf16"));
+}
+
+#[test]
+fn a_unit_is_its_kernels_and_one_prelude() {
+    let kernels = kernels::composed_kernels();
+    let unit = cuda::print_unit(&kernels.iter().collect::<Vec<_>>());
+    for kernel in &kernels {
+        assert!(unit.contains(&format!(" {}(const __grid_constant__", kernel.name)));
+    }
+    assert_eq!(unit.matches("typedef float f32;").count(), 1);
+    let again = kernels::composed_kernels();
+    assert_eq!(unit, cuda::print_unit(&again.iter().collect::<Vec<_>>()));
+}
+
+#[test]
+#[should_panic(expected = "different names")]
+fn a_unit_names_each_kernel_once() {
+    let body = pointwise(&[DType::F32], |x| x[0].exp());
+    let kernel = kernel("exp", &body, contiguous(1));
+    let _ = cuda::print_unit(&[&kernel, &kernel]);
+}
+
+/// A geometry of so many rows and points, of which only the numbers matter.
+fn counts(rows: u64, points: u64) -> Geometry {
+    Geometry {
+        row_shape: Dimensions::from_slice(&[rows]),
+        inner_shape: Dimensions::from_slice(&[points]),
+        operands: Vec::new(),
+    }
+}
+
+#[test]
+fn launches_cover_the_work_and_no_more_than_fills_the_card() {
+    let body = pointwise(&[DType::F32], |x| x[0].exp());
+    let grid = |class, rows, points| {
+        let shape = cuda::launch_shape(&kernel("exp", &body, class), &counts(rows, points), 132);
+        (shape.grid[0], shape.block[0])
+    };
+    assert_eq!(grid(contiguous(1), 1, 1), (1, 256));
+    assert_eq!(grid(contiguous(1), 257, 1), (2, 256));
+    assert_eq!(grid(contiguous(4), 1025, 1), (2, 256));
+    assert_eq!(grid(contiguous(1), 0, 1), (1, 256));
+    assert_eq!(grid(contiguous(1), u64::MAX, 2), (132 * 32, 256));
+    let sums = of_rows(DType::F32, Place::Row, kernels::sum);
+    let grid = |lanes, rows| {
+        let shape = cuda::launch_shape(&kernel("sum", &sums, kernels::rows(lanes)), &counts(rows, 9), 2);
+        (shape.grid[0], shape.block[0])
+    };
+    assert_eq!(grid(1, 129), (2, 128));
+    assert_eq!(grid(8, 17), (2, 128));
+    assert_eq!(grid(32, 5), (2, 128));
+    assert_eq!(grid(256, 5), (5, 256));
+    assert_eq!(grid(1024, 5_000), (64, 1024));
+}
+
+#[test]
+fn launches_of_products_cover_their_tiles() {
+    let grid = |m, n, batch| {
+        let product = Matmul::contiguous(m, n, 8, batch, DType::F32);
+        thalweg_ir::matmul::cuda::launch_shape(&product).grid
+    };
+    assert_eq!(grid(64, 65, 3), [2, 1, 3]);
+    assert_eq!(grid(1, 1, 1), [1, 1, 1]);
+    assert_eq!(grid(64 * 70_000, 1, 70_000), [1, 65_535, 65_535]);
+}
+
+/// The units that cover every primitive, cast, reduction and class, gradients, and the product of each dtype.
+fn units() -> Vec<(String, String)> {
+    let mut all = kernels::all_kernels();
+    let bodies: [(&str, Formula); 3] =
+        [("softmax", softmax), ("log_softmax", log_softmax), ("variance", variance)];
+    for (name, formula) in bodies {
+        let derived = gradient(&of_rows(DType::Bf16, Place::Point, formula), &[0]).unwrap().body;
+        all.push(kernel(format!("{name}_gradient"), &derived, rows(256)));
+        let twice = gradient(&derived, &[0, 1]).unwrap().body;
+        all.push(kernel(format!("{name}_gradient_twice"), &twice, strided(1, 1, 32, true)));
+    }
+    let mut units = vec![("kernels".to_string(), cuda::print_unit(&all.iter().collect::<Vec<_>>()))];
+    for dtype in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
+        units.push((thalweg_ir::matmul::cuda::name(dtype), thalweg_ir::matmul::cuda::print(dtype)));
+    }
+    units
+}
+
+#[test]
+fn the_compiler_accepts_every_kernel_without_a_warning() {
+    let nvrtc = match Nvrtc::load(&SearchEnvironment::from_process()) {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let units = units();
+    let compile = |architecture: &str| {
+        let extra = cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
+        for (name, source) in &units {
+            let compiled = nvrtc.compile(source, name, &options);
+            let compiled = compiled.unwrap_or_else(|error| panic!("{name} for {architecture}: {error}"));
+            assert!(compiled.log.is_empty(), "{name} for {architecture}: {}", compiled.log);
+            assert!(!compiled.cubin.is_empty());
+        }
+    };
+    std::thread::scope(|scope| {
+        for architecture in ["sm_80", "sm_90", "sm_100"] {
+            let compile = &compile;
+            scope.spawn(move || compile(architecture));
+        }
+    });
 }

@@ -12,6 +12,9 @@ use crate::kernels::{
     strided, variance,
 };
 
+/// A body's formula over one value.
+type Formula = for<'b> fn(Value<'b>) -> Value<'b>;
+
 const ROWS: usize = 3;
 const POINTS: usize = 4;
 
@@ -224,7 +227,7 @@ fn other_nodes() {
 
 #[test]
 fn composed_elementwise_bodies() {
-    let formulas: [(&str, fn(Value) -> Value); 6] = [
+    let formulas: [(&str, Formula); 6] = [
         ("sigmoid", sigmoid),
         ("softplus", softplus),
         ("gelu", gelu),
@@ -239,7 +242,7 @@ fn composed_elementwise_bodies() {
 
 #[test]
 fn reductions_and_what_is_built_of_them() {
-    let formulas: [(&str, Place, fn(Value) -> Value); 12] = [
+    let formulas: [(&str, Place, Formula); 12] = [
         ("sum", Place::Row, kernels::sum),
         ("sum at points", Place::Point, kernels::sum),
         ("mean", Place::Row, |x| kernels::sum(x) / kernels::count(x)),

@@ -35,7 +35,9 @@ pub fn device() -> TestDevice {
 
 /// Simulated devices of 64 MiB each, with a machine of their own.
 pub fn sim(devices: u32) -> Vec<Device> {
-    sim_in(&Environment::default(), devices).1
+    // Nothing of the process's environment matters to a test, except that a bundle may ask which kernels it uses.
+    let kernel_record = Environment::get().kernel_record.clone();
+    sim_in(&Environment { kernel_record, ..Environment::default() }, devices).1
 }
 
 /// Simulated devices in an environment, and their driver.

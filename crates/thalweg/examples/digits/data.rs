@@ -3,7 +3,7 @@
 use std::io::Read;
 
 /// Pixels of an image.
-pub const PIXELS: usize = 64;
+const PIXELS: usize = 64;
 
 /// One image with its digit.
 #[derive(Clone)]

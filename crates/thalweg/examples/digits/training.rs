@@ -7,7 +7,7 @@ use thalweg::{
     CaptureOptions, DType, Device, Event, Graph, HostTensor, Result, Stream, Tensor, functional, no_grad,
 };
 
-use crate::data::{Digits, PIXELS, Sample};
+use crate::data::{Digits, Sample};
 use crate::model::Network;
 use crate::options::Options;
 use crate::progress::Progress;
@@ -97,10 +97,10 @@ impl<'a> Loader<'a> {
         let pinned = &self.pinned[self.turn % PINNED_BATCHES];
         self.turn += 1;
         pinned.copied.synchronize()?;
-        for (row, &index) in chosen.iter().enumerate() {
-            pinned.images.write(row * PIXELS, &self.samples[index].pixels)?;
-            pinned.digits.write(row, &[self.samples[index].digit])?;
-        }
+        let pixels: Vec<f32> = chosen.iter().flat_map(|&index| self.samples[index].pixels).collect();
+        let digits: Vec<i64> = chosen.iter().map(|&index| self.samples[index].digit).collect();
+        pinned.images.write(0, &pixels)?;
+        pinned.digits.write(0, &digits)?;
         let (images, digits) = {
             let _current = self.stream.make_current();
             (pinned.images.to_device()?, pinned.digits.to_device()?)

@@ -1,0 +1,32 @@
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+
+struct add_arguments {
+    const f32* input0;
+    const f32* input1;
+    f32* output0;
+    u64 rows;
+    u64 points;
+};
+
+static __device__ __forceinline__ void add_point(const add_arguments& a, const u64 i, const f32 input0, const f32 input1, f32& output0) {
+    const f32 v0 = input0;
+    const f32 v1 = input1;
+    const f32 v2 = v0 + v1;
+    output0 = v2;
+}
+
+extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ add_arguments a) {
+    const u64 count = u64(a.rows * a.points);
+    const u64 threads = u64(gridDim.x) * blockDim.x;
+    const u64 thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (u64 i = thread; i < count; i += threads) {
+        add_point(a, i, a.input0[i], a.input1[i], a.output0[i]);
+    }
+}

@@ -1,0 +1,48 @@
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+
+struct add_arguments {
+    const f32* input0;
+    const f32* input1;
+    f32* output0;
+    u64 rows;
+    u64 points;
+    u64 row_extent0;
+    u64 row_extent1;
+    u64 row_extent2;
+    u64 input0_row_stride0;
+    u64 input0_row_stride1;
+    u64 input0_row_stride2;
+    u64 input1_row_stride0;
+    u64 input1_row_stride1;
+    u64 input1_row_stride2;
+    u64 output0_row_stride0;
+    u64 output0_row_stride1;
+    u64 output0_row_stride2;
+};
+
+extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ add_arguments a) {
+    const u32 count = u32(a.rows * a.points);
+    const u32 threads = u32(gridDim.x) * blockDim.x;
+    const u32 thread = u32(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (u32 i = thread; i < count; i += threads) {
+        const u32 row2 = i % u32(a.row_extent2);
+        const u32 before_row2 = i / u32(a.row_extent2);
+        const u32 row1 = before_row2 % u32(a.row_extent1);
+        const u32 before_row1 = before_row2 / u32(a.row_extent1);
+        const u32 row0 = before_row1;
+        const u32 at_input0 = row0 * u32(a.input0_row_stride0) + row1 * u32(a.input0_row_stride1) + row2 * u32(a.input0_row_stride2);
+        const u32 at_input1 = row0 * u32(a.input1_row_stride0) + row1 * u32(a.input1_row_stride1) + row2 * u32(a.input1_row_stride2);
+        const u32 at_output0 = row0 * u32(a.output0_row_stride0) + row1 * u32(a.output0_row_stride1) + row2 * u32(a.output0_row_stride2);
+        const f32 v0 = a.input0[at_input0];
+        const f32 v1 = a.input1[at_input1];
+        const f32 v2 = v0 + v1;
+        a.output0[at_output0] = v2;
+    }
+}

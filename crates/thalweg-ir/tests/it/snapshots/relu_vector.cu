@@ -1,0 +1,50 @@
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+struct bf16 { u16 bits; };
+static __device__ __forceinline__ f32 f32_from_bf16(const bf16 x) {
+    return __uint_as_float(u32(x.bits) << 16);
+}
+template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
+    return a > b || a != a ? a : b;
+}
+template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
+    T element[N];
+};
+
+struct relu_arguments {
+    const bf16* input0;
+    f32* output0;
+    u64 rows;
+    u64 points;
+};
+
+static __device__ __forceinline__ void relu_point(const relu_arguments& a, const u64 i, const bf16 input0, f32& output0) {
+    const bf16 v0 = input0;
+    const f32 v1 = f32_from_bf16(v0);
+    const f32 v3 = maximum<f32>(v1, 0.0f);
+    output0 = v3;
+}
+
+extern "C" __global__ void __launch_bounds__(256) relu(const __grid_constant__ relu_arguments a) {
+    const u64 count = u64(a.rows * a.points);
+    const u64 threads = u64(gridDim.x) * blockDim.x;
+    const u64 thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (u64 i = thread; i < count / 8; i += threads) {
+        const pack<bf16, 8> input0 = ((const pack<bf16, 8>*)a.input0)[i];
+        pack<f32, 8> output0;
+        #pragma unroll
+        for (u32 e = 0; e < 8; ++e) {
+            relu_point(a, i * 8 + e, input0.element[e], output0.element[e]);
+        }
+        ((pack<f32, 8>*)a.output0)[i] = output0;
+    }
+    for (u64 i = count / 8 * 8 + thread; i < count; i += threads) {
+        relu_point(a, i, a.input0[i], a.output0[i]);
+    }
+}
