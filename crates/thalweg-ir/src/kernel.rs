@@ -1,7 +1,7 @@
 //! [`Kernel`]: a body with the choices that make it code, and [`Geometry`]: the numbers of one launch.
 //!
 //! A kernel is compiled once for a *class* of layouts ([`Class`]), never for a shape: sizes and strides are arguments.
-//! Two readers turn the same kernel value into something that runs: [`cuda::print`] writes CUDA C,
+//! Two readers turn the same kernel value into something that runs: [`cuda::print`](crate::cuda::print()) writes CUDA C,
 //! [`host`](crate::host) executes it on the CPU, with the same order of every reduction.
 //!
 //! # The order of a reduction

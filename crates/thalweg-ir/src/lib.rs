@@ -14,9 +14,9 @@
 //!   until each of them knows it.
 #![forbid(unsafe_code)]
 
-mod body;
+pub mod body;
 mod dtype;
-mod kernel;
+pub mod kernel;
 mod layout;
 
 pub mod cuda;

@@ -67,7 +67,8 @@ impl Environment {
                 std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
             })
             .unwrap_or_default();
-        precompiled_directories.extend(beside_program.filter(|folder| !precompiled_directories.contains(folder)));
+        precompiled_directories
+            .extend(beside_program.filter(|folder| !precompiled_directories.contains(folder)));
         let mut mistakes = Vec::new();
         let mut number = |name: &str| -> Option<u64> {
             let value = variable(name).filter(|value| !value.is_empty())?;

@@ -1,4 +1,4 @@
-//! CUDA C++ from kernels: [`print`] writes what NVRTC compiles, [`launch_shape`] says how many threads run it.
+//! CUDA C++ from kernels: [`print()`] writes what NVRTC compiles, [`launch_shape`] says how many threads run it.
 //!
 //! The text is a function of the kernel and nothing else, so it is a cache key; a change of the printer shows in the
 //! snapshots of the tests. It needs no header: a prelude of our own has the 16-bit floats, the saturating casts and the
@@ -68,7 +68,7 @@ pub fn print(kernel: &Kernel) -> String {
 /// Several kernels in one translation unit, which compiles much faster than as many units. Names must differ.
 ///
 /// # Panics
-/// As [`print`], and where two kernels have one name.
+/// As [`print()`], and where two kernels have one name.
 pub fn print_unit(kernels: &[&Kernel]) -> String {
     let mut names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
     names.sort_unstable();

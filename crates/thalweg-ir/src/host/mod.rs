@@ -1,8 +1,8 @@
 //! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the definition
 //! that kernels on a card are held against.
 //!
-//! A [`Program`] is a kernel compiled once: straight lists of [`Step`](program::Step)s over registers. A register is a block
-//! of up to [`BLOCK`] elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
+//! A [`Program`] is a kernel compiled once: straight lists of `Step`s over registers. A register is a block
+//! of up to `BLOCK` elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
 //! the price of deciding what to do is paid once a block, not once an element.
 //!
 //! # Levels and phases
