@@ -32,7 +32,7 @@ pub struct Class {
     /// Whether every strided operand is contiguous over rows and inner dimensions taken together (row-major, rows first;
     /// row outputs over the rows): then element *i* of each operand belongs to point *i*. Both ranks are then at most 1.
     pub contiguous: bool,
-    /// Whether offsets and coordinates fit 32 bits.
+    /// Whether offsets, coordinates and the number of points of all rows together stay below 2³¹.
     pub narrow_index: bool,
     /// How many lanes combine a row: a power of two up to 1,024; 1 for bodies without reductions.
     pub lanes: u16,

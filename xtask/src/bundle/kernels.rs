@@ -85,13 +85,14 @@ fn pack(out: &Path) -> Result<(), String> {
 /// How a program is called so that it uses the kernels that it uses on a card; several ways, or none.
 fn calls(program: &Program) -> Vec<&'static [&'static str]> {
     match (program.kind, program.name.as_str()) {
-        (Kind::Test, _) => vec![&[]],
-        (Kind::Tool, "thalweg") => vec![&["doctor"]],
+        // It brings its own kernels, which need no compiler.
+        (Kind::Example, "conformance") => vec![],
         // A whole epoch: its last batch is smaller than the others.
-        (Kind::Example, "digits") => {
-            vec![&["--device", "sim", "--epochs", "1"], &["--device", "sim", "--epochs", "1", "--graph"]]
-        }
-        _ => vec![],
+        (Kind::Example, "digits") => vec![&["--epochs", "1"], &["--epochs", "1", "--graph"]],
+        (Kind::Example | Kind::Test, _) => vec![&[]],
+        (Kind::Bench, _) => vec![&["--bench", "--json"]],
+        (Kind::Tool, "thalweg") => vec![&["doctor"]],
+        (Kind::Tool, _) => vec![],
     }
 }
 

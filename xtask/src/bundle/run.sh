@@ -12,6 +12,7 @@ Parts that run in the foreground and take the program's own arguments:
   digits          trains a network on handwritten digits (--graph, --steps N)
   conformance     every rule of the driver interface, one line each
   litmus          conformance, then small concurrent programs with their outcomes
+  NAME            any other program of this bundle: see which with ls
 
 Parts that are run in turn, each with a log, and a table at the end:
   tests [NAME..]  the integration tests, or those of the crates named
@@ -145,6 +146,16 @@ run_benches() {
     done
 }
 
+run_examples() {
+    for example in "$here"/*; do
+        [ -f "$example" ] && [ -x "$example" ] || continue
+        case ${example##*/} in
+        run | thalweg | conformance | digits) ;;
+        *) step "${example##*/}" "$example" ;;
+        esac
+    done
+}
+
 run_digits() {
     step digits "$here/digits" --device "$device" --json
     step digits-again "$here/digits" --device "$device" --json
@@ -169,9 +180,14 @@ all)
     step litmus "$here/conformance" --device "$device" --litmus
     run_tests
     run_digits
+    run_examples
     run_benches
     finish ;;
 *)
+    case $part in
+    */* | run) ;;
+    *) if [ -f "$here/$part" ] && [ -x "$here/$part" ]; then exec "$here/$part" "$@"; fi ;;
+    esac
     echo "run: there is no part '$part'" >&2
     usage >&2
     exit 2 ;;

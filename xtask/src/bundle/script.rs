@@ -25,6 +25,7 @@ mod tests {
             fake.program("thalweg", "#!/bin/sh\necho \"$@\" on \"$THALWEG_DEVICE\"\n");
             fake.program("conformance", "#!/bin/sh\necho \"$@\"\n");
             fake.program("digits", "#!/bin/sh\necho losses: 0f\necho \"$@\"\n");
+            fake.program("other", "#!/bin/sh\necho another example \"$@\"\n");
             fake.program("tests/thalweg-good", "#!/bin/sh\necho 'test result: ok. 3 passed'\necho more\n");
             fake.program("benches/thalweg-x", "#!/bin/sh\necho '{}'\necho '{}'\n");
             fake
@@ -63,6 +64,7 @@ mod tests {
             "tests/good ",
             "ok. 3 passed",
             "digits-graph",
+            "another example",
             "the same in all three runs",
             "2 figures",
             "0 of the parts",
@@ -97,6 +99,8 @@ mod tests {
         }
         assert_eq!(fake.run(&["--help"]).0, Some(0));
         assert_eq!(fake.run(&["doctor", "--json"]), (Some(0), "doctor --json on sim\n".to_owned()));
+        assert_eq!(fake.run(&["other", "x"]), (Some(0), "another example x\n".to_owned()));
+        assert_eq!(fake.run(&["tests/thalweg-good"]).0, Some(2), "a part is no path");
         assert!(!fake.0.join("out").exists());
     }
 

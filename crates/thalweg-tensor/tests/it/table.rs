@@ -1,11 +1,12 @@
 //! Every elementwise operator of the table, from its entry alone: values against the reference in f64, gradients against
 //! finite differences, in every dtype that it takes. A new entry is tested here without a line more.
 
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::{Binary, DType, Node, Scalar, Unary};
 use thalweg_ops::{DTypeRule, ELEMENTWISE, Examples, LoopOp};
-use thalweg_runtime::Label;
+use thalweg_runtime::{Device, Label};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Arguments, find_operator};
+use thalweg_tensor::random::Generator;
 
 use crate::support::{assert_close, check_gradient, tensor, tolerance, values};
 
@@ -102,4 +103,60 @@ fn the_table_names_each_operator_once() {
         }
         assert!(!operator.doc.trim().is_empty(), "{} says what it computes", operator.name);
     }
+}
+
+/// Whether a body is made of correctly rounded primitives alone, so that every executor must give the same bits.
+fn is_exact(operator: &LoopOp, dtype: DType) -> bool {
+    let signature =
+        operator.signature(&vec![dtype; operator.input_count], true, None).expect("the table takes floats");
+    operator.body(&signature).nodes.iter().all(|node| match node {
+        Node::Unary(op, _) => {
+            use Unary::{Abs, Ceil, Floor, Neg, Not, Round, Sqrt, Trunc};
+            matches!(op, Neg | Abs | Not | Sqrt | Floor | Ceil | Trunc | Round)
+        }
+        Node::Binary(op, ..) => *op != Binary::Pow,
+        _ => true,
+    })
+}
+
+#[test]
+fn a_card_agrees_with_the_host_functions() {
+    let card = crate::support::device();
+    if card.is_simulated() {
+        println!("skipped: this compares a card with the simulator; set THALWEG_TEST_DEVICE=cuda");
+        return;
+    }
+    let simulator = Device::sim(0).expect("there is always a simulator");
+    let mut exact = 0;
+    for operator in ELEMENTWISE {
+        let mut generator = Generator::new(operator.id());
+        // Positive, so that logarithms and roots are defined.
+        let columns: Vec<Vec<f32>> = (0..operator.input_count)
+            .map(|_| (0..10_000).map(|_| 0.1 + 3.0 * generator.uniform()).collect())
+            .collect();
+        let on = |device: &Device| -> Vec<f64> {
+            let tensors: Vec<Tensor> = columns
+                .iter()
+                .map(|column| {
+                    Tensor::from_slice(column, &[column.len()], device).expect("the tensor is made")
+                })
+                .collect();
+            values(&run(operator, &tensors.iter().collect::<Vec<_>>()))
+        };
+        let (found, expected) = (on(&card), on(&simulator));
+        if is_exact(operator, DType::F32) {
+            exact += 1;
+            assert_eq!(found, expected, "{} is made of correctly rounded primitives", operator.name);
+        } else {
+            println!(
+                "{}: {} of {} differ",
+                operator.name,
+                found.iter().zip(&expected).filter(|(a, b)| a != b).count(),
+                found.len()
+            );
+            assert_close(&found, &expected, 2e-6);
+        }
+    }
+    println!("{exact} of {} operators agree bit for bit", ELEMENTWISE.len());
+    assert!(exact > 25, "most operators are exact");
 }
