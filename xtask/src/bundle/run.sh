@@ -129,12 +129,7 @@ run_tests() {
             # With or without the prefix that all of them have.
             case " $* " in *" $name "* | *" ${name#thalweg-} "*) ;; *) continue ;; esac
         fi
-        # Tests share the card, and one test's capture forbids the others' synchronous calls: one at a time there.
-        if [ "$device" = cuda ]; then
-            step "tests/${name#thalweg-}" "$test" --test-threads=1
-        else
-            step "tests/${name#thalweg-}" "$test"
-        fi
+        step "tests/${name#thalweg-}" "$test"
     done
 }
 

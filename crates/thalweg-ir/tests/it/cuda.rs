@@ -14,40 +14,46 @@ use crate::kernels::{
 /// A body's formula over one value.
 type Formula = for<'b> fn(Value<'b>) -> Value<'b>;
 
-/// Compares a text with a file under `snapshots`; `UPDATE=1` in the environment writes it instead.
-fn assert_snapshot(name: &str, text: &str) {
-    let path =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(format!("{name}.cu"));
+/// Compares a text with a file under `snapshots`, which is part of the program so that it can be run elsewhere; `UPDATE=1` in
+/// the environment writes the file instead.
+fn assert_snapshot(name: &str, recorded: &str, text: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(name);
     if std::env::var_os("UPDATE").is_some_and(|value| value == "1") {
         std::fs::write(&path, text).unwrap();
         return;
     }
-    let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        text == expected,
+        text == recorded,
         "the printed kernel differs from {}; read the difference, and if it is meant, run the test with UPDATE=1\n{text}",
         path.display()
     );
 }
 
+/// [`assert_snapshot`] with the file of that name.
+macro_rules! assert_snapshot {
+    ($name:literal, $text:expr $(,)?) => {
+        assert_snapshot(concat!($name, ".cu"), include_str!(concat!("snapshots/", $name, ".cu")), &$text)
+    };
+}
+
 #[test]
 fn text_is_as_recorded() {
     let add = pointwise(&[DType::F32, DType::F32], |x| x[0] + x[1]);
-    assert_snapshot("add_contiguous", &cuda::print(&kernel("add", &add, contiguous(1))));
-    assert_snapshot("add_strided", &cuda::print(&kernel("add", &add, strided(3, 0, 1, true))));
+    assert_snapshot!("add_contiguous", cuda::print(&kernel("add", &add, contiguous(1))));
+    assert_snapshot!("add_strided", cuda::print(&kernel("add", &add, strided(3, 0, 1, true))));
     let relu = pointwise(&[DType::Bf16], |x| x[0].maximum(0.0));
-    assert_snapshot("relu_vector", &cuda::print(&kernel("relu", &relu, contiguous(8))));
+    assert_snapshot!("relu_vector", cuda::print(&kernel("relu", &relu, contiguous(8))));
     let variance = of_rows(DType::F32, Place::Row, variance);
-    assert_snapshot("variance_thread", &cuda::print(&kernel("variance", &variance, strided(1, 2, 1, true))));
+    assert_snapshot!("variance_thread", cuda::print(&kernel("variance", &variance, strided(1, 2, 1, true))));
     let softmax = of_rows(DType::F16, Place::Point, softmax);
-    assert_snapshot("softmax_warp", &cuda::print(&kernel("softmax", &softmax, rows(8))));
+    assert_snapshot!("softmax_warp", cuda::print(&kernel("softmax", &softmax, rows(8))));
     let log_softmax = of_rows(DType::F32, Place::Point, log_softmax);
-    assert_snapshot(
+    assert_snapshot!(
         "log_softmax_block",
-        &cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))),
+        cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))),
     );
     let embedding = kernels::embedding(DType::F32, DType::I64);
-    assert_snapshot("embedding", &cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
+    assert_snapshot!("embedding", cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
 }
 
 #[test]
