@@ -18,6 +18,7 @@ mod command;
 pub mod driver;
 mod error;
 mod foreign;
+mod fork;
 mod graph;
 mod handle;
 mod host;

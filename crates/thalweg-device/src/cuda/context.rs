@@ -7,39 +7,27 @@
 //!
 //! # Fork
 //! A child of a process that had initialised CUDA cannot use it: the driver's threads and its connection to the device
-//! stay with the parent. The driver would answer with misleading errors, so a handler of `fork` marks the child, and every
-//! call there is [`Code::Forked`].
+//! stay with the parent. Every call there is [`Code::Forked`] (`fork.rs` says how it is noticed).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use super::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::staging::Staging;
 use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};
 use super::table::{EntryPoint, Outcome, function_at, text_at};
+use crate::fork::Process;
 use crate::{Code, DeviceProperties, Error, Result, StreamHandle, Version};
 
-static INITIALISED: AtomicBool = AtomicBool::new(false);
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn mark_child() {
-    // Only an atomic store: little else is allowed in the child of a process with threads.
-    FORKED.store(INITIALISED.load(Ordering::Relaxed), Ordering::Relaxed);
-}
+/// The process that initialised CUDA.
+static INITIALISED: OnceLock<Process> = OnceLock::new();
 
 /// Whether CUDA can be used in this process: not in a child of one that had initialised it.
 #[inline]
 pub(super) fn check_not_forked(call: &'static str) -> Result<()> {
-    if FORKED.load(Ordering::Relaxed) { Err(forked(call)) } else { Ok(()) }
-}
-
-#[cold]
-fn forked(call: &'static str) -> Error {
-    let detail = "this process was forked from one that had initialised CUDA, and cannot use it; start workers with \
-                  the spawn method, or fork before the first use of CUDA";
-    Error::new(Code::Forked, call, detail)
+    INITIALISED.get().map_or(Ok(()), |process| process.check(call, "CUDA"))
 }
 
 /// libcuda, loaded and initialised.
@@ -63,17 +51,11 @@ impl Cuda {
 
     /// Initialises a driver that is loaded.
     pub(super) fn start(table: CudaTable, version: Version) -> Result<Self> {
-        static AT_FORK: Once = Once::new();
         let cuda = Self { table, version };
-        AT_FORK.call_once(|| {
-            // SAFETY: the handler is a function of this library, which is never unloaded, and does one atomic store. A
-            // failure (no memory) leaves forks unmarked, which costs a clear message only.
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(mark_child)) };
-        });
         // SAFETY: takes a number, and 0 is the only one allowed.
         let outcome = unsafe { cuda.table.init(0) };
         cuda.check(outcome, || format!("no use of CUDA is possible (driver for CUDA {version})"))?;
-        INITIALISED.store(true, Ordering::Relaxed);
+        INITIALISED.get_or_init(Process::current);
         Ok(cuda)
     }
 
@@ -393,21 +375,8 @@ mod tests {
     fn the_child_of_a_fork_is_told_so() {
         Cuda::start(bare(start), Version::from_cuda(13_000)).expect("it starts");
         check_not_forked("cuMemAlloc").expect("the parent goes on");
-        // SAFETY: the child calls nothing but our own check, which allocates only after the C library made that safe, and
-        // leaves without running anything of the parent's.
-        let child = unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                let refused = check_not_forked("cuMemAlloc").is_err_and(|error| error.code() == Code::Forked);
-                libc::_exit(i32::from(!refused));
-            }
-            child
-        };
-        assert!(child > 0, "the process could fork");
-        let mut status = 0;
-        // SAFETY: waits for the child that was just made.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!((waited, status), (child, 0), "the child was refused");
+        let refused = || check_not_forked("cuMemAlloc").is_err_and(|error| error.code() == Code::Forked);
+        assert!(crate::fork::holds_in_child(refused), "the child was refused");
         check_not_forked("cuMemAlloc").expect("the parent still goes on");
     }
 }

@@ -28,11 +28,18 @@ use crate::{
 };
 
 impl SimDriver {
+    /// Before any lock: a thread that is not there in the child may have held it.
+    fn check_process(&self, call: &'static str) -> Result<()> {
+        self.process.check(call, "the simulated GPU")
+    }
+
     fn enter<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+        self.check_process(call)?;
         body(&mut self.machine.lock()).map_err(|refusal| refusal.of(call))
     }
 
     fn submit<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+        self.check_process(call)?;
         body(&mut self.machine.lock_to_submit()).map_err(|refusal| refusal.of(call))
     }
 
@@ -41,6 +48,7 @@ impl SimDriver {
         call: &'static str,
         body: impl FnOnce(Locked<'_>) -> Outcome<T>,
     ) -> Result<T> {
+        self.check_process(call)?;
         body(self.machine.lock()).map_err(|refusal| refusal.of(call))
     }
 }

@@ -47,6 +47,7 @@ mod virtual_memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use crate::fork::Process;
 use crate::{Code, Error, ForeignStream, Result};
 
 /// The most devices of a driver: access rights are kept as one bit a device.
@@ -85,6 +86,7 @@ impl Default for SimConfig {
 pub struct SimDriver {
     machine: Arc<machine::Machine>,
     config: SimConfig,
+    process: Process,
 }
 
 impl SimDriver {
@@ -116,7 +118,7 @@ impl SimDriver {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
         let state = state::State::new(number, config.devices, config.memory_bytes).map_err(refused)?;
         let machine = machine::Machine::start(state, config.workers).map_err(refused)?;
-        Ok(Arc::new(Self { machine, config }))
+        Ok(Arc::new(Self { machine, config, process: Process::current() }))
     }
 
     /// A stream as another library would have made it, to be adopted with
@@ -142,6 +144,32 @@ impl SimDriver {
 
 impl Drop for SimDriver {
     fn drop(&mut self) {
-        self.machine.shut_down();
+        // In the child of a fork there are no threads to wait for, and locks may be held for ever.
+        if !self.process.is_left() {
+            self.machine.shut_down();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{SimConfig, SimDriver};
+    use crate::{Code, Driver};
+
+    #[test]
+    fn the_child_of_a_fork_is_told_so() {
+        let driver = SimDriver::new(SimConfig { memory_bytes: 1 << 20, ..SimConfig::default() }).unwrap();
+        let inherited = driver.clone();
+        let refused = move || {
+            let stream = inherited.default_stream(0).is_err_and(|error| error.code() == Code::Forked);
+            let waited = inherited.device_synchronize(0).is_err_and(|error| error.code() == Code::Forked);
+            drop(inherited);
+            stream && waited
+        };
+        assert!(crate::fork::holds_in_child(refused), "the child was refused");
+        driver.device_synchronize(0).expect("the parent goes on");
+        assert_eq!(Arc::strong_count(&driver), 1);
     }
 }

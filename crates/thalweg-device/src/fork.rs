@@ -1,0 +1,76 @@
+//! Noticing that a driver was inherited through `fork`.
+//!
+//! A child gets a copy of its parent's memory and none of its threads, and CUDA's contexts stay with the parent. A driver that
+//! was opened before the fork would answer with misleading errors there, or wait for ever for a thread that does not exist.
+//! So each driver remembers in which process it was opened, and refuses to work in another.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Code, Error, Result};
+
+/// How many forks lie between the first process and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn in_child() {
+    // Only an atomic addition: little else is allowed in the child of a process with threads.
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The process in which something was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    /// This process.
+    pub(crate) fn current() -> Self {
+        static AT_FORK: Once = Once::new();
+        AT_FORK.call_once(|| {
+            // SAFETY: the handler is a function of this library, which is never unloaded, and does one atomic operation. A
+            // failure (no memory) leaves forks unnoticed, which costs a clear message only.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        Self(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is a child of that process.
+    #[inline]
+    pub(crate) fn is_left(self) -> bool {
+        self.0 != GENERATION.load(Ordering::Relaxed)
+    }
+
+    /// An error of `call` where this is a child of that process; `what` was opened there.
+    #[inline]
+    pub(crate) fn check(self, call: &'static str, what: &str) -> Result<()> {
+        if self.is_left() { Err(forked(call, what)) } else { Ok(()) }
+    }
+}
+
+#[cold]
+fn forked(call: &'static str, what: &str) -> Error {
+    let detail = format!(
+        "this process was forked from one that had initialised {what}, and cannot use it; start workers with the spawn \
+         method, or fork before the first use of {what}"
+    );
+    Error::new(Code::Forked, call, detail)
+}
+
+/// Forks, runs `check` in the child, and says whether it held there.
+#[cfg(test)]
+pub(crate) fn holds_in_child(check: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls nothing but the check, which allocates only after the C library made that safe, and leaves
+    // without running anything of the parent's.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let holds = check();
+            libc::_exit(i32::from(!holds));
+        }
+        child
+    };
+    assert!(child > 0, "the process could fork");
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    (waited, status) == (child, 0)
+}
