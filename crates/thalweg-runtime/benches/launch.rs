@@ -1,9 +1,9 @@
 //! What the runtime costs the host: a cached launch, events, queries, replays, allocations. Only the queueing is timed; the
 //! device is waited for between the samples.
 //!
-//! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU, and `-- --device
-//! sim` or `-- --device cuda` chooses; with `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`, `steps`). Each figure is the median over the
-//! samples of the mean time of a step.
+//! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU; `-- --device sim`
+//! or `-- --device cuda` chooses. With `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`,
+//! `steps`). Each figure is the median over the samples of the mean time of a step.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -194,10 +194,8 @@ fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
 fn unfold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
     let image = call.tensors[0];
     expect_shape(image, &window.image_shape())?;
-    let outputs = [(window.column_shape().as_slice(), image.dtype())].map(|(s, d)| (s.to_vec(), d));
-    let outputs: Vec<(&[usize], DType)> =
-        outputs.iter().map(|(shape, dtype)| (shape.as_slice(), *dtype)).collect();
-    window.run(&UNFOLD2D, &[image], &window.column_rows(), &[], &outputs, call.label)
+    let shape = window.column_shape();
+    window.run(&UNFOLD2D, &[image], &window.column_rows(), &[], &[(&shape, image.dtype())], call.label)
 }
 
 fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
