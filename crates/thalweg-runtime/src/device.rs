@@ -136,7 +136,7 @@ impl Device {
     #[must_use = "the device is current only while the guard lives"]
     pub fn make_current(&self) -> DeviceGuard {
         let former = CURRENT.with_borrow_mut(|current| current.replace(self.clone()));
-        DeviceGuard { former, not_send: std::marker::PhantomData }
+        DeviceGuard { former, _not_send: std::marker::PhantomData }
     }
 
     pub(crate) fn id(&self) -> DeviceId {
@@ -309,13 +309,12 @@ impl Opened {
 /// Keeps a device current on this thread.
 pub struct DeviceGuard {
     former: Option<Device>,
-    not_send: std::marker::PhantomData<*const ()>,
+    _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl Drop for DeviceGuard {
     fn drop(&mut self) {
         CURRENT.with_borrow_mut(|current| *current = self.former.take());
-        let _ = self.not_send;
     }
 }
 

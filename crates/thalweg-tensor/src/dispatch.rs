@@ -78,7 +78,7 @@ thread_local! {
 #[must_use = "the key is left out only while the guard lives"]
 pub struct ExcludeKeyGuard {
     former: DispatchKeySet,
-    not_send: std::marker::PhantomData<*const ()>,
+    _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl ExcludeKeyGuard {
@@ -86,14 +86,13 @@ impl ExcludeKeyGuard {
     pub fn new(key: DispatchKey) -> Self {
         let former = EXCLUDED.get();
         EXCLUDED.set(former.with(key));
-        Self { former, not_send: std::marker::PhantomData }
+        Self { former, _not_send: std::marker::PhantomData }
     }
 }
 
 impl Drop for ExcludeKeyGuard {
     fn drop(&mut self) {
         EXCLUDED.set(self.former);
-        let _ = self.not_send;
     }
 }
 

@@ -185,10 +185,9 @@ fn signature_of(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -
     operator.signature(&dtypes, float, arguments.dtype).map_err(|error| Error::invalid(error.to_string()))
 }
 
-fn bits_of(operator: &LoopOp, signature: &Signature, arguments: &Arguments) -> SmallVec<[u64; 12]> {
-    let body = forward(operator, signature);
-    let slots = body.body.scalars.iter();
-    arguments.scalars.iter().zip(slots).map(|(&scalar, &slot)| scalar_bits(scalar, slot)).collect()
+/// The bits of a call's scalars, in the forms in which the body reads them.
+fn bits_of(body: &Body, arguments: &Arguments) -> SmallVec<[u64; 12]> {
+    arguments.scalars.iter().zip(&body.scalars).map(|(&scalar, &slot)| scalar_bits(scalar, slot)).collect()
 }
 
 /// The backend kernel of every loop operator: allocates the results and launches.
@@ -244,7 +243,7 @@ fn launch_into(
         rows: &rows,
         inner: &inner,
         placements,
-        scalars: &bits_of(operator, signature, arguments),
+        scalars: &bits_of(&prepared.body, arguments),
         label,
     }
     .run(tensors, outputs)
@@ -269,7 +268,7 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
         operator,
         saved: derived.saved_inputs.iter().map(|&input| Saved::new(call.tensors[input])).collect(),
         shapes: call.tensors.iter().map(|tensor| tensor.shape().into()).collect(),
-        scalars: bits_of(operator, &signature, call.arguments),
+        scalars: bits_of(&forward(operator, &signature).body, call.arguments),
         extents: Extents::new(operator, call.tensors, call.arguments)?,
         outputs: results.iter().map(|result| (Shape::from(result.shape()), result.dtype())).collect(),
         compute: signature.compute,
