@@ -309,7 +309,7 @@ impl Events for FakeUpstream {
 }
 
 impl Upstream for FakeUpstream {
-    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+    fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
         assert!(
             bytes > 0 && bytes.is_multiple_of(512),
             "segments are whole numbers of 512 bytes, not {bytes}"
@@ -317,7 +317,7 @@ impl Upstream for FakeUpstream {
         self.call(|calls| &mut calls.allocate, |inner| inner.device.allocate(bytes))
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+    fn free(&self, address: u64, bytes: u64, _stream: StreamId) -> Result<(), UpstreamError> {
         self.call(|calls| &mut calls.free, |inner| inner.device.free(address, bytes))
     }
 
@@ -349,12 +349,13 @@ mod tests {
     #[test]
     fn addresses_are_reused_lowest_first_and_bytes_run_out() {
         let upstream = FakeUpstream::new(3 << 20);
-        let [a, b, c] = [(); 3].map(|()| upstream.allocate(1 << 20).expect("there is room"));
+        let stream = StreamId::from_raw(1);
+        let [a, b, c] = [(); 3].map(|()| upstream.allocate(1 << 20, stream).expect("there is room"));
         assert_eq!([b - a, c - b], [1 << 20; 2]);
-        assert!(matches!(upstream.allocate(512), Err(UpstreamError::OutOfMemory)));
-        upstream.free(b, 1 << 20).expect("it is out");
+        assert!(matches!(upstream.allocate(512, StreamId::from_raw(1)), Err(UpstreamError::OutOfMemory)));
+        upstream.free(b, 1 << 20, stream).expect("it is out");
         assert_eq!(upstream.memory_info().expect("no fault").free_bytes, 1 << 20);
-        assert_eq!(upstream.allocate(512).expect("there is room"), b);
+        assert_eq!(upstream.allocate(512, StreamId::from_raw(1)).expect("there is room"), b);
     }
 
     #[test]
@@ -374,6 +375,6 @@ mod tests {
     #[should_panic(expected = "fuse")]
     fn the_fuse_ends_endless_retries() {
         let upstream = FakeUpstream::new(0);
-        while upstream.allocate(512).is_err() {}
+        while upstream.allocate(512, StreamId::from_raw(1)).is_err() {}
     }
 }

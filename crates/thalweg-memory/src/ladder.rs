@@ -79,7 +79,7 @@ impl State {
         }
         self.order.abandon(upstream);
         for segment in self.blocks.segments() {
-            let _ = upstream.free(segment.address, segment.size_bytes);
+            let _ = upstream.free(segment.address, segment.size_bytes, segment.tag.stream);
         }
     }
 
@@ -95,7 +95,7 @@ impl State {
         if self.allowed_bytes.is_some_and(|allowed| reserved_bytes + segment_bytes > allowed) {
             return Ok(None);
         }
-        let address = match upstream.allocate(segment_bytes) {
+        let address = match upstream.allocate(segment_bytes, request.home.stream) {
             Ok(address) => address,
             Err(UpstreamError::OutOfMemory) => return Ok(None),
             Err(error) => return Err(AllocationError::upstream("allocate", error)),
@@ -151,10 +151,10 @@ impl State {
     /// Gives the segment back that a free block covers alone.
     fn release_segment(&mut self, span: Span, upstream: &dyn Upstream) -> Result<(), AllocationError> {
         assert!(!self.blocks.is_split(span.block), "only whole segments go back");
-        upstream
-            .free(span.address, span.size_bytes)
-            .map_err(|error| AllocationError::upstream("free", error))?;
         let Home { stream, owner, class } = *self.blocks.tag(span.block);
+        upstream
+            .free(span.address, span.size_bytes, stream)
+            .map_err(|error| AllocationError::upstream("free", error))?;
         self.pools.pool_mut(owner).of_mut(class).remove(stream, span);
         self.blocks.remove_segment(span.block);
         self.pools.segment_removed(owner);

@@ -101,4 +101,7 @@ pub use host::{HostAllocator, HostBlock};
 pub use pools::{PoolId, StreamFilter};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 pub use stats::{ByPool, DeviceStatistics, HostStatistics, SizeClass, Statistic, TimeStatistic};
-pub use upstream::{EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError};
+pub use upstream::{
+    CaptureId, Captures, EventId, Events, HostUpstream, MemoryInfo, NodeId, PageId, StreamId, StreamOrdered,
+    Upstream, UpstreamError, VirtualMemory,
+};

@@ -49,6 +49,12 @@ identifiers! {
     StreamId;
     /// An event that was recorded on a stream and has not been released.
     EventId;
+    /// A piece of physical memory of a [`VirtualMemory`], without an address of its own.
+    PageId;
+    /// A capture under way. Two captures of a process never share a number.
+    CaptureId;
+    /// A node of the graph that a capture is building.
+    NodeId;
 }
 
 /// Free and total memory of a device, in bytes, as the device itself sees it.
@@ -125,26 +131,145 @@ pub trait Events: Send + Sync {
 
 /// A source of device memory.
 pub trait Upstream: Events {
-    /// Takes a segment of `bytes` (a positive multiple of 2 MiB) and returns its address, a positive multiple of 512. May
-    /// block, and must be legal while a stream captures.
+    /// Takes a segment of `bytes` (a positive multiple of 512) and returns its address, a positive multiple of 512. The
+    /// first work to use it will be on `stream`. May block, and must be legal while a stream captures.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when there is no room: then the allocator gives back what it caches and asks again.
-    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError>;
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
-    /// Gives a segment back: `address` and `bytes` as [`allocate`](Self::allocate) had them. May block. All uses by other
-    /// streams are complete by then; work on the stream that the segment belongs to may still be running, and the upstream
-    /// waits for it or orders itself behind it, as `cudaFree` does.
+    /// Gives a segment back: `address`, `bytes` and `stream` as [`allocate`](Self::allocate) had them. May block. All uses
+    /// by other streams are complete by then; work on the stream that the segment belongs to may still be running, and the
+    /// upstream waits for it or orders itself behind it, as `cudaFree` does.
     ///
     /// # Errors
     /// Any; the segment is then still the allocator's, and is offered again later.
-    fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 
     /// Free and total memory of the device.
     ///
     /// # Errors
     /// Any. In an error message for want of memory the figure is then left out.
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError>;
+
+    /// Addresses apart from memory, if the device can do that. Segments can then grow, and pages can move.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        None
+    }
+
+    /// The driver's own stream-ordered allocator (`cudaMallocAsync`), if it has one.
+    fn stream_ordered(&self) -> Option<&dyn StreamOrdered> {
+        None
+    }
+
+    /// What captures are building, if the upstream can say. Without it, memory that other streams used is never reused within
+    /// the capture that freed it.
+    fn captures(&self) -> Option<&dyn Captures> {
+        None
+    }
+}
+
+/// Address ranges and physical pages that are put together by hand (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
+pub trait VirtualMemory: Send + Sync {
+    /// All sizes and offsets below are multiples of this: 2 MiB on every card so far.
+    fn granularity_bytes(&self) -> u64;
+
+    /// A range of addresses with nothing behind it.
+    ///
+    /// # Errors
+    /// [`UpstreamError::OutOfMemory`] when there is no such range.
+    fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError>;
+
+    /// Gives a range back; nothing is mapped in it.
+    ///
+    /// # Errors
+    /// Any; the range is then still reserved.
+    fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
+
+    /// A page of physical memory.
+    ///
+    /// # Errors
+    /// [`UpstreamError::OutOfMemory`] when there is no room.
+    fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError>;
+
+    /// Gives a page back; it is mapped nowhere.
+    ///
+    /// # Errors
+    /// Any; the page is then still there.
+    fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError>;
+
+    /// Maps pages of `page_bytes` each side by side from `address` on, and lets the device (and its peers) touch them. A page
+    /// may be mapped at several addresses at a time. Must not block.
+    ///
+    /// # Errors
+    /// Any; then none of them is mapped there.
+    fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError>;
+
+    /// Unmaps whole pages. No work in flight touches them *at this address*. Must not block.
+    ///
+    /// # Errors
+    /// Any; then all of them are still mapped.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
+
+    /// *Blocks* until all work that `stream` was given so far is done, so that pages it used can be unmapped.
+    ///
+    /// # Errors
+    /// Those of the work, and the upstream's own.
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError>;
+}
+
+/// A driver's allocator whose memory comes and goes in stream order.
+pub trait StreamOrdered: Send + Sync {
+    /// `bytes` for work that comes later on `stream`. Must not block.
+    ///
+    /// # Errors
+    /// [`UpstreamError::OutOfMemory`] when there is no room.
+    fn allocate_async(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
+
+    /// Frees once earlier work on `stream` is done. Must not block.
+    ///
+    /// # Errors
+    /// Any; the memory is then still allocated.
+    fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError>;
+
+    /// Gives unused memory back to the device, down to `keep_bytes`. May block.
+    ///
+    /// # Errors
+    /// Any.
+    fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError>;
+
+    /// What the driver's pool holds, in use or not, in bytes.
+    ///
+    /// # Errors
+    /// Any.
+    fn reserved_bytes(&self) -> Result<u64, UpstreamError>;
+
+    /// *Blocks* until the device is idle.
+    ///
+    /// # Errors
+    /// Those of the work, and the upstream's own.
+    fn synchronize(&self) -> Result<(), UpstreamError>;
+}
+
+/// The graphs that captures are building, as far as order is concerned. Nothing here waits or changes a graph.
+pub trait Captures: Send + Sync {
+    /// The capture that `stream` is part of, if any.
+    ///
+    /// # Errors
+    /// Any; the stream then counts as capturing something unknown, within which nothing is reused early.
+    fn capture_of(&self, stream: StreamId) -> Result<Option<CaptureId>, UpstreamError>;
+
+    /// The nodes that the next command on the capturing `stream` will depend on.
+    ///
+    /// # Errors
+    /// Any.
+    fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError>;
+
+    /// The nodes that `node` depends on directly. The graph it belongs to is still being captured, on `stream` among others.
+    ///
+    /// # Errors
+    /// Any.
+    fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError>;
 }
 
 /// A source of pinned host memory.

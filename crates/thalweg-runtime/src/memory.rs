@@ -124,13 +124,13 @@ impl Events for DriverUpstream {
 }
 
 impl Upstream for DriverUpstream {
-    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+    fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
         outside_capture(&self.driver, || self.driver.memory_allocate(self.device, bytes))
             .map(DevicePointer::address)
             .map_err(upstream_error)
     }
 
-    fn free(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
+    fn free(&self, address: u64, _bytes: u64, _stream: StreamId) -> Result<(), UpstreamError> {
         outside_capture(&self.driver, || self.driver.memory_free(DevicePointer::new(address)))
             .map_err(upstream_error)
     }

@@ -276,7 +276,7 @@ impl Model {
         if self.reserved() + segment_size > self.allowed {
             return None;
         }
-        let address = self.upstream.allocate(segment_size).ok()?;
+        let address = self.upstream.allocate(segment_size, StreamId::from_raw(stream)).ok()?;
         *self.sums.entry("num_device_alloc").or_default() += 1;
         self.segments.push(Segment { address, stream, small, pool, cells: vec![(segment_size, Cell::Free)] });
         Some((self.segments.len() - 1, 0))
@@ -330,7 +330,9 @@ impl Model {
             .partition(|segment| segment.is_whole() && chosen(self, segment));
         self.segments = kept;
         for segment in gone {
-            self.upstream.free(segment.address, segment.size()).expect("no fault is injected here");
+            self.upstream
+                .free(segment.address, segment.size(), StreamId::from_raw(segment.stream))
+                .expect("no fault is injected here");
             *self.sums.entry("num_device_free").or_default() += 1;
         }
     }

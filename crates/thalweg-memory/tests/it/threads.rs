@@ -72,13 +72,13 @@ impl Events for Dropping {
 }
 
 impl Upstream for Dropping {
-    fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         self.victims.lock().expect("no thread panics").clear();
-        self.inner.allocate(bytes)
+        self.inner.allocate(bytes, stream)
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
-        self.inner.free(address, bytes)
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
+        self.inner.free(address, bytes, stream)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
@@ -124,14 +124,14 @@ fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
         }
     }
     impl Upstream for Blocking {
-        fn allocate(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
             if bytes > 2 << 20 {
                 self.dropped.wait();
             }
-            self.dropping.allocate(bytes)
+            self.dropping.allocate(bytes, stream)
         }
-        fn free(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
-            self.dropping.free(address, bytes)
+        fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
+            self.dropping.free(address, bytes, stream)
         }
         fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
             self.dropping.memory_info()
