@@ -1,106 +1,97 @@
 //! The device allocator's public face: [`DeviceAllocator`] gives out [`Block`]s, and dropping one gives it back.
 //!
-//! A [`Block`] carries all that is needed to use it and to free it: address, sizes, stream, its name in the allocator, and
-//! the streams that used it. So neither freeing nor [`record_stream`](Block::record_stream) looks anything up by address,
-//! and `record_stream` takes no lock of the allocator.
+//! A [`Block`] carries all that is needed to use it and to free it: its arena, address, sizes, stream, its name there, and
+//! the uses by other streams. So neither freeing nor [`record_use`](Block::record_use) looks anything up by address.
 //!
-//! # Dropping
-//!
-//! A drop may come from any thread, in the middle of anything, and must neither fail nor wait. If the allocator is busy (the
-//! upstream may be blocking in another thread's call), the drop leaves the block in `returned`, a queue whose own lock is
-//! only ever held for a push or a pop; the next call of any kind empties it. The same road is taken when an upstream drops a
-//! block inside one of its methods.
-//!
-//! # Locking
-//!
-//! One mutex holds the state. A panic of the upstream poisons it, and that is ignored: the state is valid at every call of
-//! the upstream (see [`state`](crate::state)), and checks of our own come before the change that they guard.
+//! An allocation finds the arena of its pool and stream ([`directory`](crate::directory)), and is served under that arena's
+//! lock from what is cached there. Only if that fails is the lock of the slow path taken ([`ladder`](crate::ladder)), which
+//! is the one lock that all streams share.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::ThreadId;
 
-use crate::blocks::BlockId;
-use crate::error::{AllocationError, Kind};
-use crate::order::Uses;
-use crate::policy::best_fit;
-use crate::pools::{PoolId, StreamFilter};
+use crate::arena::{Arena, Common, Home};
+use crate::blocks::{BlockId, Span};
+use crate::directory::Directory;
+use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::ladder::Climb;
+use crate::ledger::Ledger;
+use crate::order::{Uses, use_of};
+use crate::policy::{MAX_REQUEST_BYTES, Policy};
+use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
+use crate::settings::Settings;
 use crate::snapshot::SegmentSnapshot;
-use crate::state::State;
-use crate::stats::DeviceStatistics;
-use crate::upstream::{StreamId, Upstream};
+use crate::stats::{DeviceStatistics, SizeClass};
+use crate::upstream::{PageId, StreamId, Upstream};
 
-/// How a [`DeviceAllocator`] behaves. The default is PyTorch's.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
-    label: String,
-    max_split_size_bytes: Option<u64>,
+/// Called when memory is short; whether it freed any. It may drop blocks, and must not call the allocator otherwise.
+pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// What stands behind the lock of the slow path.
+#[derive(Default)]
+pub(crate) struct Cold {
+    pub(crate) ledger: Ledger,
+    pub(crate) pools: Pools,
+    /// Pages that are mapped nowhere, with their size and the class that they are counted in.
+    pub(crate) spare_pages: VecDeque<(PageId, u64, SizeClass)>,
+    pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Self { label: "The device".to_owned(), max_split_size_bytes: None }
-    }
-}
-
-impl Settings {
-    /// What error messages call the device: `GPU 0`.
-    #[must_use]
-    pub fn with_label(mut self, label: impl Into<String>) -> Self {
-        self.label = label.into();
-        self
-    }
-
-    /// Never cut blocks of `bytes` or more, and keep them for requests of that size: less fragmentation, more waste.
-    ///
-    /// # Errors
-    /// If it is less than 20 MiB, the size of an ordinary large segment.
-    pub fn with_max_split_size_bytes(mut self, bytes: u64) -> Result<Self, AllocationError> {
-        if bytes < best_fit::LARGE_SEGMENT_BYTES {
-            let what = "max_split_size";
-            return Err(Kind::OutOfRange {
-                what,
-                value: format!("{bytes} bytes"),
-                allowed: "at least 20 MiB",
+impl Cold {
+    /// Moves up to `wanted` spare pages to `pages`; how many are still wanted.
+    pub(crate) fn take_spare_pages(
+        &mut self,
+        mut wanted: usize,
+        page_bytes: u64,
+        class: SizeClass,
+        pages: &mut Vec<PageId>,
+    ) -> usize {
+        let mut others = VecDeque::new();
+        while let Some((page, bytes, from)) = self.spare_pages.pop_front() {
+            if wanted > 0 && bytes == page_bytes {
+                pages.push(page);
+                wanted -= 1;
+                self.ledger.bytes_moved(from, class, bytes);
+            } else {
+                others.push_back((page, bytes, from));
             }
-            .into());
         }
-        self.max_split_size_bytes = Some(bytes);
-        Ok(self)
+        self.spare_pages = others;
+        wanted
     }
-
-    /// What error messages call the device.
-    pub fn label(&self) -> &str {
-        &self.label
-    }
-
-    /// The size, in bytes, from which blocks are not cut; `None` if all may be.
-    pub fn max_split_size_bytes(&self) -> Option<u64> {
-        self.max_split_size_bytes
-    }
-}
-
-/// A block on its way back, when the allocator was busy.
-struct Returned {
-    block: BlockId,
-    uses: Uses,
 }
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
 ///
-/// All methods may be called from any thread. It lives as long as any of its blocks; when the last is gone it waits for
-/// pending events and gives everything back to the upstream.
+/// All methods may be called from any thread. Memory lives as long as any of its blocks; when the last one of a stream is
+/// gone, and so is the allocator, the host waits for pending events and everything goes back to the upstream.
 pub struct DeviceAllocator {
-    upstream: Arc<dyn Upstream>,
-    state: Mutex<State>,
-    returned: Mutex<VecDeque<Returned>>,
+    common: Arc<Common>,
+    directory: Directory,
+    scopes: Scopes,
+    cold: Mutex<Cold>,
+    settings: RwLock<Settings>,
+    /// The device's memory; asked for when it is first needed.
+    total_bytes: OnceLock<u64>,
 }
 
 impl DeviceAllocator {
     /// An allocator that holds nothing yet.
     pub fn new(upstream: Arc<dyn Upstream>, settings: Settings) -> Arc<Self> {
-        let state = Mutex::new(State { settings, ..State::default() });
-        Arc::new(Self { upstream, state, returned: Mutex::default() })
+        let allocator = Self {
+            common: Common::new(upstream),
+            directory: Directory::default(),
+            scopes: Scopes::default(),
+            cold: Mutex::default(),
+            settings: RwLock::new(settings.clone()),
+            total_bytes: OnceLock::new(),
+        };
+        allocator.cold().ledger.allowed_bytes =
+            allocator.allowed_bytes(settings.per_process_memory_fraction());
+        Arc::new(allocator)
     }
 
     /// A block of at least `bytes` for use on `stream`, at a multiple of 512. It comes from the private pool that allocations
@@ -112,55 +103,115 @@ impl DeviceAllocator {
     /// # Errors
     /// [`is_out_of_memory`](AllocationError::is_out_of_memory) when there is no room after everything that can be spared
     /// was given back; or the upstream's error. The allocator works on as before.
-    pub fn allocate(self: &Arc<Self>, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
-        let mut block = Block {
-            allocator: Arc::clone(self),
-            block: None,
-            address: 0,
-            size_bytes: 0,
-            requested_bytes: bytes,
-            stream,
-            uses: Mutex::default(),
+    #[inline]
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
+        match self.scopes.owner_for(stream) {
+            Owner::Shared => match self.directory.find(stream) {
+                Some(arena) => self.allocate_from(arena, bytes),
+                None => self.allocate_from(self.add_arena(stream), bytes),
+            },
+            Owner::Private(pool) => self.allocate_privately(pool, bytes, stream),
+        }
+    }
+
+    #[cold]
+    fn add_arena(&self, stream: StreamId) -> &Arc<Arena> {
+        self.directory.find_or_add(stream, || {
+            let home = Home { stream, owner: Owner::Shared };
+            Arena::new(&self.common, home, None, self.policy(false))
+        })
+    }
+
+    #[cold]
+    fn allocate_privately(
+        &self,
+        pool: PoolId,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Block, AllocationError> {
+        let arena = self.cold().pools.arena(pool, stream, |options| {
+            let home = Home { stream, owner: Owner::Private(pool) };
+            Arena::new(&self.common, home, options.source.clone(), self.policy(options.no_split))
+        });
+        self.allocate_from(&arena.ok_or(Kind::UnknownPool(pool))?, bytes)
+    }
+
+    #[inline]
+    fn allocate_from(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
+        if bytes == 0 || bytes > MAX_REQUEST_BYTES {
+            return self.allocate_oddly(arena, bytes);
+        }
+        let mut state = arena.lock();
+        if state.policy.processes_all {
+            drop(state);
+            self.process_events();
+            state = arena.lock();
+        }
+        state.process_events(arena);
+        let request = state.request(bytes);
+        if let Some(found) = state.cached(&request) {
+            let span = state.hand_out(arena, &request, found);
+            drop(state);
+            return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
+        }
+        drop(state);
+        self.allocate_slowly(arena, bytes)
+    }
+
+    #[cold]
+    fn allocate_slowly(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
+        let request = arena.lock().request(bytes);
+        let (owner, span) = if arena.lock().policy.direct {
+            (Arc::clone(arena), self.allocate_directly(arena, &request)?)
+        } else {
+            Climb::new(self, arena, request).obtain()?
         };
+        Ok(Block::new(owner, span, bytes, arena.home.stream))
+    }
+
+    #[cold]
+    fn allocate_oddly(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
         if bytes == 0 {
-            return Ok(block);
+            return Ok(Block::null(Arc::clone(arena)));
         }
-        let upstream = &*self.upstream;
-        let mut state = self.lock();
-        if bytes > best_fit::MAX_REQUEST_BYTES {
-            return Err(state.out_of_memory(bytes, upstream));
-        }
-        state.order.process(upstream);
-        state.collect_ready();
-        let request = state.request(bytes, stream);
-        let found = state.obtain(&request, upstream)?;
-        let span = state.hand_out(&request, found);
-        block.block = Some(span.block);
-        block.address = span.address;
-        block.size_bytes = span.size_bytes;
-        Ok(block)
+        let mut cold = self.cold();
+        cold.ledger.statistics.num_ooms += 1;
+        Err(Kind::OutOfMemory(self.figures(&mut cold, bytes, arena.home.stream)).into())
     }
 
     /// Gives all cached memory that can be spared back to the upstream: *blocks* until pending events have passed, then
-    /// frees every segment without a live block that no private pool relies on.
+    /// frees all that is free and that no private pool relies on.
     ///
     /// # Errors
     /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which
     /// the rest stays cached.
     pub fn empty_cache(&self) -> Result<(), AllocationError> {
-        let mut state = self.lock();
-        if state.order.is_capturing() {
+        let mut cold = self.cold();
+        if self.common.is_capturing() {
             return Err(Kind::Capturing { call: "empty_cache" }.into());
         }
-        state.release_cached(&*self.upstream)
+        self.release_cached(&mut cold, None)
+    }
+
+    /// The same for one private pool only, which may still be referred to. Whoever replays a graph that was captured into it
+    /// needs its memory where it was.
+    ///
+    /// # Errors
+    /// As [`empty_cache`](Self::empty_cache).
+    pub fn empty_pool_cache(&self, pool: PoolId) -> Result<(), AllocationError> {
+        let mut cold = self.cold();
+        if self.common.is_capturing() {
+            return Err(Kind::Capturing { call: "empty_pool_cache" }.into());
+        }
+        self.release_cached(&mut cold, Some(pool))
     }
 
     /// Looks, without waiting, which freed blocks other streams are done with, and makes them available. Every allocation
-    /// does so too.
+    /// does so too, for its own stream (with `policy:pytorch`, for all).
     pub fn process_events(&self) {
-        let mut state = self.lock();
-        state.order.process(&*self.upstream);
-        state.collect_ready();
+        for arena in self.common.all_arenas() {
+            arena.lock().process_events(&arena);
+        }
     }
 
     /// Never takes more than `fraction` of the device's total memory from the upstream; 1 lifts the limit. What is taken
@@ -169,20 +220,34 @@ impl DeviceAllocator {
     /// # Errors
     /// If `fraction` is not within 0 and 1, or the upstream cannot say how much there is.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocationError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            let what = "the memory fraction";
-            return Err(Kind::OutOfRange { what, value: fraction.to_string(), allowed: "from 0 to 1" }.into());
-        }
-        let info =
-            self.upstream.memory_info().map_err(|error| AllocationError::upstream("memory_info", error))?;
-        let allowed_bytes = (fraction * info.total_bytes as f64).round() as u64;
-        self.lock().allowed_bytes = (fraction < 1.0).then_some(allowed_bytes);
+        let settings = self.settings().with_per_process_memory_fraction(fraction)?;
+        self.common
+            .upstream
+            .memory_info()
+            .map_err(|error| AllocationError::upstream("memory_info", error))?;
+        self.cold().ledger.allowed_bytes = self.allowed_bytes(fraction);
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
         Ok(())
+    }
+
+    /// The fraction of the device's memory that may be taken.
+    pub fn memory_fraction(&self) -> f64 {
+        self.settings().per_process_memory_fraction()
+    }
+
+    /// Calls `callback` when memory is short, before more is taken from the upstream.
+    pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.cold().free_memory_callbacks.push(callback);
     }
 
     /// A new private pool, with one reference for the caller to [`release`](Self::release_pool).
     pub fn create_pool(&self) -> PoolId {
-        self.lock().pools.create()
+        self.create_pool_with(PoolOptions::default())
+    }
+
+    /// The same, with options.
+    pub fn create_pool_with(&self, options: PoolOptions) -> PoolId {
+        self.cold().pools.create(options)
     }
 
     /// Adds a reference: the pool's addresses stay put until it is released once more.
@@ -190,7 +255,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn retain_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        Ok(self.lock().pools.retain(pool)?)
+        Ok(self.cold().pools.retain(pool)?)
     }
 
     /// Takes a reference away. After the last, the pool's memory may be given back as soon as it is free; its live blocks
@@ -199,7 +264,12 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn release_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        Ok(self.lock().pools.release(pool)?)
+        Ok(self.cold().pools.release(pool)?)
+    }
+
+    /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
+    pub fn pool_use_count(&self, pool: PoolId) -> usize {
+        self.cold().pools.references(pool)
     }
 
     /// From now until [`end_allocate_to_pool`](Self::end_allocate_to_pool), requests that match `filter` get memory from
@@ -210,9 +280,13 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or allocations go to it already.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
-        let mut state = self.lock();
-        state.pools.begin(pool, filter)?;
-        state.order.begin_capture();
+        let mut cold = self.cold();
+        cold.pools.retain(pool)?;
+        if let Err(error) = self.scopes.begin(pool, Requests::OnStreams(filter)) {
+            cold.pools.release(pool)?;
+            return Err(error.into());
+        }
+        self.common.captures.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -222,83 +296,213 @@ impl DeviceAllocator {
     /// # Errors
     /// If no allocations go to this pool.
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        let mut state = self.lock();
-        state.pools.end(pool)?;
-        state.order.end_capture(&*self.upstream);
+        let mut cold = self.cold();
+        self.scopes.end_streams(pool)?;
+        cold.pools.release(pool)?;
+        drop(cold);
+        if self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1 {
+            for arena in self.common.all_arenas() {
+                arena.end_captures();
+            }
+        }
         Ok(())
+    }
+
+    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
+    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
+        let thread = std::thread::current().id();
+        let mut cold = self.cold();
+        cold.pools.retain(pool)?;
+        self.scopes.begin(pool, Requests::OfThread(thread))?;
+        Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
     }
 
     /// The statistics at this moment.
     pub fn statistics(&self) -> DeviceStatistics {
-        self.lock().statistics.clone()
+        let cold = self.cold();
+        let mut statistics = cold.ledger.statistics.clone();
+        statistics.reserved_bytes_by_private_pools =
+            cold.ledger.private.iter().map(|(pool, statistic)| (*pool, *statistic)).collect();
+        let arenas = self.settled_arenas();
+        let (with, each) = (self.common.with(), Common::each(&arenas));
+        self.common.totals.read(&mut statistics, &with, &each);
+        statistics.pending_use_bytes =
+            statistics.active_bytes.all.current.saturating_sub(statistics.allocated_bytes.all.current);
+        statistics.num_cross_stream_waits = self.common.waits();
+        statistics.max_split_size = self.settings().max_split_size_bytes();
+        self.complete_directly(&mut statistics);
+        statistics
     }
 
     /// The statistics under PyTorch's keys, sorted by key.
-    pub fn memory_stats(&self) -> Vec<(String, u64)> {
+    pub fn memory_stats(&self) -> Vec<(String, i64)> {
         self.statistics().memory_stats()
     }
 
     /// Sets every peak to what there is now.
     pub fn reset_peak_memory_stats(&self) {
-        self.lock().statistics.reset_peak();
+        let mut cold = self.cold();
+        cold.ledger.reset_peak();
+        let arenas = self.settled_arenas();
+        self.common.totals.reset_peak(&self.common.with(), &Common::each(&arenas));
     }
 
     /// Sets every sum (`allocated`, `freed`) and every counter (`num_ooms` and so on) to 0.
     pub fn reset_accumulated_memory_stats(&self) {
-        self.lock().statistics.reset_accumulated();
+        let mut cold = self.cold();
+        cold.ledger.reset_accumulated();
+        self.common.reset_waits();
+        let arenas = self.settled_arenas();
+        self.common.totals.reset_accumulated(&Common::each(&arenas));
+    }
+
+    /// All arenas, after they have taken in what was dropped while they were busy.
+    fn settled_arenas(&self) -> Vec<Arc<Arena>> {
+        let arenas = self.common.all_arenas();
+        arenas.iter().for_each(|arena| drop(arena.lock()));
+        arenas
     }
 
     /// All segments in address order, each with its blocks.
     pub fn snapshot(&self) -> Vec<SegmentSnapshot> {
-        self.lock().snapshot()
+        let _cold = self.cold();
+        let arenas = self.common.all_arenas();
+        let mut segments: Vec<_> =
+            arenas.iter().flat_map(|arena| arena.lock().snapshot(arena.home)).collect();
+        segments.sort_by_key(|segment| segment.address);
+        segments
     }
 
     /// The settings.
     pub fn settings(&self) -> Settings {
-        self.lock().settings.clone()
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The state, after taking in what was dropped while it was busy.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Returned { block, uses }) = self.next_returned() {
-            state.free(block, uses, &*self.upstream);
+    /// Changes the settings for what comes. What is allocated or cached stays as it is.
+    ///
+    /// # Errors
+    /// If the backend would change: memory of one cannot be given to the other.
+    pub fn set_settings(&self, settings: Settings) -> Result<(), AllocationError> {
+        let mut cold = self.cold();
+        let before = self.settings();
+        if settings.backend() != before.backend() || settings.caching() != before.caching() {
+            return Err(Kind::Fixed { what: "the backend" }.into());
         }
-        // Nearly always there is nothing: only a panic of the upstream leaves something behind.
-        state.collect_ready();
-        state
+        cold.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        for arena in self.common.all_arenas() {
+            let no_split = cold.pools.no_split(arena.home.owner);
+            arena.lock().policy = self.policy(no_split);
+        }
+        Ok(())
     }
 
-    /// A function of its own, so that the queue's lock is not held while its element is dealt with.
-    fn next_returned(&self) -> Option<Returned> {
-        self.returned().pop_front()
+    pub(crate) fn cold(&self) -> MutexGuard<'_, Cold> {
+        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn returned(&self) -> MutexGuard<'_, VecDeque<Returned>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What the settings come to on this upstream.
+    fn policy(&self, no_split: bool) -> Policy {
+        let has_virtual_memory = self.common.upstream.virtual_memory().is_some();
+        Policy::new(&self.settings(), has_virtual_memory, no_split)
     }
 
-    /// Takes a block back: at once if nobody is busy, else at the next call.
-    fn take_back(&self, block: BlockId, uses: Uses) {
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                self.returned().push_back(Returned { block, uses });
-                return;
-            }
+    fn total_bytes(&self) -> Option<u64> {
+        if let Some(total_bytes) = self.total_bytes.get() {
+            return Some(*total_bytes);
+        }
+        let info = self.common.upstream.memory_info().ok()?;
+        Some(*self.total_bytes.get_or_init(|| info.total_bytes))
+    }
+
+    fn allowed_bytes(&self, fraction: f64) -> Option<u64> {
+        if fraction >= 1.0 {
+            return None;
+        }
+        Some((fraction * self.total_bytes()? as f64).round() as u64)
+    }
+
+    /// The addresses to reserve for a segment that grows.
+    pub(crate) fn segment_reserve_bytes(&self, _stream: StreamId) -> Option<u64> {
+        let total_bytes = self.total_bytes()?;
+        Some(self.settings().expandable_segments_reserve_bytes(None, total_bytes))
+    }
+
+    pub(crate) fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    /// The arenas of the shared pool.
+    pub(crate) fn shared_arenas(&self) -> Vec<Arc<Arena>> {
+        let all = self.common.all_arenas().into_iter();
+        all.filter(|arena| arena.home.owner == Owner::Shared).collect()
+    }
+
+    /// Waits for all pending events, then gives all that is free back: what no private pool relies on, or what one pool has.
+    /// *Blocks*.
+    ///
+    /// # Errors
+    /// The first failure of the upstream. What was given back before it is gone, the rest stays cached.
+    pub(crate) fn release_cached(
+        &self,
+        cold: &mut Cold,
+        pool: Option<PoolId>,
+    ) -> Result<(), AllocationError> {
+        cold.ledger.statistics.num_sync_all_streams += 1;
+        let arenas = self.common.all_arenas();
+        for arena in &arenas {
+            arena.synchronize()?;
+        }
+        let chosen = |arena: &&Arc<Arena>| match pool {
+            Some(pool) => arena.home.owner == Owner::Private(pool),
+            None => cold.pools.is_releasable(arena.home.owner),
         };
-        state.free(block, uses, &*self.upstream);
+        let chosen: Vec<&Arc<Arena>> = arenas.iter().filter(chosen).collect();
+        for class in [SizeClass::Large, SizeClass::Small] {
+            for arena in &chosen {
+                arena.release_free(&mut cold.ledger, class)?;
+            }
+        }
+        if let Some(memory) = self.common.upstream.virtual_memory() {
+            while let Some((page, bytes, class)) = cold.spare_pages.pop_front() {
+                cold.ledger.bytes_returned(Owner::Shared, class, bytes);
+                memory
+                    .destroy_page(page)
+                    .map_err(|error| AllocationError::upstream("destroy_page", error))?;
+            }
+        }
+        cold.pools.forget_done();
+        Ok(())
     }
-}
 
-impl Drop for DeviceAllocator {
-    fn drop(&mut self) {
-        // No block is left, so no thread is inside. What the upstream refuses now cannot be offered again, and there is
-        // nobody to tell: a lost device is the usual reason, and its memory is gone with it.
-        let upstream = Arc::clone(&self.upstream);
-        let mut state = self.lock();
-        state.release_everything(&*upstream);
+    /// What the memory looks like to a request that cannot be served.
+    pub(crate) fn figures(&self, cold: &mut Cold, requested_bytes: u64, _stream: StreamId) -> OutOfMemory {
+        let (mut allocated_bytes, mut active_bytes, mut private_pool_bytes) = (0, 0, 0);
+        for arena in self.common.all_arenas() {
+            use crate::gauges::Quantity::{ActiveBytes, AllocatedBytes};
+            let state = arena.lock();
+            allocated_bytes += state.gauges.current(AllocatedBytes);
+            active_bytes += state.gauges.current(ActiveBytes);
+            if arena.home.owner != Owner::Shared {
+                private_pool_bytes += state.gauges.current(ActiveBytes);
+            }
+        }
+        OutOfMemory {
+            label: self.settings().label().to_owned(),
+            requested_bytes,
+            allocated_bytes,
+            reserved_bytes: cold.ledger.reserved_bytes(),
+            pending_bytes: active_bytes - allocated_bytes,
+            private_pool_bytes,
+            allowed_bytes: cold.ledger.allowed_bytes,
+            device: self.common.upstream.memory_info().ok(),
+            capturing: self.common.is_capturing(),
+            rejected: false,
+        }
     }
 }
 
@@ -308,23 +512,53 @@ impl fmt::Debug for DeviceAllocator {
     }
 }
 
+/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
+#[derive(Debug)]
+pub struct PoolScope {
+    allocator: Arc<DeviceAllocator>,
+    pool: PoolId,
+    thread: ThreadId,
+}
+
+impl Drop for PoolScope {
+    fn drop(&mut self) {
+        let ended = self.allocator.scopes.end_thread(self.pool, self.thread);
+        debug_assert!(ended.is_ok(), "a scope ends once: {ended:?}");
+        let released = self.allocator.release_pool(self.pool);
+        debug_assert!(released.is_ok(), "a scope holds its pool: {released:?}");
+    }
+}
+
 /// Device memory in the caller's hands. Dropping it frees it, without failing and without waiting.
 ///
 /// The memory may be used on [`stream`](Self::stream) without further ado, also by work that is still queued when the block
-/// is dropped. Work on another stream must be ordered against it by the caller, and be told of by
-/// [`record_stream`](Self::record_stream) before the drop.
+/// is dropped. Work on another stream must be ordered against it by the caller, and be told of before the drop, by
+/// [`record_use`](Self::record_use) or [`record_stream`](Self::record_stream).
 pub struct Block {
-    allocator: Arc<DeviceAllocator>,
+    arena: Arc<Arena>,
     /// `None` for a null block.
     block: Option<BlockId>,
     address: u64,
     size_bytes: u64,
     requested_bytes: u64,
+    /// Not the arena's if the block is borrowed from another stream.
     stream: StreamId,
     uses: Mutex<Uses>,
 }
 
 impl Block {
+    #[inline]
+    fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
+        let Span { block, address, size_bytes } = span;
+        let uses = Mutex::new(Uses::new());
+        Self { arena, block: Some(block), address, size_bytes, requested_bytes, stream, uses }
+    }
+
+    fn null(arena: Arc<Arena>) -> Self {
+        let (stream, uses) = (arena.home.stream, Mutex::default());
+        Self { arena, block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
+    }
+
     /// Where the memory begins: a multiple of 512, or 0 for a null block.
     pub fn address(&self) -> u64 {
         self.address
@@ -350,30 +584,67 @@ impl Block {
         self.block.is_none()
     }
 
-    /// The allocator that the block goes back to.
-    pub fn allocator(&self) -> &Arc<DeviceAllocator> {
-        &self.allocator
+    /// Says that `stream` uses the memory too. When the block is dropped, an event is recorded there, behind all its work so
+    /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
+    /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
+    pub fn record_stream(&self, stream: StreamId) {
+        if stream != self.stream && !self.is_null() {
+            use_of(&mut self.uses(), stream).at_free = true;
+        }
     }
 
-    /// Says that `stream` uses the memory too. When the block is dropped, an event is recorded there, behind all its work so
-    /// far, and the memory is not used again before that has passed. On the block's own stream it is a no-op, and so it
-    /// is the second time. Touches neither the allocator nor the device.
-    pub fn record_stream(&self, stream: StreamId) {
+    /// Says that what `stream` has been given so far is the last, until the next call, that it does with the memory: an event
+    /// is recorded there *now*. The memory is not used again before it has passed, or before its own stream waits for it;
+    /// whatever else `stream` does meanwhile holds nothing up. So the block may be dropped at any time, on any thread.
+    ///
+    /// On the block's own stream it is a no-op. Many calls for one stream are as good as the last one. If an event cannot be
+    /// recorded now, this is [`record_stream`](Self::record_stream).
+    ///
+    /// During a capture it is a note of the place in the graph: within the capture, the memory is used again where the graph
+    /// itself orders the new use behind the old one.
+    pub fn record_use(&self, stream: StreamId) {
         if stream == self.stream || self.is_null() {
             return;
         }
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        if !uses.contains(&stream) {
-            uses.push(stream);
+        let around = self.arena.common.surroundings();
+        let mut uses = self.uses();
+        let one = use_of(&mut uses, stream);
+        if one.at_free {
+            return;
         }
+        if around.capturing {
+            match around.marks(stream) {
+                Some(marks) => one.marks = marks,
+                None => one.at_free = true,
+            }
+            return;
+        }
+        match around.record(stream) {
+            Ok(recorded) => {
+                if let Some(before) = one.event.replace(recorded) {
+                    around.events.release_event(before.event);
+                }
+            }
+            Err(_) => one.at_free = true,
+        }
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Block {
+    #[inline]
     fn drop(&mut self) {
         if let Some(block) = self.block {
-            let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-            self.allocator.take_back(block, uses);
+            let mut uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+            if self.stream != self.arena.home.stream {
+                // A borrowed block: all that its borrower was given so far comes before its owner has it back.
+                use_of(&mut uses, self.stream).at_free = true;
+                self.arena.forget_own_use(&mut uses);
+            }
+            self.arena.take_back(block, uses);
         }
     }
 }
@@ -386,25 +657,5 @@ impl fmt::Debug for Block {
             .field("requested_bytes", &self.requested_bytes)
             .field("stream", &self.stream)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::FakeUpstream;
-
-    #[test]
-    fn a_released_pool_is_forgotten_when_its_memory_has_gone_back() {
-        let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), Settings::default());
-        let stream = StreamId::from_raw(1);
-        let pool = allocator.create_pool();
-        allocator.begin_allocate_to_pool(pool, StreamFilter::All).expect("the pool is known");
-        drop([1, 3 << 20].map(|bytes| allocator.allocate(bytes, stream).expect("there is room")));
-        allocator.end_allocate_to_pool(pool).expect("it was begun");
-        allocator.release_pool(pool).expect("it has one reference");
-        assert_eq!(allocator.lock().pools.releasable().count(), 2);
-        allocator.empty_cache().expect("no capture is under way");
-        assert_eq!(allocator.lock().pools.releasable().count(), 1, "only the shared pool is left");
     }
 }

@@ -1,60 +1,601 @@
-//! A vector whose elements are named by small integers that stay valid while others come and go.
+//! One pool's memory on one stream, behind one lock.
 //!
-//! Blocks and segments point at each other in rings; an index says the same as a pointer would, in half the space, with a
-//! check on every use. A slot is used again after its element was removed, so that an index means something only as long
-//! as the element lives: who holds an index owns, or is owned by, what it names.
+//! An [`Arena`] is made of parts that know one thing each and none of the others: [`blocks`](crate::blocks) the addresses,
+//! [`bins`](crate::bins) the free blocks by size, [`order`](crate::order) the events, [`gauges`](crate::gauges) the sums.
+//! This module moves a block through all of them. Streams do not meet here: each has its own arenas, and an allocation that
+//! the arena can serve touches nothing else.
+//!
+//! Invariants, which hold whenever the upstream is called:
+//!
+//! - A block is free and in exactly one bin, or unmapped and in the map of unmapped blocks, or taken and in neither. A
+//!   taken block is in a caller's hands, or pending, or a *hole*: a range whose pages have moved away, but which work in
+//!   flight may still touch through its old address.
+//! - The gauges are those of the blocks as they are.
+//!
+//! # Locks
+//!
+//! An arena's lock is held for an operation on it, which in steady state calls no driver. Nobody holds two arenas' locks.
+//! Who holds the lock of the slow path ([`ladder`](crate::ladder)) may take an arena's; never the other way round. A panic
+//! of the upstream poisons a lock, and that is ignored: the state is valid at every call of the upstream, and checks of
+//! our own come before the change that they guard.
+//!
+//! Where memory comes from when no free block serves is next door ([`grow`](crate::grow)).
 
-use std::ops::{Index, IndexMut};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
 
-/// Elements by index.
-#[derive(Debug)]
-pub(crate) struct Arena<T> {
-    slots: Vec<Option<T>>,
-    vacant: Vec<u32>,
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::bins::{Bins, Entry};
+use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
+use crate::error::AllocationError;
+use crate::gauges::{Gauges, Quantity, Totals};
+use crate::grow::{Idle, PageTable};
+use crate::inbox::Inbox;
+use crate::ledger::Ledger;
+use crate::order::{Order, Surroundings, Uses};
+use crate::policy::{self, Policy};
+use crate::pools::Owner;
+use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
+use crate::stats::SizeClass;
+use crate::upstream::{SegmentSource, StreamId, Upstream};
+
+/// What the arenas of one allocator share.
+pub(crate) struct Common {
+    pub(crate) upstream: Arc<dyn Upstream>,
+    pub(crate) totals: Totals,
+    /// How many captures are under way on the device.
+    pub(crate) captures: AtomicUsize,
+    /// Places for recorded events.
+    sequence: AtomicU64,
+    /// How often one stream was made to wait for another, so that memory could change hands.
+    waits: AtomicU64,
+    /// All arenas, by number. They are not owned here: an arena owns this.
+    arenas: RwLock<Vec<Weak<Arena>>>,
 }
 
-impl<T> Default for Arena<T> {
-    fn default() -> Self {
-        Self { slots: Vec::new(), vacant: Vec::new() }
+impl Common {
+    pub(crate) fn new(upstream: Arc<dyn Upstream>) -> Arc<Self> {
+        Arc::new(Self {
+            upstream,
+            totals: Totals::default(),
+            captures: AtomicUsize::new(0),
+            sequence: AtomicU64::new(1),
+            waits: AtomicU64::new(0),
+            arenas: RwLock::default(),
+        })
     }
-}
 
-impl<T> Arena<T> {
-    pub(crate) fn insert(&mut self, element: T) -> u32 {
-        if let Some(index) = self.vacant.pop() {
-            self.slots[index as usize] = Some(element);
-            return index;
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings {
+            events: &*self.upstream,
+            captures: self.upstream.captures(),
+            capturing: self.is_capturing(),
+            sequence: &self.sequence,
         }
-        let index = u32::try_from(self.slots.len()).expect("an arena holds fewer than 2^32 elements");
-        self.slots.push(Some(element));
-        index
     }
 
-    /// Takes an element out.
+    pub(crate) fn count_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reset_waits(&self) {
+        self.waits.store(0, Ordering::Relaxed);
+    }
+
+    /// How [`Totals`] gets at one arena's gauges.
+    pub(crate) fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+        |number, change| self.change_gauges(number, change)
+    }
+
+    /// How [`Totals`] gets at the gauges of all arenas.
+    pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
+        |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
+    }
+
+    /// Runs `change` on the gauges of the arena with a number, under its lock.
+    fn change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        if let Some(arena) = self.arena(number) {
+            change(&mut arena.state().gauges);
+        }
+        true
+    }
+
+    /// The same, unless the lock is taken.
+    fn try_change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        let Some(arena) = self.arena(number) else { return true };
+        match arena.state.try_lock() {
+            Ok(mut state) => change(&mut state.gauges),
+            Err(TryLockError::Poisoned(poisoned)) => change(&mut poisoned.into_inner().gauges),
+            Err(TryLockError::WouldBlock) => return false,
+        }
+        true
+    }
+
+    fn arena(&self, number: u32) -> Option<Arc<Arena>> {
+        self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
+    }
+
+    /// All arenas that are alive, oldest first.
+    pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
+        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        arenas.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Whose an arena is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Home {
+    pub(crate) stream: StreamId,
+    pub(crate) owner: Owner,
+}
+
+/// What a segment is; all its blocks carry it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tag {
+    pub(crate) class: SizeClass,
+    /// Its pages come and go one by one.
+    pub(crate) grows: bool,
+    /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
+    pub(crate) registration: u32,
+}
+
+/// A request with everything that is known of it before memory is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) requested_bytes: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) class: SizeClass,
+}
+
+/// One pool's memory on one stream.
+pub(crate) struct Arena {
+    pub(crate) number: u32,
+    pub(crate) home: Home,
+    pub(crate) common: Arc<Common>,
+    /// Where its segments come from, if not from the upstream.
+    pub(crate) source: Option<Arc<dyn SegmentSource>>,
+    state: Mutex<ArenaState>,
+    returned: Inbox<(BlockId, Uses)>,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        common: &Arc<Common>,
+        home: Home,
+        source: Option<Arc<dyn SegmentSource>>,
+        policy: Policy,
+    ) -> Arc<Self> {
+        let mut arenas = common.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        let number = u32::try_from(arenas.len()).expect("there are fewer than 2^32 arenas");
+        let arena = Arc::new(Self {
+            number,
+            home,
+            common: Arc::clone(common),
+            source,
+            state: Mutex::new(ArenaState::new(policy)),
+            returned: Inbox::default(),
+        });
+        arenas.push(Arc::downgrade(&arena));
+        arena
+    }
+
+    /// The state, after taking in what was dropped while it was busy.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ArenaState> {
+        let totals = &self.common.totals;
+        if !totals.is_quiet(self.number) {
+            let turned = totals
+                .turn_to(self.number, true, &|number, change| self.common.change_gauges(number, change));
+            debug_assert!(turned, "an arena that is used is there");
+        }
+        let mut state = self.state();
+        if !self.returned.is_empty() || state.order.has_ready() {
+            self.take_in(&mut state);
+        }
+        state
+    }
+
+    /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
+    #[inline]
+    fn state(&self) -> MutexGuard<'_, ArenaState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn take_in(&self, state: &mut ArenaState) {
+        while let Some((block, uses)) = self.returned.pop() {
+            state.free(self, block, uses);
+        }
+        // Only a panic of the upstream leaves something here.
+        state.collect_ready(self);
+    }
+
+    /// Takes a block back: at once if nobody is busy, else at the next call.
+    #[inline]
+    pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
+        let totals = &self.common.totals;
+        let quiet = totals.is_quiet(self.number)
+            || totals
+                .turn_to(self.number, false, &|number, change| self.common.try_change_gauges(number, change));
+        let state = if quiet { self.state.try_lock() } else { Err(TryLockError::WouldBlock) };
+        match state {
+            Ok(mut state) => state.free(self, block, uses),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().free(self, block, uses),
+            Err(TryLockError::WouldBlock) => self.returned.push((block, uses)),
+        }
+    }
+
+    /// What a block's own stream did with it needs no event: the stream's order is enough.
+    pub(crate) fn forget_own_use(&self, uses: &mut Uses) {
+        uses.retain(|one| {
+            let own = one.stream == self.home.stream;
+            if let Some(recorded) = one.event.filter(|_| own) {
+                self.common.upstream.release_event(recorded.event);
+            }
+            !own
+        });
+    }
+
+    /// To be called when no capture is under way any more.
+    pub(crate) fn end_captures(&self) {
+        let mut state = self.lock();
+        state.order.end_captures(&self.common.surroundings());
+        state.collect_ready(self);
+    }
+
+    /// *Blocks* until all pending events have passed.
     ///
-    /// # Panics
-    /// If there is none of this index.
-    pub(crate) fn remove(&mut self, index: u32) -> T {
-        let element = self.slots[index as usize].take().expect("the index names an element");
-        self.vacant.push(index);
-        element
+    /// # Errors
+    /// The upstream's; what was passed before is free.
+    pub(crate) fn synchronize(&self) -> Result<(), AllocationError> {
+        let mut state = self.lock();
+        let waited = state.order.synchronize(&self.common.surroundings());
+        state.collect_ready(self);
+        waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.slots.iter().flatten()
+    /// Gives what is free in one class back to where it came from: whole plain segments, and whole pages. *Blocks* until
+    /// this stream is done, if there are pages.
+    ///
+    /// # Errors
+    /// The upstream's; the rest stays cached.
+    pub(crate) fn release_free(&self, ledger: &mut Ledger, class: SizeClass) -> Result<(), AllocationError> {
+        let mut state = self.lock();
+        let entries: Vec<Span> = state.free[class as usize].iter().map(Entry::span).collect();
+        let (growing, plain): (Vec<Span>, Vec<Span>) =
+            entries.into_iter().partition(|span| state.blocks.tag(span.block).grows);
+        for span in plain {
+            if !state.blocks.is_split(span.block) {
+                state.release_plain(self, ledger, span)?;
+            }
+        }
+        let Some(memory) = self.common.upstream.virtual_memory().filter(|_| !growing.is_empty()) else {
+            return Ok(());
+        };
+        memory
+            .synchronize_stream(self.home.stream)
+            .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        for span in growing {
+            state.release_pages(self, ledger, span, memory)?;
+        }
+        state.release_addresses(memory)
+    }
+
+    /// Whether nothing is left here; then the sums that were kept are taken into the totals.
+    pub(crate) fn forget_if_empty(&self) -> bool {
+        let mut state = self.lock();
+        if state.blocks.segments().next().is_some() {
+            return false;
+        }
+        state.abandon(self);
+        drop(state);
+        self.common.totals.forget(&|change| change(&mut self.state().gauges));
+        true
+    }
+
+    /// Gives everything back, at the end. What the upstream refuses now cannot be offered again, and there is nobody to
+    /// tell: a lost device is the usual reason, and its memory is gone with it. *Blocks*.
+    fn release_everything(&mut self) {
+        let returned: Vec<_> = std::iter::from_fn(|| self.returned.pop()).collect();
+        let this = &*self;
+        let mut state = this.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for (block, uses) in returned {
+            state.free(this, block, uses);
+        }
+        let around = this.common.surroundings();
+        if !around.capturing {
+            // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
+            let _ = state.order.synchronize(&around);
+            state.collect_ready(this);
+        }
+        state.abandon(this);
+        let memory = this.common.upstream.virtual_memory();
+        if let Some(memory) = memory.filter(|_| !state.pages.is_empty()) {
+            let _ = memory.synchronize_stream(this.home.stream);
+        }
+        let segments: Vec<_> = state.blocks.segments().collect();
+        for segment in segments {
+            match (memory, segment.tag.grows) {
+                (Some(memory), true) => state.destroy_growing(segment, memory),
+                _ => this.destroy_plain(segment.address, segment.size_bytes),
+            }
+        }
+    }
+
+    fn destroy_plain(&self, address: u64, size_bytes: u64) {
+        let _ = match &self.source {
+            Some(source) => source.free(address, size_bytes, self.home.stream),
+            None => self.common.upstream.free(address, size_bytes, self.home.stream),
+        };
     }
 }
 
-impl<T> Index<u32> for Arena<T> {
-    type Output = T;
-
-    fn index(&self, index: u32) -> &T {
-        self.slots[index as usize].as_ref().expect("the index names an element")
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // No block is left, so no thread is inside.
+        self.release_everything();
     }
 }
 
-impl<T> IndexMut<u32> for Arena<T> {
-    fn index_mut(&mut self, index: u32) -> &mut T {
-        self.slots[index as usize].as_mut().expect("the index names an element")
+/// What stands behind an arena's lock.
+pub(crate) struct ArenaState {
+    pub(crate) policy: Policy,
+    pub(crate) blocks: Blocks<Tag>,
+    /// By class, as the fields below.
+    pub(crate) free: [Bins; 2],
+    /// Unmapped blocks by address.
+    pub(crate) unmapped: [BTreeMap<u64, BlockId>; 2],
+    /// How often a free block was looked for: the clock by which cached blocks age.
+    pub(crate) searches: [u64; 2],
+    /// The physical pages of segments that grow.
+    pub(crate) pages: FxHashMap<SegmentId, PageTable>,
+    /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
+    pub(crate) holes: FxHashSet<BlockId>,
+    pub(crate) order: Order<BlockId>,
+    pub(crate) gauges: Gauges,
+    pub(crate) idle: Idle,
+}
+
+impl ArenaState {
+    fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            blocks: Blocks::default(),
+            free: Default::default(),
+            unmapped: Default::default(),
+            searches: [0; 2],
+            pages: FxHashMap::default(),
+            holes: FxHashSet::default(),
+            order: Order::default(),
+            gauges: Gauges::default(),
+            idle: Idle::default(),
+        }
+    }
+
+    /// What a request comes to now.
+    #[inline]
+    pub(crate) fn request(&self, requested_bytes: u64) -> Request {
+        let size_bytes = self.policy.round_size(requested_bytes);
+        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes) }
+    }
+
+    /// Looks how far other streams have come.
+    #[inline]
+    pub(crate) fn process_events(&mut self, arena: &Arena) {
+        if !self.order.is_idle() {
+            self.order.process(arena.home.stream, &arena.common.surroundings());
+            self.collect_ready(arena);
+        }
+    }
+
+    /// Takes the best free block for a request out of its bin.
+    #[inline]
+    pub(crate) fn cached(&mut self, request: &Request) -> Option<Span> {
+        self.searches[request.class as usize] += 1;
+        let entry = self.find(request)?;
+        if !self.policy.may_serve(request.size_bytes, entry.size_bytes) {
+            return None;
+        }
+        self.free[request.class as usize].remove(entry.span(), entry.registration);
+        Some(entry.span())
+    }
+
+    #[inline]
+    fn find(&self, request: &Request) -> Option<Entry> {
+        let bins = &self.free[request.class as usize];
+        let entry = bins.best_fit(request.size_bytes)?;
+        if !self.blocks.tag(entry.block).grows {
+            return Some(entry);
+        }
+        if !self.policy.expandable {
+            // The setting was turned off meanwhile: only plain segments serve.
+            return bins.at_least(request.size_bytes).find(|entry| !self.blocks.tag(entry.block).grows);
+        }
+        let growable = self.growable_bytes(entry);
+        if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
+    }
+
+    /// A block before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
+    /// grow is preferred. The blocks are taken in order, up to the first that does not improve on the one before it.
+    #[cold]
+    fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
+        let bins = &self.free[request.class as usize];
+        let mut later = bins.at_least(request.size_bytes);
+        let _ = later.find(|entry| entry.block == best.block);
+        for next in later {
+            if !self.blocks.tag(best.block).grows || self.growable_bytes(next) >= self.growable_bytes(best) {
+                break;
+            }
+            best = next;
+        }
+        best
+    }
+
+    fn growable_bytes(&self, entry: Entry) -> u64 {
+        let next = self.blocks.next(entry.block);
+        let unmapped = next.filter(|next| self.blocks.usage(*next) == BlockUse::Unmapped);
+        entry.size_bytes + unmapped.map_or(0, |next| self.blocks.span(next).size_bytes)
+    }
+
+    /// Gives a free block, which is in no bin, to the caller: cuts off what is too much and counts.
+    #[inline]
+    pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
+        use Quantity::{Active, ActiveBytes, AllocatedBytes, Allocation, InactiveSplit, InactiveSplitBytes};
+        let Tag { class, grows, registration } = self.blocks.tag(found.block);
+        let was_split = !grows && self.blocks.is_split(found.block);
+        let rest_bytes = found.size_bytes - request.size_bytes;
+        let mut span = found;
+        let mut inactive = (0, 0);
+        if self.policy.should_split(class, request.size_bytes, rest_bytes) {
+            let rest = self.blocks.split(found.block, request.size_bytes);
+            self.free[class as usize].insert(rest, registration);
+            inactive = (1, rest.size_bytes);
+            span.size_bytes = request.size_bytes;
+        }
+        self.blocks.take(found.block, request.requested_bytes);
+
+        let gauges = &mut self.gauges;
+        if !grows && (was_split || inactive.0 > 0) {
+            let was_inactive = if was_split { (1, found.size_bytes) } else { (0, 0) };
+            gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
+            gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
+        }
+        gauges.add(class, Allocation, 1);
+        gauges.add(class, AllocatedBytes, span.size_bytes);
+        gauges.add(class, Active, 1);
+        gauges.add(class, ActiveBytes, span.size_bytes);
+        gauges.add(class, Quantity::RequestedBytes, request.requested_bytes);
+        if span.size_bytes >= self.policy.max_split_bytes {
+            gauges.add(class, Quantity::OversizeAllocations, 1);
+        }
+        arena.common.totals.changed(arena.number, gauges, class);
+        span
+    }
+
+    /// Puts a block that was taken out of its bin back.
+    pub(crate) fn put_back(&mut self, span: Span) {
+        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        self.free[class as usize].insert(span, registration);
+    }
+
+    /// Since when a block is free, in searches.
+    pub(crate) fn free_since(&self, block: BlockId) -> u64 {
+        match self.blocks.usage(block) {
+            BlockUse::Free { since } => since,
+            other => panic!("a block in a bin is free, not {other:?}"),
+        }
+    }
+
+    /// Takes a block back from the caller. It is used again when its uses are over.
+    #[inline]
+    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+        let Span { size_bytes, .. } = self.blocks.span(block);
+        let class = self.blocks.tag(block).class;
+        let gauges = &mut self.gauges;
+        gauges.subtract(class, Quantity::Allocation, 1);
+        gauges.subtract(class, Quantity::AllocatedBytes, size_bytes);
+        if size_bytes >= self.policy.max_split_bytes {
+            gauges.subtract(class, Quantity::OversizeAllocations, 1);
+        }
+        if self.policy.direct {
+            self.free_directly(arena, block, uses);
+        } else if uses.is_empty() {
+            self.return_to_bins(arena, block);
+        } else {
+            self.order.free(block, uses, &arena.common.surroundings());
+            self.collect_ready(arena);
+        }
+        arena.common.totals.changed(arena.number, &mut self.gauges, class);
+    }
+
+    /// Returns to the bins what the order holds back no longer.
+    pub(crate) fn collect_ready(&mut self, arena: &Arena) {
+        while let Some(block) = self.order.pop_ready() {
+            if self.holes.contains(&block) {
+                self.close_hole(arena, block);
+            } else if self.policy.direct {
+                self.release_directly(arena, block);
+            } else {
+                self.return_to_bins(arena, block);
+            }
+        }
+    }
+
+    #[inline]
+    fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
+        let Tag { class, grows, registration } = self.blocks.tag(block);
+        let Span { size_bytes, .. } = self.blocks.span(block);
+        let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
+        let merged = self.blocks.release(block, self.searches[class as usize]);
+        let bins = &mut self.free[class as usize];
+        let (mut absorbed, mut absorbed_bytes) = (0, 0);
+        for neighbour in merged.absorbed.into_iter().flatten() {
+            bins.remove(neighbour, registration);
+            absorbed += 1;
+            absorbed_bytes += neighbour.size_bytes;
+        }
+        bins.insert(merged.span, registration);
+        let gauges = &mut self.gauges;
+        if !grows {
+            let split = self.blocks.is_split(block);
+            let (added, added_bytes) = if split { (1, merged.span.size_bytes) } else { (0, 0) };
+            gauges.change(class, Quantity::InactiveSplit, added, absorbed);
+            gauges.change(class, Quantity::InactiveSplitBytes, added_bytes, absorbed_bytes);
+        }
+        gauges.subtract(class, Quantity::Active, 1);
+        gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
+        gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
+        arena.common.totals.changed(arena.number, gauges, class);
+    }
+
+    /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
+    pub(crate) fn snapshot(&self, home: Home) -> Vec<SegmentSnapshot> {
+        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        let mut shown: Vec<SegmentSnapshot> = Vec::new();
+        for segment in self.blocks.segments() {
+            let mut open = false;
+            for block in self.blocks.blocks_of(segment) {
+                let span = self.blocks.span(block);
+                let state = match self.blocks.usage(block) {
+                    _ if self.holes.contains(&block) => None,
+                    BlockUse::Unmapped => None,
+                    BlockUse::Free { .. } => Some(BlockState::Inactive),
+                    BlockUse::Taken { .. } if pending.contains(&block) => Some(BlockState::ActivePendingFree),
+                    BlockUse::Taken { .. } => Some(BlockState::ActiveAllocated),
+                };
+                let Some(state) = state else {
+                    open = false;
+                    continue;
+                };
+                if !open {
+                    shown.push(SegmentSnapshot {
+                        address: span.address,
+                        total_bytes: 0,
+                        stream: home.stream,
+                        class: segment.tag.class,
+                        pool: home.owner.pool(),
+                        is_expandable: segment.tag.grows,
+                        blocks: Vec::new(),
+                    });
+                    open = true;
+                }
+                let last = shown.last_mut().expect("one was pushed");
+                last.total_bytes += span.size_bytes;
+                let Span { address, size_bytes, .. } = span;
+                let requested_bytes = self.blocks.requested_bytes(block).unwrap_or(0);
+                last.blocks.push(BlockSnapshot { address, size_bytes, requested_bytes, state });
+            }
+        }
+        shown
     }
 }

@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fmt;
 
 use crate::pools::PoolId;
+use crate::settings::SettingsError;
 use crate::upstream::{MemoryInfo, UpstreamError};
 
 /// Why an allocator refused.
@@ -21,7 +22,8 @@ pub(crate) enum Kind {
     PoolInUse(PoolId),
     PoolNotInUse(PoolId),
     Capturing { call: &'static str },
-    OutOfRange { what: &'static str, value: String, allowed: &'static str },
+    Fixed { what: &'static str },
+    Settings(SettingsError),
 }
 
 /// What the memory looked like when a request could not be served. Sizes are in bytes.
@@ -46,6 +48,9 @@ pub struct OutOfMemory {
     pub device: Option<MemoryInfo>,
     /// Whether a capture was under way, during which nothing cached goes back to the upstream.
     pub capturing: bool,
+    /// Whether the request was refused for the memory fraction alone, without an attempt to make room
+    /// (`throw_on_cudamalloc_oom`).
+    pub rejected: bool,
 }
 
 impl AllocationError {
@@ -62,7 +67,11 @@ impl AllocationError {
     pub fn is_invalid_argument(&self) -> bool {
         matches!(
             *self.0,
-            Kind::UnknownPool(_) | Kind::PoolInUse(_) | Kind::PoolNotInUse(_) | Kind::OutOfRange { .. }
+            Kind::UnknownPool(_)
+                | Kind::PoolInUse(_)
+                | Kind::PoolNotInUse(_)
+                | Kind::Fixed { .. }
+                | Kind::Settings(_)
         )
     }
 
@@ -97,6 +106,12 @@ impl AllocationError {
     }
 }
 
+impl From<SettingsError> for AllocationError {
+    fn from(error: SettingsError) -> Self {
+        Kind::Settings(error).into()
+    }
+}
+
 impl From<Kind> for AllocationError {
     fn from(kind: Kind) -> Self {
         Self(Box::new(kind))
@@ -125,9 +140,11 @@ impl fmt::Display for AllocationError {
                 f,
                 "{call} is not possible while a capture is under way; call it before the capture begins or after it ends"
             ),
-            Kind::OutOfRange { what, value, allowed } => {
-                write!(f, "{what} is {value}, but must be {allowed}")
-            }
+            Kind::Fixed { what } => write!(
+                f,
+                "{what} cannot be changed once there is an allocator; set it before the first allocation"
+            ),
+            Kind::Settings(error) => error.fmt(f),
         }
     }
 }
@@ -176,7 +193,12 @@ impl OutOfMemory {
     /// The first change that the figures suggest. Issue-specific advice needs a look at the blocks; these are sums.
     fn advice(&self, unallocated_bytes: u64) -> &'static str {
         let allowed = self.allowed_bytes.unwrap_or(u64::MAX);
-        if self.requested_bytes > allowed.min(self.device.map_or(u64::MAX, |device| device.total_bytes)) {
+        if self.rejected {
+            "The request was preemptively rejected: it would have passed per_process_memory_fraction, and \
+             throw_on_cudamalloc_oom is set, so that nothing was given back for it."
+        } else if self.requested_bytes
+            > allowed.min(self.device.map_or(u64::MAX, |device| device.total_bytes))
+        {
             "No freeing helps: the request alone is larger than that. Ask for less at a time."
         } else if self.capturing {
             "A capture is under way, during which cached memory cannot be given back: call empty_cache before it begins."
@@ -221,6 +243,7 @@ mod tests {
             allowed_bytes: None,
             device: Some(MemoryInfo { free_bytes: 5000, total_bytes: 4 << 30 }),
             capturing: false,
+            rejected: false,
         }
     }
 

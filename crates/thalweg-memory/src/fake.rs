@@ -11,7 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::upstream::{EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError};
+use crate::upstream::{
+    EventId, Events, HostUpstream, MemoryInfo, PageId, StreamId, Upstream, UpstreamError, VirtualMemory,
+};
 
 /// What an injected failure looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -46,6 +48,18 @@ pub struct Calls {
     pub allocate: u64,
     /// Calls of [`Upstream::free`].
     pub free: u64,
+    /// Calls of [`VirtualMemory::reserve_addresses`] and [`VirtualMemory::free_addresses`].
+    pub addresses: u64,
+    /// Calls of [`VirtualMemory::create_page`].
+    pub create_page: u64,
+    /// Calls of [`VirtualMemory::destroy_page`].
+    pub destroy_page: u64,
+    /// Calls of [`VirtualMemory::map`].
+    pub map: u64,
+    /// Calls of [`VirtualMemory::unmap`].
+    pub unmap: u64,
+    /// Calls of [`VirtualMemory::synchronize_stream`].
+    pub synchronize_stream: u64,
     /// Calls of [`Upstream::memory_info`].
     pub memory_info: u64,
     /// Calls of [`HostUpstream::allocate_host`].
@@ -69,6 +83,12 @@ impl Calls {
     pub fn fallible(&self) -> u64 {
         self.allocate
             + self.free
+            + self.addresses
+            + self.create_page
+            + self.destroy_page
+            + self.map
+            + self.unmap
+            + self.synchronize_stream
             + self.memory_info
             + self.allocate_host
             + self.free_host
@@ -93,10 +113,16 @@ impl Ranges {
         Self { base, capacity_bytes, used_bytes: 0, live: BTreeMap::new() }
     }
 
-    fn allocate(&mut self, bytes: u64) -> Result<u64, UpstreamError> {
+    fn take(&mut self, bytes: u64) -> Result<(), UpstreamError> {
         if bytes > self.capacity_bytes - self.used_bytes {
             return Err(UpstreamError::OutOfMemory);
         }
+        self.used_bytes += bytes;
+        Ok(())
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<u64, UpstreamError> {
+        self.take(bytes)?;
         // The lowest gap. There is always one: no end is set to the addresses, only to the bytes.
         let mut address = self.base;
         for (&start, &size) in &self.live {
@@ -106,7 +132,6 @@ impl Ranges {
             address = start + size;
         }
         self.live.insert(address, bytes);
-        self.used_bytes += bytes;
         Ok(address)
     }
 
@@ -130,6 +155,13 @@ struct Timeline {
 struct Inner {
     device: Ranges,
     host: Ranges,
+    /// Reserved addresses. There is no end of them.
+    addresses: Ranges,
+    /// Physical pages by name: their size, and at how many addresses they are mapped.
+    pages: BTreeMap<PageId, (u64, usize)>,
+    next_page: u64,
+    /// Mapped pages by address.
+    mapped: BTreeMap<u64, (u64, PageId)>,
     calls: Calls,
     faults: BTreeMap<u64, Fault>,
     timelines: BTreeMap<StreamId, Timeline>,
@@ -146,6 +178,7 @@ const FUSE: u64 = 1000;
 #[derive(Debug)]
 pub struct FakeUpstream {
     inner: Mutex<Inner>,
+    has_virtual_memory: bool,
 }
 
 impl FakeUpstream {
@@ -155,6 +188,10 @@ impl FakeUpstream {
             inner: Mutex::new(Inner {
                 device: Ranges::new(0x7000_0000_0000, capacity_bytes),
                 host: Ranges::new(0x1000_0000_0000, capacity_bytes),
+                addresses: Ranges::new(0x4000_0000_0000, u64::MAX),
+                pages: BTreeMap::new(),
+                next_page: 1,
+                mapped: BTreeMap::new(),
                 calls: Calls::default(),
                 faults: BTreeMap::new(),
                 timelines: BTreeMap::new(),
@@ -162,7 +199,28 @@ impl FakeUpstream {
                 next_event: 1,
                 failures_in_a_row: 0,
             }),
+            has_virtual_memory: false,
         }
+    }
+
+    /// The same, with a granularity of 2 MiB for memory that is mapped by hand.
+    pub fn with_virtual_memory(capacity_bytes: u64) -> Self {
+        Self { has_virtual_memory: true, ..Self::new(capacity_bytes) }
+    }
+
+    /// The mapped pages, as (address, bytes, page), in address order.
+    pub fn mapped_pages(&self) -> Vec<(u64, u64, PageId)> {
+        self.lock().mapped.iter().map(|(&address, &(bytes, page))| (address, bytes, page)).collect()
+    }
+
+    /// How many physical pages there are.
+    pub fn live_pages(&self) -> usize {
+        self.lock().pages.len()
+    }
+
+    /// The reserved ranges of addresses, as (address, bytes), in address order.
+    pub fn reserved_ranges(&self) -> Vec<(u64, u64)> {
+        self.lock().addresses.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
     /// Makes the `number`-th fallible call from now on fail (1 is the next).
@@ -327,6 +385,109 @@ impl Upstream for FakeUpstream {
             |inner| {
                 let Ranges { capacity_bytes, used_bytes, .. } = inner.device;
                 Ok(MemoryInfo { free_bytes: capacity_bytes - used_bytes, total_bytes: capacity_bytes })
+            },
+        )
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.has_virtual_memory.then_some(self)
+    }
+}
+
+const GRANULARITY_BYTES: u64 = 2 << 20;
+
+impl VirtualMemory for FakeUpstream {
+    fn granularity_bytes(&self) -> u64 {
+        GRANULARITY_BYTES
+    }
+
+    fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are no whole pages");
+        self.call(|calls| &mut calls.addresses, |inner| inner.addresses.allocate(bytes))
+    }
+
+    fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.addresses,
+            |inner| {
+                let mapped = inner.mapped.range(address..address + bytes).next();
+                assert_eq!(mapped, None, "nothing is mapped in a range that is given back");
+                inner.addresses.free(address, bytes)
+            },
+        )
+    }
+
+    fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
+        assert!(bytes > 0 && bytes.is_multiple_of(GRANULARITY_BYTES), "{bytes} bytes are no whole pages");
+        self.call(
+            |calls| &mut calls.create_page,
+            |inner| {
+                inner.device.take(bytes)?;
+                let page = PageId::from_raw(inner.next_page);
+                inner.next_page += 1;
+                inner.pages.insert(page, (bytes, 0));
+                Ok(page)
+            },
+        )
+    }
+
+    fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.destroy_page,
+            |inner| {
+                let (bytes, mappings) = inner.pages.remove(&page).expect("a page is destroyed once");
+                assert_eq!(mappings, 0, "{page:?} is still mapped");
+                inner.device.used_bytes -= bytes;
+                Ok(())
+            },
+        )
+    }
+
+    fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.map,
+            |inner| {
+                let end = address + page_bytes * pages.len() as u64;
+                let range = inner.addresses.live.range(..=address).next_back();
+                let reserved = range.is_some_and(|(start, bytes)| end <= start + bytes);
+                assert!(reserved, "{address:#x} to {end:#x} is not within a reserved range");
+                assert_eq!(inner.mapped.range(address..end).next(), None, "an address is mapped once");
+                for (place, page) in (0u64..).zip(pages) {
+                    let (bytes, mappings) = inner.pages.get_mut(page).expect("only pages are mapped");
+                    assert_eq!(*bytes, page_bytes, "{page:?} has another size");
+                    *mappings += 1;
+                    inner.mapped.insert(address + place * page_bytes, (page_bytes, *page));
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.unmap,
+            |inner| {
+                let mut next = address;
+                while next < address + bytes {
+                    let (page_bytes, page) =
+                        inner.mapped.remove(&next).expect("only what is mapped is unmapped");
+                    inner.pages.get_mut(&page).expect("a mapped page exists").1 -= 1;
+                    next += page_bytes;
+                }
+                assert_eq!(next, address + bytes, "whole pages are unmapped");
+                Ok(())
+            },
+        )
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.synchronize_stream,
+            |inner| {
+                if let Some(timeline) = inner.timelines.get_mut(&stream) {
+                    timeline.passed = timeline.recorded;
+                }
+                Ok(())
             },
         )
     }

@@ -1,196 +1,556 @@
-//! Finding memory for a request, from the cheapest way to the last.
+//! Finding memory for a request that nothing cached serves, from the cheapest way to the last.
 //!
-//! 1. A free block that fits.
-//! 2. A new segment from the upstream.
-//! 3. With `max_split_size`: give oversize blocks back, no more than needed, and ask the upstream again.
-//! 4. Wait for all pending events, give every wholly free segment back, and ask the upstream again.
-//! 5. A free block that fits after all, since some were pending before.
-//! 6. An error that says what the memory looks like.
+//! | rung | what is tried | PyTorch |
+//! |---|---|---|
+//! | 1 | a free block after all; another thread may have freed it, or a callback frees one | yes |
+//! | 2 | a block that waits for uses elsewhere: the stream is made to wait for the oldest | |
+//! | 3 | above the threshold, old cached segments go back first | yes |
+//! | 4 | stitching: free pages of this stream, then of idle ones | |
+//! | 5 | a free block of another stream that is done with it | |
+//! | 6 | more from the upstream | yes |
+//! | 7 | pools that help out | yes |
+//! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
+//! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
+//! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
+//! | 11 | any free block that is large enough, whatever its size class | |
+//! | 12 | an error that says what the memory looks like | yes |
 //!
-//! Rungs 1 to 4 are PyTorch's, decision by decision; the fifth only serves what PyTorch would have refused. While a capture
-//! is under way nothing may be waited for or given back, so rungs 3 to 5 are left out.
+//! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
+//! be waited for or given back, so rungs 2, 4, 5 and 8 to 11 are left out.
 //!
 //! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
 //! way the state is as valid as before.
+//!
+//! One lock is held for the whole climb, and an arena's only for a step: what other threads do between two steps may make
+//! the climb longer, never wrong, since each step ends with the block in the caller's hands or with nothing.
 
-use crate::blocks::Span;
+use std::sync::{Arc, MutexGuard};
+
+use crate::allocator::{Cold, DeviceAllocator};
+use crate::arena::{Arena, ArenaState, Request};
+use crate::blocks::{BlockId, Span};
 use crate::error::{AllocationError, Kind, OutOfMemory};
-use crate::policy::best_fit;
-use crate::pools::Owner;
-use crate::state::{Home, Request, State};
-use crate::upstream::{Upstream, UpstreamError};
+use crate::grow::{Legal, found};
+use crate::policy::Policy;
+use crate::settings::CrossStreamReuse;
+use crate::stats::SizeClass;
+use crate::upstream::{EventId, PageId, VirtualMemory};
 
-impl State {
-    /// A free block for `request`, in no free set any more.
-    pub(crate) fn obtain(
-        &mut self,
-        request: &Request,
-        upstream: &dyn Upstream,
-    ) -> Result<Span, AllocationError> {
-        if let Some(span) = self.cached(request) {
-            return Ok(span);
-        }
-        if let Some(span) = self.reserve(request, upstream)? {
-            return Ok(span);
-        }
-        if !self.order.is_capturing() {
-            if self.release_oversize(request, upstream)?
-                && let Some(span) = self.reserve(request, upstream)?
-            {
-                return Ok(span);
-            }
-            self.release_cached(upstream)?;
-            self.statistics.num_alloc_retries += 1;
-            if let Some(span) = self.reserve(request, upstream)? {
-                return Ok(span);
-            }
-            if let Some(span) = self.cached(request) {
-                return Ok(span);
-            }
-        }
-        self.statistics.num_ooms += 1;
-        Err(self.out_of_memory(request.requested_bytes, upstream))
+/// A block in the caller's hands, and where it belongs.
+pub(crate) type Obtained = (Arc<Arena>, Span);
+
+/// One climb.
+pub(crate) struct Climb<'a> {
+    allocator: &'a DeviceAllocator,
+    /// `None` only while the upstream is asked without the lock.
+    cold: Option<MutexGuard<'a, Cold>>,
+    arena: &'a Arc<Arena>,
+    request: Request,
+    policy: Policy,
+    /// Events that this stream was made to wait for.
+    waits: Vec<EventId>,
+    /// How many more it may be made to wait for before memory is short.
+    waits_left: usize,
+}
+
+type Step = Result<Option<Obtained>, AllocationError>;
+
+impl<'a> Climb<'a> {
+    pub(crate) fn new(allocator: &'a DeviceAllocator, arena: &'a Arc<Arena>, request: Request) -> Self {
+        let cold = Some(allocator.cold());
+        let state = arena.lock();
+        let policy = state.policy.clone();
+        let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
+        drop(state);
+        Self { allocator, cold, arena, request, policy, waits: Vec::new(), waits_left }
     }
 
-    /// Waits for all pending events, then gives every wholly free segment back that no private pool relies on. *Blocks*.
-    ///
-    /// # Errors
-    /// The first failure of the upstream. What was given back before it is gone, the rest stays cached.
-    pub(crate) fn release_cached(&mut self, upstream: &dyn Upstream) -> Result<(), AllocationError> {
-        self.statistics.num_sync_all_streams += 1;
-        let waited = self.order.synchronize(upstream);
-        self.collect_ready();
-        waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;
-        let whole: Vec<Span> = self
-            .pools
-            .releasable()
-            .flat_map(|pool| pool.spans())
-            .filter(|span| !self.blocks.is_split(span.block))
-            .collect();
-        whole.into_iter().try_for_each(|span| self.release_segment(span, upstream))
+    fn cold(&mut self) -> &mut Cold {
+        self.cold.as_mut().expect("the lock is held between two steps")
     }
 
-    /// Gives every segment back, at the end of the allocator's life. What the upstream refuses is lost: nobody is left to
-    /// offer it again. *Blocks*.
-    pub(crate) fn release_everything(&mut self, upstream: &dyn Upstream) {
-        if !self.order.is_capturing() {
-            // A failure to wait leaves blocks pending. Their segments go all the same: `free` itself waits for work.
-            let _ = self.order.synchronize(upstream);
+    /// The whole climb.
+    pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
+        let obtained = self.climb();
+        if !self.waits.is_empty() {
+            self.arena.lock().order.add_waits(self.waits.drain(..));
         }
-        self.order.abandon(upstream);
-        for segment in self.blocks.segments() {
-            let _ = upstream.free(segment.address, segment.size_bytes, segment.tag.stream);
-        }
+        obtained
     }
 
-    /// Asks the upstream for a segment for `request`; `None` if it, or the limit, has no room.
-    fn reserve(
-        &mut self,
-        request: &Request,
-        upstream: &dyn Upstream,
-    ) -> Result<Option<Span>, AllocationError> {
-        let Home { owner, class, .. } = request.home;
-        let segment_bytes = best_fit::segment_size(request.size_bytes);
-        let reserved_bytes = self.statistics.reserved_bytes.all.current;
-        if self.allowed_bytes.is_some_and(|allowed| reserved_bytes + segment_bytes > allowed) {
+    fn climb(&mut self) -> Result<Obtained, AllocationError> {
+        let captured = self.arena.common.is_capturing();
+        let rungs: [fn(&mut Self) -> Step; 8] = [
+            Self::cached,
+            Self::after_callbacks,
+            Self::order_oldest,
+            Self::collect_garbage,
+            Self::stitch,
+            Self::borrow_idle,
+            Self::take_more,
+            Self::helping_pools,
+        ];
+        for rung in rungs {
+            if let Some(obtained) = rung(self)? {
+                return Ok(obtained);
+            }
+        }
+        if !captured {
+            if let Some(obtained) = self.release_oversize()? {
+                return Ok(obtained);
+            }
+            if let Some(obtained) = self.order_anything()? {
+                return Ok(obtained);
+            }
+            self.release_cached()?;
+            self.cold().ledger.statistics.num_alloc_retries += 1;
+            for rung in [Self::take_more, Self::cached, Self::last_resort] {
+                if let Some(obtained) = rung(self)? {
+                    return Ok(obtained);
+                }
+            }
+        }
+        self.cold().ledger.statistics.num_ooms += 1;
+        Err(Kind::OutOfMemory(self.figures()).into())
+    }
+
+    /// Hands a found block out of `arena`.
+    fn hand_out(&self, arena: &Arc<Arena>, state: &mut ArenaState, span: Span) -> Obtained {
+        (Arc::clone(arena), state.hand_out(arena, &self.request, span))
+    }
+
+    fn cached(&mut self) -> Step {
+        let mut state = self.arena.lock();
+        state.process_events(self.arena);
+        // This is the same search as the one that led here, so it does not count as another for the age of blocks.
+        let found = state.cached(&self.request);
+        state.searches[self.request.class as usize] -= 1;
+        Ok(found.map(|span| self.hand_out(self.arena, &mut state, span)))
+    }
+
+    fn after_callbacks(&mut self) -> Step {
+        let callbacks = self.cold().free_memory_callbacks.clone();
+        // Every one is called: each may free what the others cannot.
+        let freed = callbacks.iter().fold(false, |freed, callback| callback() || freed);
+        if freed { self.cached() } else { Ok(None) }
+    }
+
+    /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
+    /// blocks that the device is kept busy meanwhile.
+    fn order_oldest(&mut self) -> Step {
+        let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
+        let mut state = self.arena.lock();
+        let candidates = waiting(&state, &self.request);
+        if candidates.is_empty() || candidates.len() < depth || self.waits_left == 0 {
             return Ok(None);
         }
-        let address = match upstream.allocate(segment_bytes, request.home.stream) {
-            Ok(address) => address,
-            Err(UpstreamError::OutOfMemory) => return Ok(None),
-            Err(error) => return Err(AllocationError::upstream("allocate", error)),
-        };
-        assert!(
-            address > 0 && address.is_multiple_of(best_fit::MIN_BLOCK_BYTES),
-            "an upstream's address is a positive multiple of 512, not {address:#x}"
-        );
-        let span = self.blocks.add_segment(address, segment_bytes, request.home);
-        self.pools.segment_added(owner);
-        let oversize = segment_bytes >= self.max_split_bytes();
-        let statistics = &mut self.statistics;
-        statistics.segment.increase(class, 1);
-        statistics.reserved_bytes.increase(class, segment_bytes);
-        statistics.num_device_alloc += 1;
-        if oversize {
-            statistics.oversize_segments.increase(1);
-        }
-        Ok(Some(span))
+        self.order_before(&mut state, candidates[0])
     }
 
-    /// Gives oversize blocks of the request's stream back: the smallest that alone makes enough room, or else the largest
-    /// ones until there is enough. Whether there is.
-    fn release_oversize(
-        &mut self,
-        request: &Request,
-        upstream: &dyn Upstream,
-    ) -> Result<bool, AllocationError> {
-        let Some(max_split_bytes) = self.settings.max_split_size_bytes() else { return Ok(false) };
-        let Home { stream, owner, class } = request.home;
-        let needed_bytes = request.size_bytes.max(max_split_bytes);
-        let free_set = self.pools.pool(owner).of(class);
-        let mut chosen = Vec::new();
-        let mut chosen_bytes = 0;
-        if let Some(span) = free_set.best_fit(stream, needed_bytes) {
-            chosen.push(span);
-            chosen_bytes = span.size_bytes;
-        } else {
-            for span in free_set.at_least(stream, max_split_bytes).rev() {
-                if chosen_bytes >= needed_bytes {
-                    break;
-                }
-                chosen.push(span);
-                chosen_bytes += span.size_bytes;
+    fn order_before(&self, state: &mut ArenaState, block: BlockId) -> Step {
+        if self.arena.common.is_capturing() {
+            return Ok(None);
+        }
+        let around = self.arena.common.surroundings();
+        // Who cannot be waited for on the device is waited for by the host, some rungs below.
+        let ordered = state.order.order_before(block, self.arena.home.stream, &around).unwrap_or(false);
+        state.collect_ready(self.arena);
+        if !ordered {
+            return Ok(None);
+        }
+        self.arena.common.count_wait();
+        let found = state.cached(&self.request);
+        Ok(found.map(|span| self.hand_out(self.arena, state, span)))
+    }
+
+    /// Gives old cached segments back if there is a limit and the cache is near it, as PyTorch does: those that are older
+    /// than the average, again and again, until there is enough.
+    fn collect_garbage(&mut self) -> Step {
+        let threshold = self.policy.garbage_collection_threshold;
+        let allowed = self.cold().ledger.allowed_bytes.filter(|_| threshold > 0.0);
+        let Some(allowed) = allowed else { return Ok(None) };
+        let limit = (threshold * allowed as f64) as u64;
+        let reserved = self.cold().ledger.reserved_bytes();
+        if reserved <= limit {
+            return Ok(None);
+        }
+        let mut missing = (reserved - limit) as i64;
+        let mut segments = Vec::new();
+        for arena in self.allocator.shared_arenas() {
+            let state = arena.lock();
+            let now = state.searches[SizeClass::Large as usize];
+            let whole = state.free[SizeClass::Large as usize]
+                .iter()
+                .filter(|entry| !state.blocks.tag(entry.block).grows && !state.blocks.is_split(entry.block));
+            let aged = whole.map(|entry| (entry.span(), now - state.free_since(entry.block)));
+            segments.extend(aged.map(|(span, age)| (Arc::clone(&arena), span, age)));
+        }
+        let mut total_age: u64 = segments.iter().map(|(.., age)| age).sum();
+        let mut freed = true;
+        while missing > 0 && freed && !segments.is_empty() {
+            let average = total_age as f64 / segments.len() as f64;
+            let (old, young): (Vec<_>, Vec<_>) =
+                segments.into_iter().partition(|(.., age)| *age as f64 >= average);
+            freed = !old.is_empty();
+            for (arena, span, age) in old {
+                missing -= span.size_bytes as i64;
+                total_age -= age;
+                let ledger = &mut self.cold().ledger;
+                arena.lock().release_plain(&arena, ledger, span)?;
             }
+            segments = young;
         }
-        for span in chosen {
-            self.release_segment(span, upstream)?;
-        }
-        Ok(chosen_bytes >= needed_bytes)
+        Ok(None)
     }
 
-    /// Gives the segment back that a free block covers alone.
-    fn release_segment(&mut self, span: Span, upstream: &dyn Upstream) -> Result<(), AllocationError> {
-        assert!(!self.blocks.is_split(span.block), "only whole segments go back");
-        let Home { stream, owner, class } = *self.blocks.tag(span.block);
-        upstream
-            .free(span.address, span.size_bytes, stream)
-            .map_err(|error| AllocationError::upstream("free", error))?;
-        self.pools.pool_mut(owner).of_mut(class).remove(stream, span);
-        self.blocks.remove_segment(span.block);
-        self.pools.segment_removed(owner);
-        let oversize = span.size_bytes >= self.max_split_bytes();
-        let statistics = &mut self.statistics;
-        statistics.segment.decrease(class, 1);
-        statistics.reserved_bytes.decrease(class, span.size_bytes);
-        statistics.num_device_free += 1;
-        if oversize {
-            statistics.oversize_segments.decrease(1);
+    /// Free pages of this stream, and of those that are known to be idle, side by side; what is still missing is made.
+    fn stitch(&mut self) -> Step {
+        if !self.policy.stitching || self.arena.common.is_capturing() {
+            return Ok(None);
         }
+        self.grow_with(Donors::Idle)
+    }
+
+    /// Maps pages where the request fits best: first those that `donors` can spare, then new ones.
+    fn grow_with(&mut self, donors: Donors) -> Step {
+        let upstream = Arc::clone(&self.arena.common.upstream);
+        let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
+        let Some(mut missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
+        let mut pages = Vec::new();
+        let others = match donors {
+            Donors::Nobody => Vec::new(),
+            Donors::Idle | Donors::Anybody => self.donors(),
+        };
+        for donor in &others {
+            if pages.len() >= missing {
+                break;
+            }
+            self.collect_pages(donor, donors, missing - pages.len(), &mut pages)?;
+            // Taking pages away changes where the request fits best.
+            missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
+        }
+        let enough = pages.len() >= missing || {
+            let wanted = missing - pages.len();
+            self.create_pages(memory, wanted, &mut pages)?
+        };
+        let obtained = if enough { self.map_pages(memory, &mut pages) } else { Ok(None) };
+        let (page_bytes, class) = (self.page_bytes(), self.request.class);
+        self.cold().spare_pages.extend(pages.drain(..).map(|page| (page, page_bytes, class)));
+        obtained
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.policy.page_bytes[self.request.class as usize]
+    }
+
+    fn grows(&self) -> bool {
+        self.policy.expandable && self.arena.source.is_none()
+    }
+
+    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere.
+    fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
+        let mut state = self.arena.lock();
+        if let Some(missing) = state.missing_pages(&self.request) {
+            return Ok(Some(missing));
+        }
+        let Some(reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
+            return Ok(None);
+        };
+        let added = state.add_growing(self.request.class, reserve_bytes, memory)?;
+        Ok(if added { state.missing_pages(&self.request) } else { None })
+    }
+
+    fn map_pages(&mut self, memory: &dyn VirtualMemory, pages: &mut Vec<PageId>) -> Step {
+        let mut state = self.arena.lock();
+        let Some(span) = state.grow(&self.request, pages, memory)? else { return Ok(None) };
+        Ok(Some(self.hand_out(self.arena, &mut state, span)))
+    }
+
+    /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
+    fn create_pages(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        wanted: usize,
+        pages: &mut Vec<PageId>,
+    ) -> Result<bool, AllocationError> {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        let mut wanted = self.cold().take_spare_pages(wanted, page_bytes, class, pages);
+        if wanted == 0 {
+            return Ok(true);
+        }
+        // PyTorch asks for the limit with the size of a plain segment.
+        let asked_bytes = match self.policy.stitching {
+            true => wanted as u64 * page_bytes,
+            false => self.policy.segment_size(self.request.size_bytes),
+        };
+        if self.exceeds_limit(asked_bytes)? {
+            return Ok(false);
+        }
+        let first = pages.len();
+        while wanted > 0 {
+            match found("create_page", memory.create_page(page_bytes)) {
+                Ok(Some(page)) => pages.push(page),
+                Ok(None) => break,
+                Err(error) => {
+                    pages.drain(first..).for_each(|page| drop(memory.destroy_page(page)));
+                    return Err(error);
+                }
+            }
+            wanted -= 1;
+        }
+        let made = pages.len() - first;
+        if wanted > 0 {
+            // The pages that were made are in nobody's way: a smaller request may come before the memory does.
+            pages.drain(first..).for_each(|page| drop(memory.destroy_page(page)));
+            return Ok(false);
+        }
+        self.cold().ledger.bytes_taken(owner, class, made as u64 * page_bytes);
+        Ok(true)
+    }
+
+    /// Whether `bytes` more would pass the memory fraction.
+    ///
+    /// # Errors
+    /// If that is so and is to be refused at once, without an attempt to make room.
+    fn exceeds_limit(&mut self, bytes: u64) -> Result<bool, AllocationError> {
+        let exceeds = self.cold().ledger.would_exceed(bytes);
+        if exceeds && self.policy.throw_on_cudamalloc_oom {
+            self.cold().ledger.statistics.num_oom_rejections += 1;
+            let mut figures = self.figures();
+            figures.rejected = true;
+            return Err(Kind::OutOfMemory(figures).into());
+        }
+        Ok(exceeds)
+    }
+
+    /// The arenas that may give pages or lend blocks to this one: its own first.
+    fn donors(&mut self) -> Vec<Arc<Arena>> {
+        let owner = self.arena.home.owner;
+        if !self.cold().pools.is_releasable(owner) {
+            return Vec::new();
+        }
+        let mut donors = vec![Arc::clone(self.arena)];
+        if self.policy.cross_stream_reuse != CrossStreamReuse::Never {
+            let all = self.arena.common.all_arenas();
+            donors.extend(
+                all.into_iter().filter(|one| one.home.owner == owner && one.number != self.arena.number),
+            );
+        }
+        donors
+    }
+
+    /// What of `donor` may be taken now.
+    fn legal(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Legal> {
+        if donor.number == self.arena.number {
+            return Some(Legal::Ordered);
+        }
+        let idle = state.look_how_idle(donor);
+        match (donors, self.policy.cross_stream_reuse) {
+            (Donors::Anybody, _) => Some(Legal::Ordered),
+            (Donors::Idle, CrossStreamReuse::Ordered) if self.waits_left > 0 => Some(Legal::Ordered),
+            _ => idle,
+        }
+    }
+
+    fn collect_pages(
+        &mut self,
+        donor: &Arc<Arena>,
+        donors: Donors,
+        wanted: usize,
+        pages: &mut Vec<PageId>,
+    ) -> Result<(), AllocationError> {
+        let own = donor.number == self.arena.number;
+        let mut state = donor.lock();
+        let Some(legal) = self.legal(donor, &mut state, donors) else { return Ok(()) };
+        if !own && matches!(legal, Legal::Ordered) && !self.wait_for(donor) {
+            return Ok(());
+        }
+        let request = self.request;
+        let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
+        state.give_pages(donor, ledger, &request, legal, own, wanted, pages);
         Ok(())
     }
 
-    /// The error for a request that finds no room.
-    pub(crate) fn out_of_memory(&self, requested_bytes: u64, upstream: &dyn Upstream) -> AllocationError {
-        let statistics = &self.statistics;
-        let private_pool_bytes = self
-            .blocks
-            .segments()
-            .filter(|segment| segment.tag.owner != Owner::Shared)
-            .flat_map(|segment| self.blocks.blocks_of(segment))
-            .filter(|block| self.blocks.requested_bytes(*block).is_some())
-            .map(|block| self.blocks.span(block).size_bytes)
-            .sum();
-        Kind::OutOfMemory(OutOfMemory {
-            label: self.settings.label().to_owned(),
-            requested_bytes,
-            allocated_bytes: statistics.allocated_bytes.all.current,
-            reserved_bytes: statistics.reserved_bytes.all.current,
-            pending_bytes: statistics.active_bytes.all.current - statistics.allocated_bytes.all.current,
-            private_pool_bytes,
-            allowed_bytes: self.allowed_bytes,
-            device: upstream.memory_info().ok(),
-            capturing: self.order.is_capturing(),
-        })
-        .into()
+    /// Makes this stream wait for all that `donor`'s stream was given so far; whether it could be.
+    fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
+        let around = self.arena.common.surroundings();
+        let Ok(recorded) = around.record(donor.home.stream) else { return false };
+        if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
+            around.events.release_event(recorded.event);
+            return false;
+        }
+        self.arena.common.count_wait();
+        self.waits.push(recorded.event);
+        self.waits_left = self.waits_left.saturating_sub(1);
+        true
     }
+
+    /// A free block of a stream that is done with it.
+    fn borrow_idle(&mut self) -> Step {
+        let reuse = self.policy.cross_stream_reuse;
+        if reuse == CrossStreamReuse::Never || self.arena.common.is_capturing() {
+            return Ok(None);
+        }
+        self.borrow(Donors::Idle, false)
+    }
+
+    fn borrow(&mut self, donors: Donors, lenient: bool) -> Step {
+        for donor in self.donors() {
+            let own = donor.number == self.arena.number;
+            if own && !lenient {
+                continue;
+            }
+            let mut state = donor.lock();
+            let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
+            let Some(span) = state.lend(&self.request, legal, lenient) else { continue };
+            if !own && matches!(legal, Legal::Ordered) && !self.wait_for(&donor) {
+                state.put_back(span);
+                continue;
+            }
+            return Ok(Some(self.hand_out(&donor, &mut state, span)));
+        }
+        Ok(None)
+    }
+
+    /// More memory from the upstream: a plain segment, or pages.
+    fn take_more(&mut self) -> Step {
+        if self.grows() && self.arena.common.upstream.virtual_memory().is_some() {
+            return self.grow_with(Donors::Nobody);
+        }
+        let bytes = self.policy.segment_size(self.request.size_bytes);
+        if self.exceeds_limit(bytes)? {
+            return Ok(None);
+        }
+        if self.policy.release_lock_on_cudamalloc {
+            self.cold = None;
+        }
+        let stream = self.arena.home.stream;
+        let address = match &self.arena.source {
+            Some(source) => source.allocate(bytes, stream),
+            None => self.arena.common.upstream.allocate(bytes, stream),
+        };
+        if self.cold.is_none() {
+            self.cold = Some(self.allocator.cold());
+        }
+        let Some(address) = found("allocate", address)? else { return Ok(None) };
+        let mut state = self.arena.lock();
+        let ledger = &mut self.cold.as_mut().expect("it was just taken").ledger;
+        let span = state.add_plain(self.arena, ledger, self.request.class, address, bytes);
+        Ok(Some(self.hand_out(self.arena, &mut state, span)))
+    }
+
+    /// Cached blocks of pools that help out. Only what goes to no pool is helped.
+    fn helping_pools(&mut self) -> Step {
+        if self.arena.home.owner.pool().is_some() {
+            return Ok(None);
+        }
+        let stream = self.arena.home.stream;
+        for arena in self.cold().pools.helping_out(stream) {
+            let mut state = arena.lock();
+            if let Some(span) = state.cached(&self.request) {
+                return Ok(Some(self.hand_out(&arena, &mut state, span)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives oversize blocks of the request's stream back: the smallest that alone makes enough room, or else the largest
+    /// ones until there is enough; then asks the upstream again.
+    fn release_oversize(&mut self) -> Step {
+        let max_split_bytes = self.policy.max_split_bytes;
+        if max_split_bytes == u64::MAX {
+            return Ok(None);
+        }
+        let needed_bytes = self.request.size_bytes.max(max_split_bytes);
+        let mut released_bytes = 0;
+        {
+            let mut state = self.arena.lock();
+            let bins = &state.free[self.request.class as usize];
+            let is_plain = |span: &Span| !state.blocks.tag(span.block).grows;
+            let single = bins.at_least(needed_bytes).next().map(|entry| entry.span()).filter(is_plain);
+            let chosen: Vec<Span> = match single {
+                Some(span) => vec![span],
+                None => {
+                    let largest = bins.iter().rev().filter(|entry| entry.size_bytes < needed_bytes);
+                    let oversize = largest.take_while(|entry| entry.size_bytes >= max_split_bytes);
+                    oversize.map(|entry| entry.span()).filter(is_plain).collect()
+                }
+            };
+            let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
+            for span in chosen {
+                if released_bytes >= needed_bytes {
+                    break;
+                }
+                state.release_plain(self.arena, ledger, span)?;
+                released_bytes += span.size_bytes;
+            }
+        }
+        if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
+    }
+
+    /// What becomes legal if this stream waits, on the device: the alternative is to let the host wait for everything.
+    fn order_anything(&mut self) -> Step {
+        if self.policy.record_use_depth.is_some() {
+            let mut state = self.arena.lock();
+            for block in waiting(&state, &self.request) {
+                if let Some(obtained) = self.order_before(&mut state, block)? {
+                    return Ok(Some(obtained));
+                }
+            }
+        }
+        if self.policy.cross_stream_reuse == CrossStreamReuse::Never {
+            return Ok(None);
+        }
+        if let Some(obtained) = self.borrow(Donors::Anybody, false)? {
+            return Ok(Some(obtained));
+        }
+        if self.policy.stitching { self.grow_with(Donors::Anybody) } else { Ok(None) }
+    }
+
+    /// Waits for all events and gives all that is free back. *Blocks*.
+    fn release_cached(&mut self) -> Result<(), AllocationError> {
+        let allocator = self.allocator;
+        allocator.release_cached(self.cold(), None)
+    }
+
+    /// Any free block that is large enough.
+    fn last_resort(&mut self) -> Step {
+        if !self.policy.last_resort {
+            return Ok(None);
+        }
+        if let Some(obtained) = self.borrow(Donors::Anybody, true)? {
+            return Ok(Some(obtained));
+        }
+        Ok(None)
+    }
+
+    fn figures(&mut self) -> OutOfMemory {
+        let (allocator, stream) = (self.allocator, self.arena.home.stream);
+        let requested_bytes = self.request.requested_bytes;
+        allocator.figures(self.cold(), requested_bytes, stream)
+    }
+}
+
+/// Who may give pages away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Donors {
+    /// None: new pages are made.
+    Nobody,
+    /// This stream, and the blocks of others that they are done with.
+    Idle,
+    /// Everybody; this stream waits for them.
+    Anybody,
+}
+
+/// The blocks that wait for uses elsewhere and would serve, the oldest first.
+fn waiting(state: &ArenaState, request: &Request) -> Vec<BlockId> {
+    let serves = |block: &BlockId| {
+        let size_bytes = state.blocks.span(*block).size_bytes;
+        !state.holes.contains(block)
+            && state.blocks.tag(*block).class == request.class
+            && size_bytes >= request.size_bytes
+            && state.policy.may_serve(request.size_bytes, size_bytes)
+    };
+    state.order.pending().filter(serves).collect()
 }

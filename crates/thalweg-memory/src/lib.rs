@@ -81,27 +81,42 @@
 
 mod allocator;
 mod arena;
+mod bins;
 mod blocks;
+mod direct;
+mod directory;
 mod error;
 pub mod fake;
+mod gauges;
+mod grow;
+#[cfg(any())]
 pub mod host;
+mod inbox;
 mod ladder;
+mod ledger;
 mod order;
 mod policy;
-mod pool;
 mod pools;
+mod reach;
+pub mod settings;
+mod slots;
 pub mod snapshot;
-mod state;
 pub mod stats;
+mod summary;
 pub mod upstream;
 
-pub use allocator::{Block, DeviceAllocator, Settings};
+pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
 pub use error::{AllocationError, OutOfMemory};
+#[cfg(any())]
 pub use host::{HostAllocator, HostBlock};
-pub use pools::{PoolId, StreamFilter};
+pub use pools::{PoolId, PoolOptions, StreamFilter};
+pub use settings::{
+    Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
+    SettingsError, SnapshotValue,
+};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 pub use stats::{ByPool, DeviceStatistics, HostStatistics, SizeClass, Statistic, TimeStatistic};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostUpstream, MemoryInfo, NodeId, PageId, StreamId, StreamOrdered,
-    Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostUpstream, MemoryInfo, NodeId, PageId, SegmentSource, StreamId,
+    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

@@ -1,110 +1,268 @@
 //! When may a freed thing be used again?
 //!
-//! A block belongs to one stream. Freed there, it may be handed out on the same stream at once: the stream's own order puts
-//! the new use behind the old one. If other streams used it too (`record_stream`), each of them must be past that use
-//! first. So a free with uses records one event a stream, behind the stream's work so far, and the block waits until all
-//! its events have come to pass.
+//! A block belongs to one stream, its *home*. Freed there, it may be handed out on the same stream at once: the stream's own
+//! order puts the new use behind the old one. If other streams used it too, each of them must be past that use first, or be
+//! *ordered before* the reuse: the home stream is made to wait, on the device, for the event behind the use.
+//!
+//! There are two ways to tell of a use:
+//!
+//! - `record_stream`: the stream is noted, and when the block is freed an event is recorded there, behind all its work so
+//!   far. Late, so behind more work than need be.
+//! - `record_use`: the event is recorded at the call, behind the use and nothing else. A later one on the same stream
+//!   replaces it, so there is never more than one a stream.
 //!
 //! ```text
 //!              no uses                                        ┌──────────────┐
 //! free ────────────────────────────────────────────────────▶  │              │
 //!   │  uses                 record                all passed  │  may be used │
 //!   └─────────▶ unrecorded ────────▶ events queued ─────────▶ │    again     │
-//!                  ▲    │            (FIFO a stream)          └──────────────┘
-//!                  └────┘ a capture is under way, or recording failed: tried again later
+//!                  ▲    │      │          │   home waits      │              │
+//!                  └────┘      │          └─────────────────▶ │              │
+//!      a capture is under way, │   home has waited for, or    │              │
+//!      or recording failed     └────────────────────────────▶ │              │
+//!                                  the host has seen, a later └──────────────┘
+//!                                  event of the same stream
 //! ```
 //!
 //! Invariants:
 //!
 //! - What waits is in `pending`, with the number of its queued events and the uses that have no event yet; it becomes
 //!   `ready` when both are none.
-//! - Events of one stream pass in the order in which they were recorded, so that only the head of a queue is asked for.
+//! - The events of one stream stand in its queue in the order in which they were recorded, so that only the head is asked
+//!   for, and none that has passed waits behind one that has not.
 //! - While a capture is under way no event is recorded, queried or waited for: a recorded event would become part of the
-//!   graph. Uses wait, unrecorded, until it ends. An event recorded later stands behind more work than needed, never less.
+//!   graph. Uses by streams of the capture are known by the graph's own nodes instead (*marks*), and are over when those
+//!   are ordered before the home stream's next command ([`Reach`]), or with the capture. Other uses wait, unrecorded, until
+//!   it ends; an event recorded later stands behind more work than needed, never less.
 //! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
 //!
 //! What this module never sees: an address, a size, a pool. `T` is a name that its owner understands.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::upstream::{EventId, Events, StreamId, UpstreamError};
+use crate::reach::Reach;
+use crate::upstream::{Captures, EventId, Events, NodeId, StreamId, UpstreamError};
 
-/// The streams, other than its own, that used a block. No stream twice.
-pub(crate) type Uses = SmallVec<[StreamId; 2]>;
-
-#[derive(Debug)]
-struct Pending {
-    queued_events: usize,
-    unrecorded: Uses,
+/// An event, with its place among all events that one allocator recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) event: EventId,
+    pub(crate) sequence: u64,
 }
 
-/// The frees that wait.
+/// What the orders of all arenas of an allocator share.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) events: &'a dyn Events,
+    pub(crate) captures: Option<&'a dyn Captures>,
+    /// Whether a capture is under way anywhere on the device.
+    pub(crate) capturing: bool,
+    /// Gives recorded events their places.
+    pub(crate) sequence: &'a AtomicU64,
+}
+
+impl Surroundings<'_> {
+    pub(crate) fn record(&self, stream: StreamId) -> Result<Recorded, UpstreamError> {
+        // The place is taken first: two threads that record on one stream at the same time are ordered by neither, but one
+        // thread's second event is behind its first.
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let event = self.events.record_event(stream)?;
+        Ok(Recorded { event, sequence })
+    }
+
+    /// The nodes behind which the next command of `stream` stands, if it is part of a capture.
+    pub(crate) fn marks(&self, stream: StreamId) -> Option<Vec<NodeId>> {
+        let captures = self.captures?;
+        captures.capture_of(stream).ok()??;
+        captures.terminals(stream).ok()
+    }
+}
+
+/// How one stream, other than its own, used a block.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) stream: StreamId,
+    /// An event is to be recorded when the block is freed.
+    pub(crate) at_free: bool,
+    /// The event behind the last use that was told of precisely.
+    pub(crate) event: Option<Recorded>,
+    /// The same during a capture: nodes of the graph.
+    pub(crate) marks: Vec<NodeId>,
+}
+
+impl Use {
+    pub(crate) fn noted(stream: StreamId) -> Self {
+        Self { stream, at_free: true, event: None, marks: Vec::new() }
+    }
+}
+
+/// The uses of a block by other streams than its own. No stream twice.
+pub(crate) type Uses = Vec<Use>;
+
+/// The entry of `stream`, made if there is none.
+pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
+    let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
+        uses.push(Use { stream, at_free: false, event: None, marks: Vec::new() });
+        uses.len() - 1
+    });
+    &mut uses[position]
+}
+
+#[derive(Debug)]
+struct Pending<T> {
+    freed: T,
+    queued_events: usize,
+    /// Streams whose event is still to be recorded.
+    unrecorded: SmallVec<[StreamId; 2]>,
+    /// Nodes of a capture that must be ordered before a reuse within it.
+    marks: Vec<NodeId>,
+}
+
+#[derive(Debug)]
+struct Queued {
+    recorded: Recorded,
+    ticket: u64,
+}
+
+/// The frees of one home stream that wait.
 #[derive(Debug)]
 pub(crate) struct Order<T> {
-    pending: FxHashMap<T, Pending>,
+    /// By ticket, so the oldest free is first.
+    pending: BTreeMap<u64, Pending<T>>,
+    next_ticket: u64,
     /// Those of `pending` that have uses without an event, oldest first.
-    unrecorded: VecDeque<T>,
-    queues: BTreeMap<StreamId, VecDeque<(EventId, T)>>,
+    unrecorded: VecDeque<u64>,
+    queues: BTreeMap<StreamId, VecDeque<Queued>>,
+    /// For each stream, the last of its events that the host has seen pass or that home has waited for.
+    settled: FxHashMap<StreamId, u64>,
+    /// Events that home was made to wait for and that have not been seen to pass.
+    waits: VecDeque<EventId>,
+    /// Some of `pending` have marks.
+    marked: usize,
+    reach: Reach,
     ready: VecDeque<T>,
-    captures: usize,
 }
 
 impl<T> Default for Order<T> {
     fn default() -> Self {
         Self {
-            pending: FxHashMap::default(),
+            pending: BTreeMap::new(),
+            next_ticket: 0,
             unrecorded: VecDeque::new(),
             queues: BTreeMap::new(),
+            settled: FxHashMap::default(),
+            waits: VecDeque::new(),
+            marked: 0,
+            reach: Reach::default(),
             ready: VecDeque::new(),
-            captures: 0,
         }
     }
 }
 
-impl<T: Copy + Eq + Hash> Order<T> {
+impl<T: Copy + Eq> Order<T> {
     /// Frees `freed` behind its uses. It comes out of [`pop_ready`](Self::pop_ready), some day.
-    pub(crate) fn free(&mut self, freed: T, uses: Uses, events: &dyn Events) {
-        if uses.is_empty() {
+    pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
+        let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
+        let ticket = self.next_ticket;
+        for Use { stream, at_free, event, marks } in uses {
+            if let Some(recorded) = event {
+                // An event that is to come on the same stream stands behind this one.
+                if at_free || self.is_settled(stream, recorded) {
+                    around.events.release_event(recorded.event);
+                } else {
+                    self.enqueue(stream, recorded, ticket);
+                    pending.queued_events += 1;
+                }
+            }
+            match at_free.then(|| around.capturing.then(|| around.marks(stream)).flatten()) {
+                Some(Some(marks)) => pending.marks.extend(marks),
+                Some(None) => pending.unrecorded.push(stream),
+                None => pending.marks.extend(marks),
+            }
+        }
+        if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
             self.ready.push_back(freed);
             return;
         }
-        let before = self.pending.insert(freed, Pending { queued_events: 0, unrecorded: uses });
-        assert!(before.is_none(), "a block is freed once");
-        self.unrecorded.push_back(freed);
-        if self.captures == 0 && self.record_uses(freed, events) {
-            self.unrecorded.pop_back();
+        self.next_ticket += 1;
+        self.marked += usize::from(!pending.marks.is_empty());
+        let unrecorded = !pending.unrecorded.is_empty();
+        self.pending.insert(ticket, pending);
+        if unrecorded {
+            self.unrecorded.push_back(ticket);
+            if !around.capturing && self.record_uses(ticket, around) {
+                self.unrecorded.pop_back();
+            }
         }
     }
 
     /// What may be used again now; the oldest first. The caller empties this after every call that may add to it.
+    #[inline]
     pub(crate) fn pop_ready(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
-    /// Looks how far the streams have come, without waiting. Does nothing while a capture is under way.
+    /// Whether something is ready that was not taken out yet.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether nothing waits, and there is nothing to look after.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.waits.is_empty()
+    }
+
+    /// What waits, the oldest first.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = T> + '_ {
+        self.pending.values().map(|pending| pending.freed)
+    }
+
+    /// How many device-side waits have not been seen to pass.
+    pub(crate) fn waits_in_flight(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// Home was made to wait for these, for another reason. They are given back when they have passed.
+    pub(crate) fn add_waits(&mut self, events: impl Iterator<Item = EventId>) {
+        self.waits.extend(events);
+    }
+
+    /// Looks how far the streams have come, without waiting. While a capture is under way that is how far its graph has.
     ///
     /// An event that cannot be asked for counts as not passed: this is housekeeping on the way to something else, which must
     /// not fail for it.
-    pub(crate) fn process(&mut self, events: &dyn Events) {
-        if self.captures > 0 || self.pending.is_empty() {
+    pub(crate) fn process(&mut self, home: StreamId, around: &Surroundings<'_>) {
+        if around.capturing {
+            self.process_marks(home, around);
             return;
         }
-        self.record_all(events);
-        let Self { pending, queues, ready, .. } = self;
-        for queue in queues.values_mut() {
-            while let Some(&(event, freed)) = queue.front()
-                && matches!(events.query_event(event), Ok(true))
+        self.end_captures(around);
+        while let Some(&event) = self.waits.front()
+            && matches!(around.events.query_event(event), Ok(true))
+        {
+            self.waits.pop_front();
+            around.events.release_event(event);
+        }
+        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
+        for stream in streams {
+            while let Some(&Queued { recorded, .. }) = self.head(stream)
+                && matches!(around.events.query_event(recorded.event), Ok(true))
             {
-                queue.pop_front();
-                settle(pending, ready, freed);
-                events.release_event(event);
+                self.settle_head(stream);
+                around.events.release_event(recorded.event);
             }
         }
-        queues.retain(|_, queue| !queue.is_empty());
+    }
+
+    /// To be called when no capture is under way any more: what waited for that is recorded now.
+    pub(crate) fn end_captures(&mut self, around: &Surroundings<'_>) {
+        self.drop_marks();
+        self.record_all(around);
     }
 
     /// *Blocks* until all queued events have passed. A use whose event cannot be recorded goes on waiting.
@@ -114,55 +272,108 @@ impl<T: Copy + Eq + Hash> Order<T> {
     ///
     /// # Panics
     /// While a capture is under way.
-    pub(crate) fn synchronize(&mut self, events: &dyn Events) -> Result<(), UpstreamError> {
-        assert!(self.captures == 0, "nothing waits for an event while a capture is under way");
-        self.record_all(events);
-        let Self { pending, queues, ready, .. } = self;
-        for queue in queues.values_mut() {
-            while let Some(&(event, freed)) = queue.front() {
-                events.synchronize_event(event)?;
-                queue.pop_front();
-                settle(pending, ready, freed);
-                events.release_event(event);
+    pub(crate) fn synchronize(&mut self, around: &Surroundings<'_>) -> Result<(), UpstreamError> {
+        assert!(!around.capturing, "nothing waits for an event while a capture is under way");
+        self.end_captures(around);
+        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
+        for stream in streams {
+            while let Some(&Queued { recorded, .. }) = self.head(stream) {
+                around.events.synchronize_event(recorded.event)?;
+                self.settle_head(stream);
+                around.events.release_event(recorded.event);
             }
         }
-        queues.clear();
         Ok(())
     }
 
-    /// Gives all queued events back, passed or not. What waited for them waits for ever: this is for the end only.
+    /// Makes `home` wait, on the device, for all uses of `freed`, which is ready then; and so is whatever waited for earlier
+    /// events of the same streams. `false` if that cannot be: a use has no event, or `freed` does not wait.
+    ///
+    /// # Errors
+    /// The upstream's; what was ordered before stays so.
+    pub(crate) fn order_before(
+        &mut self,
+        freed: T,
+        home: StreamId,
+        around: &Surroundings<'_>,
+    ) -> Result<bool, UpstreamError> {
+        let Some((&ticket, pending)) = self.pending.iter().find(|(_, pending)| pending.freed == freed) else {
+            return Ok(false);
+        };
+        if around.capturing || !pending.unrecorded.is_empty() || !pending.marks.is_empty() {
+            return Ok(false);
+        }
+        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
+        for stream in streams {
+            let queue = &self.queues[&stream];
+            let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
+            let last = last.recorded;
+            around.events.wait_event(home, last.event)?;
+            // The event is kept until it has passed, so that waits in flight can be counted.
+            self.waits.push_back(last.event);
+            while let Some(&Queued { recorded, .. }) = self.head(stream)
+                && recorded.sequence <= last.sequence
+            {
+                self.settle_head(stream);
+                if recorded.event != last.event {
+                    around.events.release_event(recorded.event);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives all events back, passed or not. What waited for them waits for ever: this is for the end only.
     pub(crate) fn abandon(&mut self, events: &dyn Events) {
         while let Some((_, queue)) = self.queues.pop_first() {
-            queue.into_iter().for_each(|(event, _)| events.release_event(event));
+            queue.into_iter().for_each(|queued| events.release_event(queued.recorded.event));
+        }
+        self.waits.drain(..).for_each(|event| events.release_event(event));
+    }
+
+    fn is_settled(&self, stream: StreamId, recorded: Recorded) -> bool {
+        self.settled.get(&stream).is_some_and(|&last| recorded.sequence <= last)
+    }
+
+    /// Puts an event into its queue, behind those that were recorded before it.
+    fn enqueue(&mut self, stream: StreamId, recorded: Recorded, ticket: u64) {
+        let queue = self.queues.entry(stream).or_default();
+        let behind =
+            queue.iter().rev().take_while(|other| other.recorded.sequence > recorded.sequence).count();
+        queue.insert(queue.len() - behind, Queued { recorded, ticket });
+    }
+
+    fn head(&self, stream: StreamId) -> Option<&Queued> {
+        self.queues.get(&stream)?.front()
+    }
+
+    /// The head of a queue has passed, or home waits for it.
+    fn settle_head(&mut self, stream: StreamId) {
+        let queue = self.queues.get_mut(&stream).expect("a queue with a head");
+        let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");
+        if queue.is_empty() {
+            self.queues.remove(&stream);
+        }
+        let last = self.settled.entry(stream).or_default();
+        *last = recorded.sequence.max(*last);
+        let pending = self.pending.get_mut(&ticket).expect("what has a queued event is pending");
+        pending.queued_events -= 1;
+        self.finish(ticket);
+    }
+
+    /// Makes a pending free ready if nothing holds it any more.
+    fn finish(&mut self, ticket: u64) {
+        let pending = &self.pending[&ticket];
+        if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
+            self.ready.push_back(pending.freed);
+            self.pending.remove(&ticket);
         }
     }
 
-    /// From here to the matching [`end_capture`](Self::end_capture) no event is touched.
-    pub(crate) fn begin_capture(&mut self) {
-        self.captures += 1;
-    }
-
-    /// Ends one capture. If it was the last, what waited for that is recorded.
-    pub(crate) fn end_capture(&mut self, events: &dyn Events) {
-        self.captures = self.captures.checked_sub(1).expect("a capture ends once");
-        if self.captures == 0 {
-            self.record_all(events);
-        }
-    }
-
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.captures > 0
-    }
-
-    /// Whether `freed` was freed and waits.
-    pub(crate) fn is_pending(&self, freed: T) -> bool {
-        self.pending.contains_key(&freed)
-    }
-
-    fn record_all(&mut self, events: &dyn Events) {
+    fn record_all(&mut self, around: &Surroundings<'_>) {
         for _ in 0..self.unrecorded.len() {
-            let freed = self.unrecorded[0];
-            if self.record_uses(freed, events) {
+            let ticket = self.unrecorded[0];
+            if self.record_uses(ticket, around) {
                 self.unrecorded.pop_front();
             } else {
                 self.unrecorded.rotate_left(1);
@@ -170,110 +381,46 @@ impl<T: Copy + Eq + Hash> Order<T> {
         }
     }
 
-    /// Records the events that `freed` lacks; whether it has them all now.
-    fn record_uses(&mut self, freed: T, events: &dyn Events) -> bool {
-        let pending = self.pending.get_mut(&freed).expect("what has unrecorded uses is pending");
-        while let Some(&stream) = pending.unrecorded.last() {
-            let Ok(event) = events.record_event(stream) else { return false };
+    /// Records the events that a free lacks; whether it has them all now.
+    fn record_uses(&mut self, ticket: u64, around: &Surroundings<'_>) -> bool {
+        loop {
+            let pending = self.pending.get_mut(&ticket).expect("what has unrecorded uses is pending");
+            let Some(&stream) = pending.unrecorded.last() else { return true };
+            let Ok(recorded) = around.record(stream) else { return false };
             pending.unrecorded.pop();
             pending.queued_events += 1;
-            self.queues.entry(stream).or_default().push_back((event, freed));
+            self.enqueue(stream, recorded, ticket);
         }
-        true
-    }
-}
-
-/// One event of `freed` has passed.
-fn settle<T: Copy + Eq + Hash>(pending: &mut FxHashMap<T, Pending>, ready: &mut VecDeque<T>, freed: T) {
-    let waiting = pending.get_mut(&freed).expect("what has a queued event is pending");
-    waiting.queued_events -= 1;
-    if waiting.queued_events == 0 && waiting.unrecorded.is_empty() {
-        pending.remove(&freed);
-        ready.push_back(freed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use smallvec::smallvec;
-
-    use super::*;
-    use crate::fake::{FakeUpstream, Fault};
-
-    fn stream(number: u64) -> StreamId {
-        StreamId::from_raw(number)
     }
 
-    fn ready(order: &mut Order<u32>) -> Vec<u32> {
-        std::iter::from_fn(|| order.pop_ready()).collect()
-    }
-
-    #[test]
-    fn a_use_on_two_streams_waits_for_both() {
-        let upstream = FakeUpstream::new(0);
-        let mut order = Order::default();
-        order.free(1, smallvec![stream(1), stream(2)], &upstream);
-        order.free(2, smallvec![], &upstream);
-        assert_eq!(ready(&mut order), [2]);
-        upstream.complete_stream(stream(2));
-        order.process(&upstream);
-        assert_eq!(ready(&mut order), []);
-        upstream.complete_stream(stream(1));
-        order.process(&upstream);
-        assert_eq!(ready(&mut order), [1]);
-        assert_eq!(upstream.live_events(), 0);
-    }
-
-    #[test]
-    fn only_the_head_of_a_queue_is_asked_for() {
-        let upstream = FakeUpstream::new(0);
-        let mut order = Order::default();
-        for freed in 0..10 {
-            order.free(freed, smallvec![stream(1)], &upstream);
+    /// Frees what the graph under capture orders before the next command of `home`.
+    fn process_marks(&mut self, home: StreamId, around: &Surroundings<'_>) {
+        let Some(captures) = around.captures else { return };
+        if self.marked == 0 || !self.reach.advance(home, captures) {
+            return;
         }
-        order.process(&upstream);
-        assert_eq!(upstream.calls().query_event, 1);
-        upstream.complete_next(stream(1));
-        order.process(&upstream);
-        assert_eq!(ready(&mut order), [0]);
-        assert_eq!(upstream.calls().query_event, 3);
+        let tickets: Vec<u64> = self.pending.keys().copied().collect();
+        for ticket in tickets {
+            let pending = self.pending.get_mut(&ticket).expect("it was just seen");
+            if !pending.marks.is_empty() && pending.marks.iter().all(|node| self.reach.contains(*node)) {
+                pending.marks.clear();
+                self.marked -= 1;
+                self.finish(ticket);
+            }
+        }
     }
 
-    #[test]
-    fn a_use_whose_event_could_not_be_recorded_is_not_forgotten() {
-        let upstream = FakeUpstream::new(0);
-        let mut order = Order::default();
-        upstream.fail_call(2, Fault::Other);
-        order.free(1, smallvec![stream(1), stream(2)], &upstream);
-        assert_eq!(upstream.live_events(), 1, "the other stream's event was recorded before the failure");
-        upstream.complete_all();
-        upstream.fail_call(1, Fault::Other);
-        order.process(&upstream);
-        assert!(order.is_pending(1), "one event has passed, but the other use has none yet");
-        order.process(&upstream);
-        assert_eq!(ready(&mut order), [], "the late event stands behind work that is still running");
-        upstream.complete_all();
-        order.process(&upstream);
-        assert_eq!(ready(&mut order), [1]);
-    }
-
-    #[test]
-    fn nothing_touches_events_during_a_capture() {
-        let upstream = FakeUpstream::new(0);
-        let mut order = Order::default();
-        order.free(1, smallvec![stream(1)], &upstream);
-        upstream.complete_all();
-        order.begin_capture();
-        order.begin_capture();
-        let before = upstream.calls();
-        order.free(2, smallvec![stream(1)], &upstream);
-        order.process(&upstream);
-        order.end_capture(&upstream);
-        order.process(&upstream);
-        assert_eq!(upstream.calls(), before);
-        order.end_capture(&upstream);
-        assert_eq!(upstream.calls().record_event, 2);
-        order.synchronize(&upstream).expect("the fake does not fail");
-        assert_eq!(ready(&mut order), [1, 2]);
+    /// Forgets the nodes of captures that are over: they imply that all streams were joined.
+    fn drop_marks(&mut self) {
+        if self.marked == 0 {
+            return;
+        }
+        self.marked = 0;
+        self.reach = Reach::default();
+        let tickets: Vec<u64> = self.pending.keys().copied().collect();
+        for ticket in tickets {
+            self.pending.get_mut(&ticket).expect("it was just seen").marks.clear();
+            self.finish(ticket);
+        }
     }
 }

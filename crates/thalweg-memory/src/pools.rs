@@ -9,18 +9,21 @@
 //! it. After the last release its blocks may live on, but its free segments may go back to the upstream, and when the last
 //! has gone the pool is forgotten.
 //!
-//! Scopes nest: the one begun last whose filter matches the stream serves.
+//! Scopes nest: the one begun last that the request falls into serves. A scope takes the requests of some streams, for a
+//! capture, or those of one thread, for a pool that a program wants to itself
+//! ([`use_pool`](crate::DeviceAllocator::use_pool)).
 //!
 //! What is not here: the deferral of frees during a capture ([`order`](crate::order)).
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::ThreadId;
 
+use crate::arena::Arena;
 use crate::error::Kind;
-use crate::pool::Pool;
-use crate::upstream::StreamId;
+use crate::upstream::{SegmentSource, StreamId};
 
 /// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,39 +80,62 @@ impl fmt::Debug for StreamFilter {
     }
 }
 
-/// Whose a segment is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Whose memory it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) enum Owner {
     Shared,
     Private(PoolId),
 }
 
-#[derive(Debug, Default)]
+impl Owner {
+    pub(crate) fn pool(self) -> Option<PoolId> {
+        match self {
+            Self::Shared => None,
+            Self::Private(id) => Some(id),
+        }
+    }
+}
+
+/// What a private pool is for (`torch.cuda.MemPool`).
+#[derive(Clone, Default)]
+pub struct PoolOptions {
+    /// Where its segments come from; the allocator's upstream if `None`.
+    pub source: Option<Arc<dyn SegmentSource>>,
+    /// When memory is short, its free blocks serve requests that go to no pool.
+    pub use_on_oom: bool,
+    /// Its blocks are never cut: a request gets a whole segment.
+    pub no_split: bool,
+}
+
+impl fmt::Debug for PoolOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, use_on_oom, no_split } = self;
+        f.debug_struct("PoolOptions")
+            .field("has_source", &source.is_some())
+            .field("use_on_oom", use_on_oom)
+            .field("no_split", no_split)
+            .finish()
+    }
+}
+
+#[derive(Default)]
 struct PrivatePool {
-    pool: Pool,
+    options: PoolOptions,
     references: usize,
-    segments: usize,
+    arenas: BTreeMap<StreamId, Arc<Arena>>,
 }
 
-#[derive(Debug)]
-struct Scope {
-    pool: PoolId,
-    filter: StreamFilter,
-}
-
-/// The shared pool, the private ones, and the scopes that are open.
-#[derive(Debug, Default)]
+/// The private pools. Which requests go to them is a matter of [`Scopes`].
+#[derive(Default)]
 pub(crate) struct Pools {
-    shared: Pool,
     private: BTreeMap<PoolId, PrivatePool>,
-    scopes: Vec<Scope>,
 }
 
 impl Pools {
     /// A new private pool with one reference.
-    pub(crate) fn create(&mut self) -> PoolId {
+    pub(crate) fn create(&mut self, options: PoolOptions) -> PoolId {
         let id = PoolId::unique();
-        self.private.insert(id, PrivatePool { references: 1, ..PrivatePool::default() });
+        self.private.insert(id, PrivatePool { options, references: 1, arenas: BTreeMap::new() });
         id
     }
 
@@ -120,78 +146,128 @@ impl Pools {
 
     pub(crate) fn release(&mut self, id: PoolId) -> Result<(), Kind> {
         self.referenced(id)?.references -= 1;
-        self.forget_if_done(id);
+        self.forget_done();
         Ok(())
     }
 
-    /// Opens a scope, which holds a reference.
-    pub(crate) fn begin(&mut self, id: PoolId, filter: StreamFilter) -> Result<(), Kind> {
-        if self.scopes.iter().any(|scope| scope.pool == id) {
-            return Err(Kind::PoolInUse(id));
-        }
-        self.retain(id)?;
-        self.scopes.push(Scope { pool: id, filter });
-        Ok(())
+    /// How many references a pool has; 0 if there is no such pool.
+    pub(crate) fn references(&self, id: PoolId) -> usize {
+        self.private.get(&id).map_or(0, |private| private.references)
     }
 
-    pub(crate) fn end(&mut self, id: PoolId) -> Result<(), Kind> {
-        let position = self.scopes.iter().position(|scope| scope.pool == id).ok_or(Kind::PoolNotInUse(id))?;
-        self.scopes.remove(position);
-        self.release(id)
+    /// The arena of a pool for a stream, made by `make` if there is none. A pool whose last reference goes while a request is
+    /// on its way to it gives `None`.
+    pub(crate) fn arena(
+        &mut self,
+        id: PoolId,
+        stream: StreamId,
+        make: impl FnOnce(&PoolOptions) -> Arc<Arena>,
+    ) -> Option<Arc<Arena>> {
+        let private = self.private.get_mut(&id)?;
+        let arena = private.arenas.entry(stream).or_insert_with(|| make(&private.options));
+        Some(Arc::clone(arena))
     }
 
-    /// Who serves a request on `stream` now.
-    pub(crate) fn owner_for(&self, stream: StreamId) -> Owner {
-        let scope = self.scopes.iter().rev().find(|scope| scope.filter.matches(stream));
-        scope.map_or(Owner::Shared, |scope| Owner::Private(scope.pool))
-    }
-
-    pub(crate) fn pool(&self, owner: Owner) -> &Pool {
+    /// Whether free memory of `owner` may be taken away from where it is: nobody relies on its addresses.
+    pub(crate) fn is_releasable(&self, owner: Owner) -> bool {
         match owner {
-            Owner::Shared => &self.shared,
-            Owner::Private(id) => &self.private[&id].pool,
+            Owner::Shared => true,
+            Owner::Private(id) => self.references(id) == 0,
         }
     }
 
-    pub(crate) fn pool_mut(&mut self, owner: Owner) -> &mut Pool {
-        match owner {
-            Owner::Shared => &mut self.shared,
-            Owner::Private(id) => &mut self.with_segments(id).pool,
-        }
+    /// The arenas of pools that help out when memory is short, for one stream.
+    pub(crate) fn helping_out(&self, stream: StreamId) -> Vec<Arc<Arena>> {
+        let helping = self.private.values().filter(|private| private.options.use_on_oom);
+        helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
-    pub(crate) fn segment_added(&mut self, owner: Owner) {
-        if let Owner::Private(id) = owner {
-            self.with_segments(id).segments += 1;
-        }
+    /// Whether a pool's blocks are never cut.
+    pub(crate) fn no_split(&self, owner: Owner) -> bool {
+        owner.pool().and_then(|id| self.private.get(&id)).is_some_and(|private| private.options.no_split)
     }
 
-    pub(crate) fn segment_removed(&mut self, owner: Owner) {
-        if let Owner::Private(id) = owner {
-            self.with_segments(id).segments -= 1;
-            self.forget_if_done(id);
-        }
-    }
-
-    /// The pools whose free segments nobody relies on.
-    pub(crate) fn releasable(&self) -> impl Iterator<Item = &Pool> {
-        let unreferenced = self.private.values().filter(|private| private.references == 0);
-        std::iter::once(&self.shared).chain(unreferenced.map(|private| &private.pool))
+    /// Forgets the pools that nobody refers to and that hold nothing.
+    pub(crate) fn forget_done(&mut self) {
+        self.private.retain(|_, private| {
+            private.references > 0 || private.arenas.values().any(|arena| !arena.forget_if_empty())
+        });
     }
 
     /// A pool that somebody still holds.
     fn referenced(&mut self, id: PoolId) -> Result<&mut PrivatePool, Kind> {
         self.private.get_mut(&id).filter(|private| private.references > 0).ok_or(Kind::UnknownPool(id))
     }
+}
 
-    fn with_segments(&mut self, id: PoolId) -> &mut PrivatePool {
-        self.private.get_mut(&id).expect("a pool is known as long as it has segments or references")
+/// Requests that go to a private pool: those of one thread, or those on some streams.
+#[derive(Clone, Debug)]
+pub(crate) enum Requests {
+    OnStreams(StreamFilter),
+    OfThread(ThreadId),
+}
+
+#[derive(Debug)]
+struct Scope {
+    pool: PoolId,
+    requests: Requests,
+}
+
+/// The scopes that are open. Nearly always there are none, which is seen by one load.
+#[derive(Debug, Default)]
+pub(crate) struct Scopes {
+    open: AtomicUsize,
+    scopes: RwLock<Vec<Scope>>,
+}
+
+impl Scopes {
+    /// Who serves a request on `stream` by the calling thread now.
+    #[inline]
+    pub(crate) fn owner_for(&self, stream: StreamId) -> Owner {
+        if self.open.load(Ordering::Acquire) == 0 { Owner::Shared } else { self.search(stream) }
     }
 
-    fn forget_if_done(&mut self, id: PoolId) {
-        if self.private.get(&id).is_some_and(|private| private.references == 0 && private.segments == 0) {
-            self.private.remove(&id);
+    #[cold]
+    fn search(&self, stream: StreamId) -> Owner {
+        let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
+        let matches = |scope: &&Scope| match &scope.requests {
+            Requests::OnStreams(filter) => filter.matches(stream),
+            Requests::OfThread(thread) => *thread == std::thread::current().id(),
+        };
+        scopes.iter().rev().find(matches).map_or(Owner::Shared, |scope| Owner::Private(scope.pool))
+    }
+
+    /// Opens a scope.
+    ///
+    /// # Errors
+    /// If requests on streams go to this pool already: which of the two a call to `end` means could not be told.
+    pub(crate) fn begin(&self, pool: PoolId, requests: Requests) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let streams = |requests: &Requests| matches!(requests, Requests::OnStreams(_));
+        if streams(&requests) && scopes.iter().any(|scope| scope.pool == pool && streams(&scope.requests)) {
+            return Err(Kind::PoolInUse(pool));
         }
+        scopes.push(Scope { pool, requests });
+        self.open.store(scopes.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Closes the scope of streams that allocates to `pool`.
+    pub(crate) fn end_streams(&self, pool: PoolId) -> Result<(), Kind> {
+        self.end(pool, |requests| matches!(requests, Requests::OnStreams(_)))
+    }
+
+    /// Closes the innermost scope of `thread` that allocates to `pool`.
+    pub(crate) fn end_thread(&self, pool: PoolId, thread: ThreadId) -> Result<(), Kind> {
+        self.end(pool, |requests| matches!(requests, Requests::OfThread(of) if *of == thread))
+    }
+
+    fn end(&self, pool: PoolId, matches: impl Fn(&Requests) -> bool) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let position = scopes.iter().rposition(|scope| scope.pool == pool && matches(&scope.requests));
+        scopes.remove(position.ok_or(Kind::PoolNotInUse(pool))?);
+        self.open.store(scopes.len(), Ordering::Release);
+        Ok(())
     }
 }
 
@@ -201,34 +277,44 @@ mod tests {
 
     #[test]
     fn the_scope_begun_last_serves() {
-        let mut pools = Pools::default();
-        let (outer, inner) = (pools.create(), pools.create());
+        let (scopes, mut pools) = (Scopes::default(), Pools::default());
+        let [outer, inner] = [(); 2].map(|()| pools.create(PoolOptions::default()));
         let (one, two) = (StreamId::from_raw(1), StreamId::from_raw(2));
-        pools.begin(outer, StreamFilter::All).expect("the pool exists");
-        pools
-            .begin(inner, StreamFilter::Matching(Arc::new(move |stream| stream == two)))
-            .expect("the pool exists");
-        assert_eq!(pools.owner_for(one), Owner::Private(outer));
-        assert_eq!(pools.owner_for(two), Owner::Private(inner));
-        pools.end(outer).expect("the scope is open");
-        assert_eq!(pools.owner_for(one), Owner::Shared);
-        assert_eq!(pools.owner_for(two), Owner::Private(inner));
+        scopes.begin(outer, Requests::OnStreams(StreamFilter::All)).expect("it is not open");
+        let second = StreamFilter::Matching(Arc::new(move |stream| stream == two));
+        scopes.begin(inner, Requests::OnStreams(second)).expect("it is not open");
+        assert_eq!(scopes.owner_for(one), Owner::Private(outer));
+        assert_eq!(scopes.owner_for(two), Owner::Private(inner));
+        scopes.end_streams(outer).expect("the scope is open");
+        assert_eq!(scopes.owner_for(one), Owner::Shared);
+        assert_eq!(scopes.owner_for(two), Owner::Private(inner));
     }
 
     #[test]
-    fn a_pool_is_forgotten_with_its_last_reference_and_segment() {
+    fn a_scope_of_a_thread_is_nobody_elses() {
+        let (scopes, mut pools) = (Scopes::default(), Pools::default());
+        let pool = pools.create(PoolOptions::default());
+        let (stream, thread) = (StreamId::from_raw(1), std::thread::current().id());
+        scopes.begin(pool, Requests::OfThread(thread)).expect("scopes of a thread nest");
+        scopes.begin(pool, Requests::OfThread(thread)).expect("scopes of a thread nest");
+        assert_eq!(scopes.owner_for(stream), Owner::Private(pool));
+        let elsewhere = std::thread::scope(|scope| scope.spawn(|| scopes.owner_for(stream)).join());
+        assert_eq!(elsewhere.expect("it does not panic"), Owner::Shared);
+        scopes.end_thread(pool, thread).expect("it is open twice");
+        assert_eq!(scopes.owner_for(stream), Owner::Private(pool));
+        scopes.end_thread(pool, thread).expect("it is open");
+        assert!(matches!(scopes.end_thread(pool, thread), Err(Kind::PoolNotInUse(_))));
+    }
+
+    #[test]
+    fn a_pool_is_forgotten_with_its_last_reference() {
         let mut pools = Pools::default();
-        let id = pools.create();
-        let owner = Owner::Private(id);
+        let id = pools.create(PoolOptions::default());
         pools.retain(id).expect("the pool exists");
-        pools.segment_added(owner);
         pools.release(id).expect("two references");
-        assert_eq!(pools.releasable().count(), 1);
+        assert!(!pools.is_releasable(Owner::Private(id)));
         pools.release(id).expect("one reference");
-        assert_eq!(pools.releasable().count(), 2);
         assert!(matches!(pools.release(id), Err(Kind::UnknownPool(_))));
         assert!(matches!(pools.retain(id), Err(Kind::UnknownPool(_))));
-        pools.segment_removed(owner);
-        assert_eq!(pools.releasable().count(), 1);
     }
 }

@@ -22,6 +22,8 @@ pub struct SegmentSnapshot {
     pub class: SizeClass,
     /// The private pool that it belongs to, if any.
     pub pool: Option<PoolId>,
+    /// Whether its pages come and go one by one; then this is one of its mapped ranges.
+    pub is_expandable: bool,
     /// Its blocks, in address order, without a gap.
     pub blocks: Vec<BlockSnapshot>,
 }

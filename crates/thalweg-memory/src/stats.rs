@@ -7,7 +7,10 @@
 //!
 //! The counters are plain numbers; who holds them keeps them exact. This module decides nothing.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use crate::pools::PoolId;
 
 /// Which of the two kinds of pools a request belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -45,11 +48,11 @@ impl Statistic {
         self.freed += amount;
     }
 
-    fn reset_peak(&mut self) {
+    pub(crate) fn reset_peak(&mut self) {
         self.peak = self.current;
     }
 
-    fn reset_accumulated(&mut self) {
+    pub(crate) fn reset_accumulated(&mut self) {
         self.allocated = 0;
         self.freed = 0;
     }
@@ -93,15 +96,6 @@ impl ByPool {
         self.selected(class).into_iter().for_each(|statistic| statistic.decrease(amount));
     }
 
-    /// Adds or takes away, whichever the net change is. Nothing is counted when there is none.
-    pub(crate) fn change(&mut self, class: SizeClass, added: u64, removed: u64) {
-        if added > removed {
-            self.increase(class, added - removed);
-        } else if removed > added {
-            self.decrease(class, removed - added);
-        }
-    }
-
     fn each(&mut self) -> [&mut Statistic; 3] {
         [&mut self.all, &mut self.small_pool, &mut self.large_pool]
     }
@@ -142,11 +136,24 @@ pub struct DeviceStatistics {
     pub num_device_alloc: u64,
     /// Segments given back, ever.
     pub num_device_free: u64,
+    /// Requests that were refused before memory was looked for, since they would have passed the memory fraction.
+    pub num_oom_rejections: u64,
+    /// The size from which blocks are not cut; `None` if all may be.
+    pub max_split_size: Option<u64>,
+    /// What each private pool has taken from the upstream. A pool's entry outlives it, until the peaks are reset.
+    pub reserved_bytes_by_private_pools: BTreeMap<PoolId, Statistic>,
+    /// Bytes that were freed and wait for uses on other streams. Thalweg's own.
+    pub pending_use_bytes: u64,
+    /// How often a stream was made to wait for another, on the device, so that memory could change hands. Thalweg's own.
+    pub num_cross_stream_waits: u64,
+    /// How often free pages were moved to where they were needed. Thalweg's own.
+    pub num_pages_moved: u64,
 }
 
 impl DeviceStatistics {
-    /// All figures under PyTorch's keys, sorted by key.
-    pub fn memory_stats(&self) -> Vec<(String, u64)> {
+    /// All figures under PyTorch's keys, sorted by key; Thalweg's own have keys of the same form. `max_split_size` is -1 when
+    /// it is off.
+    pub fn memory_stats(&self) -> Vec<(String, i64)> {
         let mut copy = self.clone();
         let Named { by_pool, oversize, counters } = copy.named();
         let mut entries = Vec::with_capacity(128);
@@ -158,7 +165,15 @@ impl DeviceStatistics {
         for (name, statistic) in oversize {
             statistic.push_entries(&mut entries, name);
         }
+        for (pool, statistic) in &self.reserved_bytes_by_private_pools {
+            let name = format!("reserved_bytes_by_private_pools.0_{}", pool.raw());
+            statistic.push_entries(&mut entries, &name);
+        }
         entries.extend(counters.map(|(name, counter)| (name.to_owned(), *counter)));
+        entries.push(("pending_use_bytes".to_owned(), self.pending_use_bytes));
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let mut entries: Vec<_> = entries.into_iter().map(|(name, value)| (name, signed(value))).collect();
+        entries.push(("max_split_size".to_owned(), self.max_split_size.map_or(-1, signed)));
         entries.sort();
         entries
     }
@@ -197,6 +212,9 @@ impl DeviceStatistics {
                 ("num_sync_all_streams", &mut self.num_sync_all_streams),
                 ("num_device_alloc", &mut self.num_device_alloc),
                 ("num_device_free", &mut self.num_device_free),
+                ("num_oom_rejections", &mut self.num_oom_rejections),
+                ("num_cross_stream_waits", &mut self.num_cross_stream_waits),
+                ("num_pages_moved", &mut self.num_pages_moved),
             ],
         }
     }
@@ -206,7 +224,7 @@ impl DeviceStatistics {
 struct Named<'a> {
     by_pool: [(&'static str, &'a mut ByPool); 9],
     oversize: [(&'static str, &'a mut Statistic); 2],
-    counters: [(&'static str, &'a mut u64); 5],
+    counters: [(&'static str, &'a mut u64); 8],
 }
 
 impl Named<'_> {
@@ -313,17 +331,6 @@ impl HostStatistics {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_net_change_counts_once() {
-        let mut quantity = ByPool::default();
-        quantity.change(SizeClass::Small, 3, 1);
-        quantity.change(SizeClass::Large, 2, 2);
-        quantity.change(SizeClass::Small, 0, 1);
-        assert_eq!(quantity.all, Statistic { current: 1, peak: 2, allocated: 2, freed: 1 });
-        assert_eq!(quantity.small_pool, quantity.all);
-        assert_eq!(quantity.large_pool, Statistic::default());
-    }
 
     #[test]
     fn resets_leave_what_is_there() {

@@ -169,6 +169,22 @@ pub trait Upstream: Events {
     }
 }
 
+/// Where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
+/// allocator of the user. Events still come from the upstream.
+pub trait SegmentSource: Send + Sync {
+    /// As [`Upstream::allocate`].
+    ///
+    /// # Errors
+    /// As there.
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
+
+    /// As [`Upstream::free`].
+    ///
+    /// # Errors
+    /// As there.
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
+}
+
 /// Address ranges and physical pages that are put together by hand (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
 pub trait VirtualMemory: Send + Sync {
     /// All sizes and offsets below are multiples of this: 2 MiB on every card so far.

@@ -1,6 +1,155 @@
 //! The rules by which sizes are rounded, segments are sized and blocks are cut.
 //!
-//! A policy is arithmetic on sizes: it holds no state, sees no address and calls nobody. There is one so far, PyTorch's
-//! [`best_fit`], whose decisions are followed to the byte, so that a program's memory looks the same here as there.
+//! A [`Policy`] is arithmetic on sizes: it holds no state, sees no address and calls nobody. It is what the
+//! [`Settings`](crate::Settings) come to for one arena.
+//!
+//! | request | class | plain segment | page of a growing segment |
+//! |---|---|---|---|
+//! | up to 1 MiB | small | 2 MiB | 2 MiB |
+//! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 2 MiB as Thalweg |
+//! | more | large | the next multiple of 2 MiB | the same |
+//!
+//! Small and large requests never share a segment: a small block that stays would keep a large segment from going back.
+//! Every size is rounded up to a multiple of 512 bytes, and so every address is one too.
+//!
+//! A rest is split off a block when it has at least 512 bytes (small blocks, and all in growing segments) or more than 1 MiB
+//! (large blocks of plain segments). With `max_split_size` set, blocks of that size or more are *oversize*: they are never
+//! cut, serve only requests that are oversize themselves, and only when little is wasted.
 
-pub(crate) mod best_fit;
+use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
+use crate::stats::SizeClass;
+
+/// Every block's size and address is a multiple of this.
+pub(crate) const MIN_BLOCK_BYTES: u64 = 512;
+/// Requests up to this are small.
+pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
+/// The segment of small requests, and their page.
+pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+/// From this on a request gets a segment of its own size.
+const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
+/// Such a segment is a multiple of this.
+const SEGMENT_GRANULE_BYTES: u64 = 2 << 20;
+/// No request may be larger (1 EiB): it can only be a mistake, and sums of sizes cannot overflow.
+pub(crate) const MAX_REQUEST_BYTES: u64 = 1 << 60;
+
+/// What the settings come to.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Policy {
+    /// Blocks of this size or more are never cut.
+    pub(crate) max_split_bytes: u64,
+    /// The least that may not be wasted on an oversize request.
+    pub(crate) max_non_split_rounding_bytes: u64,
+    /// The segment of large requests below [`MIN_OWN_SEGMENT_BYTES`].
+    pub(crate) large_segment_bytes: u64,
+    /// The settings that rounding to steps between powers of two goes by; `None` if it is off.
+    pub(crate) power2: Option<PowerTwoDivisions>,
+    /// New segments grow.
+    pub(crate) expandable: bool,
+    /// The page of growing segments, by class.
+    pub(crate) page_bytes: [u64; 2],
+    /// No block is ever cut (`MemPool(no_split=True)`).
+    pub(crate) no_split: bool,
+    /// Free pages may move to where a growing segment needs them.
+    pub(crate) stitching: bool,
+    /// Whether other streams' free memory serves before more is taken.
+    pub(crate) cross_stream_reuse: CrossStreamReuse,
+    /// The most waits in flight for that.
+    pub(crate) cross_stream_wait_limit: usize,
+    /// How many fitting blocks must be waiting before the stream is made to wait for the oldest.
+    pub(crate) record_use_depth: Option<usize>,
+    /// Before failing, any legal free block serves.
+    pub(crate) last_resort: bool,
+    /// The fraction of the allowed memory above which old cached segments go back; 0 if never.
+    pub(crate) garbage_collection_threshold: f64,
+    /// Locks are not held while the upstream allocates.
+    pub(crate) release_lock_on_cudamalloc: bool,
+    /// Nothing is cached here: the driver's own allocator is asked each time, or plain memory is taken.
+    pub(crate) direct: bool,
+    /// The driver's own stream-ordered allocator is asked.
+    pub(crate) stream_ordered: bool,
+    /// Every allocation looks how far all streams have come, not its own only.
+    pub(crate) processes_all: bool,
+    /// Requests that would pass the memory fraction are refused before anything is tried.
+    pub(crate) throw_on_cudamalloc_oom: bool,
+}
+
+impl Policy {
+    /// What `settings` come to on an upstream with or without virtual memory.
+    pub(crate) fn new(settings: &Settings, has_virtual_memory: bool, no_split: bool) -> Self {
+        let expandable = settings.expandable_segments() && has_virtual_memory;
+        let depth = usize::try_from(settings.record_use_depth()).unwrap_or(usize::MAX);
+        let orders = settings.policy() == PolicySetting::Thalweg || settings.is_set("record_use_depth");
+        let divisions = settings.roundup_power2_divisions();
+        let page_bytes =
+            [SizeClass::Small, SizeClass::Large].map(|class| settings.expandable_page_bytes(class));
+        Self {
+            max_split_bytes: settings.max_split_size_bytes().unwrap_or(u64::MAX),
+            max_non_split_rounding_bytes: settings.max_non_split_rounding_bytes(),
+            large_segment_bytes: settings.large_segment_size_bytes(),
+            power2: (divisions != PowerTwoDivisions::default()).then_some(divisions),
+            expandable,
+            page_bytes,
+            no_split,
+            stitching: settings.stitching() && expandable && page_bytes[0] == page_bytes[1],
+            cross_stream_reuse: settings.cross_stream_reuse(),
+            cross_stream_wait_limit: usize::try_from(settings.cross_stream_wait_limit())
+                .unwrap_or(usize::MAX),
+            record_use_depth: orders.then_some(depth),
+            last_resort: settings.last_resort(),
+            garbage_collection_threshold: settings.garbage_collection_threshold().unwrap_or(0.0),
+            release_lock_on_cudamalloc: settings.release_lock_on_cudamalloc(),
+            direct: !settings.is_cached_here(),
+            stream_ordered: settings.caching() && settings.backend() == Backend::CudaMallocAsync,
+            processes_all: settings.policy() == PolicySetting::PyTorch,
+            throw_on_cudamalloc_oom: settings.throw_on_cudamalloc_oom(),
+        }
+    }
+
+    /// The size of the block for a request.
+    #[inline]
+    pub(crate) fn round_size(&self, requested_bytes: u64) -> u64 {
+        match &self.power2 {
+            Some(divisions) => divisions.round_size(requested_bytes),
+            None => requested_bytes.max(1).next_multiple_of(MIN_BLOCK_BYTES),
+        }
+    }
+
+    /// The size of the segment to ask the upstream for when nothing cached serves a rounded size.
+    pub(crate) fn segment_size(&self, size_bytes: u64) -> u64 {
+        if size_bytes <= SMALL_REQUEST_BYTES {
+            SMALL_SEGMENT_BYTES
+        } else if size_bytes < MIN_OWN_SEGMENT_BYTES {
+            self.large_segment_bytes
+        } else {
+            size_bytes.next_multiple_of(SEGMENT_GRANULE_BYTES)
+        }
+    }
+
+    /// Whether to cut a block that serves `size_bytes` and has `rest_bytes` to spare.
+    #[inline]
+    pub(crate) fn should_split(&self, class: SizeClass, size_bytes: u64, rest_bytes: u64) -> bool {
+        if self.no_split {
+            false
+        } else if class == SizeClass::Small || self.expandable {
+            rest_bytes >= MIN_BLOCK_BYTES
+        } else {
+            size_bytes < self.max_split_bytes && rest_bytes > SMALL_REQUEST_BYTES
+        }
+    }
+
+    /// Whether a free block of `block_bytes`, which is large enough, may serve a request of `size_bytes`.
+    #[inline]
+    pub(crate) fn may_serve(&self, size_bytes: u64, block_bytes: u64) -> bool {
+        if size_bytes < self.max_split_bytes {
+            block_bytes < self.max_split_bytes
+        } else {
+            block_bytes < size_bytes.saturating_add(self.max_non_split_rounding_bytes)
+        }
+    }
+}
+
+/// The class of a rounded size.
+#[inline]
+pub(crate) fn size_class(size_bytes: u64) -> SizeClass {
+    if size_bytes <= SMALL_REQUEST_BYTES { SizeClass::Small } else { SizeClass::Large }
+}

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{BlockState, DeviceAllocator, Settings, SizeClass};
+use thalweg_memory::{BlockState, DeviceAllocator, SizeClass};
 
-use crate::harness::stream;
+use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 fn allocator(capacity: u64) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
     let upstream = Arc::new(FakeUpstream::new(capacity));
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     (upstream, allocator)
 }
 
@@ -95,7 +95,7 @@ fn a_block_is_reused_on_its_stream_at_once_and_elsewhere_after_its_events() {
 #[test]
 fn oversize_blocks_stay_whole_and_go_back_one_by_one() {
     let upstream = Arc::new(FakeUpstream::new(200 * MIB));
-    let settings = Settings::default().with_max_split_size_bytes(40 * MIB).expect("20 MiB or more");
+    let settings = pytorch().with_max_split_size_bytes(40 * MIB).expect("20 MiB or more");
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
     let allocate = |bytes| allocator.allocate(bytes, stream(1)).expect("there is room");
     drop((allocate(50 * MIB), allocate(100 * MIB)));
@@ -113,15 +113,14 @@ fn oversize_blocks_stay_whole_and_go_back_one_by_one() {
     assert_eq!((statistics.num_device_free, statistics.num_alloc_retries), (1, 0));
     assert_eq!(statistics.num_sync_all_streams, 0);
     drop(small);
-    let error = Settings::default().with_max_split_size_bytes(20 * MIB - 1).expect_err("too small");
-    assert!(error.is_invalid_argument());
-    assert_eq!(error.to_string(), "max_split_size is 20971519 bytes, but must be at least 20 MiB");
+    let error = pytorch().with_max_split_size_bytes(20 * MIB - 1).expect_err("too small");
+    assert!(error.is_invalid_value());
 }
 
 #[test]
 fn where_no_oversize_block_suffices_the_largest_go_back_first() {
     let upstream = Arc::new(FakeUpstream::new(200 * MIB));
-    let settings = Settings::default().with_max_split_size_bytes(40 * MIB).expect("20 MiB or more");
+    let settings = pytorch().with_max_split_size_bytes(40 * MIB).expect("20 MiB or more");
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
     let kept = [46, 60, 50].map(|mib| allocator.allocate(mib * MIB, stream(1)).expect("there is room"));
     let smallest = kept[0].address();
@@ -164,7 +163,7 @@ fn a_pending_part_of_a_segment_serves_where_pytorch_gives_up() {
 #[test]
 fn an_error_for_want_of_memory_says_how_things_are() {
     let upstream = Arc::new(FakeUpstream::new(64 * MIB));
-    let allocator = DeviceAllocator::new(upstream, Settings::default().with_label("GPU 3"));
+    let allocator = DeviceAllocator::new(upstream, pytorch().with_label("GPU 3"));
     let live = allocator.allocate(30 * MIB, stream(1)).expect("there is room");
     let error = allocator.allocate(40 * MIB, stream(1)).expect_err("there is no room");
     assert!(error.is_out_of_memory());
@@ -237,8 +236,18 @@ fn the_statistics_have_pytorchs_keys() {
     for name in ["oversize_allocations", "oversize_segments"] {
         expected.extend(figures.map(|figure| format!("{name}.{figure}")));
     }
-    let counters =
-        ["num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"];
+    let counters = [
+        "num_alloc_retries",
+        "num_ooms",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        "num_oom_rejections",
+        "max_split_size",
+        "pending_use_bytes",
+        "num_cross_stream_waits",
+        "num_pages_moved",
+    ];
     expected.extend(counters.map(str::to_owned));
     let (_, allocator) = allocator(GIB);
     let _block = allocator.allocate(700, stream(1)).expect("there is room");
@@ -249,8 +258,8 @@ fn the_statistics_have_pytorchs_keys() {
     let value = |key: &str| stats.iter().find(|(name, _)| name == key).expect("the key exists").1;
     assert_eq!(value("requested_bytes.all.current"), 700);
     assert_eq!(value("allocated_bytes.small_pool.current"), 1024);
-    assert_eq!(value("reserved_bytes.all.peak"), 2 * MIB);
-    assert_eq!(value("inactive_split_bytes.small_pool.current"), 2 * MIB - 1024);
+    assert_eq!(value("reserved_bytes.all.peak"), 2 << 20);
+    assert_eq!(value("inactive_split_bytes.small_pool.current"), (2 << 20) - 1024);
     assert_eq!(value("allocated_bytes.large_pool.current"), 0);
     allocator.reset_accumulated_memory_stats();
     allocator.reset_peak_memory_stats();

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    AllocationError, Block, BlockState, DeviceAllocator, PoolId, Settings, StreamFilter, StreamId,
+    AllocationError, Block, BlockState, DeviceAllocator, Policy, PoolId, Settings, StreamFilter, StreamId,
 };
 
 /// Streams are numbered from 1 to this.
 pub const STREAMS: u64 = 3;
+
+/// What follows PyTorch's decisions.
+pub fn pytorch() -> Settings {
+    Settings::default().with_policy(Policy::PyTorch)
+}
 
 pub fn stream(number: u64) -> StreamId {
     StreamId::from_raw(number)
@@ -116,7 +121,7 @@ pub struct Harness {
 impl Harness {
     pub fn new(capacity: u64, max_split: Option<u64>) -> Self {
         let upstream = Arc::new(FakeUpstream::new(capacity));
-        let mut settings = Settings::default();
+        let mut settings = pytorch();
         if let Some(bytes) = max_split {
             settings = settings.with_max_split_size_bytes(bytes).expect("at least 20 MiB");
         }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{Block, DeviceAllocator, PoolId, Settings, StreamFilter};
+use thalweg_memory::{Block, DeviceAllocator, PoolId, StreamFilter};
 
-use crate::harness::stream;
+use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 
 fn allocator() -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
     let upstream = Arc::new(FakeUpstream::new(1 << 30));
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     (upstream, allocator)
 }
 
@@ -75,7 +75,7 @@ fn addresses_stay_put_until_the_last_reference_goes() {
 #[test]
 fn pressure_takes_the_memory_of_released_pools_only() {
     let upstream = Arc::new(FakeUpstream::new(60 * MIB));
-    let allocator = DeviceAllocator::new(upstream, Settings::default());
+    let allocator = DeviceAllocator::new(upstream, pytorch());
     let pool = allocator.create_pool();
     begin(&allocator, pool);
     drop(allocate(&allocator, 40 * MIB, 1));
@@ -116,7 +116,7 @@ fn no_event_is_touched_during_a_capture() {
 #[test]
 fn running_out_during_a_capture_says_so() {
     let upstream = Arc::new(FakeUpstream::new(60 * MIB));
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     drop(allocate(&allocator, 40 * MIB, 1));
     let pool = allocator.create_pool();
     begin(&allocator, pool);

@@ -91,6 +91,7 @@ impl Pair {
 }
 
 fn allocate(harness: &mut Harness, model: &mut Model, bytes: u64, on: u64) {
+    model.ask(on);
     let allocator = harness.allocator.clone();
     match harness.allocate(bytes, on) {
         Ok(held) if bytes == 0 => assert!(held.block.is_null() && held.block.address() == 0),

@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    Block, DeviceAllocator, EventId, Events, MemoryInfo, Settings, StreamId, Upstream, UpstreamError,
+    Block, DeviceAllocator, EventId, Events, MemoryInfo, StreamId, Upstream, UpstreamError,
 };
 
-use crate::harness::stream;
+use crate::harness::{pytorch, stream};
 
 #[test]
 fn blocks_are_allocated_used_and_dropped_by_any_thread() {
     let upstream = Arc::new(FakeUpstream::new(1 << 40));
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     let exchange: Mutex<Vec<Block>> = Mutex::default();
     std::thread::scope(|scope| {
         for thread in 1..=4u64 {
@@ -89,7 +89,7 @@ impl Upstream for Dropping {
 #[test]
 fn a_drop_while_the_allocator_is_busy_is_queued() {
     let upstream = Arc::new(Dropping { inner: FakeUpstream::new(1 << 30), victims: Mutex::default() });
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     let victim = allocator.allocate(1000, stream(1)).expect("there is room");
     let address = victim.address();
     upstream.victims.lock().expect("no thread panics").push(victim);
@@ -139,7 +139,7 @@ fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
     }
     let dropping = Dropping { inner: FakeUpstream::new(1 << 30), victims: Mutex::default() };
     let upstream = Arc::new(Blocking { dropping, dropped: OnceLock::new() });
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    let allocator = DeviceAllocator::new(upstream.clone(), pytorch());
     let small = allocator.allocate(1000, stream(1)).expect("there is room");
     std::thread::scope(|scope| {
         let busy = scope.spawn(|| allocator.allocate(30 << 20, stream(1)).map(drop));

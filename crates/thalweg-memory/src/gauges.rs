@@ -1,0 +1,347 @@
+//! Counting without a shared counter.
+//!
+//! Every allocation and every free changes a dozen figures. Kept once for the device, they would be the one cache line that
+//! all streams fight over: an exact global counter costs more than the allocation itself. So each arena counts its own
+//! ([`Gauges`], under the arena's lock), and sums are made when somebody asks. Sums are enough for what there is now
+//! (`current`) and for all that there ever was (`allocated`, `freed`). They are not for `peak`, since arenas do not peak at
+//! the same moment. There are two ways to know the peak of a sum:
+//!
+//! - **One thread.** As long as one arena alone changes, the peak of the sum is its own peak plus what the others have. The
+//!   arena that changes is called *exclusive*; when the thread turns to another arena, the first is *folded*: its peak
+//!   goes into the total. So the peaks are exact, and an allocation pays one load to see that nothing has changed.
+//! - **Several threads.** From the first moment at which a second thread uses an arena while another is exclusive, none
+//!   is. Each arena *publishes* a figure that is at least what it has, and at most [`SLACK_BYTES`] more, and the peak is that
+//!   of the published sum. A shared line is written only when a figure leaves its band. So `peak` is never too small, and
+//!   too large by at most 1 MiB a stream (half for each size class), and by [`SLACK_COUNT`] blocks a class.
+//!
+//! Segments and driver calls are counted elsewhere ([`stats`](crate::stats)): they come from the slow path, which has one
+//! lock anyway.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::ThreadId;
+
+use crate::stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
+
+/// How far a published sum of bytes may be above the true one, for each class of each arena.
+const SLACK_BYTES: u64 = 512 << 10;
+/// The same for counts of blocks.
+const SLACK_COUNT: u64 = 64;
+
+/// What is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Quantity {
+    Allocation,
+    Active,
+    InactiveSplit,
+    AllocatedBytes,
+    ActiveBytes,
+    InactiveSplitBytes,
+    RequestedBytes,
+    OversizeAllocations,
+}
+
+const QUANTITIES: usize = 8;
+const SLACK: [u64; QUANTITIES] =
+    [SLACK_COUNT, SLACK_COUNT, SLACK_COUNT, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_COUNT];
+
+/// No arena is exclusive, and none will be.
+const SHARED: u32 = u32::MAX;
+/// No arena has been used yet.
+const UNUSED: u32 = u32::MAX - 1;
+
+type Row = [u64; QUANTITIES];
+
+/// Runs a function on the gauges of the arena with a number, under its lock; whether it could.
+pub(crate) type With<'a> = dyn Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
+/// Runs a function on the gauges of all arenas, one after the other, each under its lock.
+pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&mut Gauges)) + 'a;
+
+/// The figures of one arena.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    /// By class, as the fields below.
+    current: [Row; 2],
+    allocated: [Row; 2],
+    /// The most since the arena was folded last.
+    peak: [Row; 2],
+    /// The same for both classes together.
+    peak_all: Row,
+    published: [Row; 2],
+}
+
+impl Gauges {
+    #[inline]
+    pub(crate) fn add(&mut self, class: SizeClass, quantity: Quantity, amount: u64) {
+        let (class, quantity) = (class as usize, quantity as usize);
+        let current = self.current[class][quantity] + amount;
+        self.current[class][quantity] = current;
+        self.allocated[class][quantity] += amount;
+        self.peak[class][quantity] = current.max(self.peak[class][quantity]);
+        let all = current + self.current[1 - class][quantity];
+        self.peak_all[quantity] = all.max(self.peak_all[quantity]);
+    }
+
+    /// # Panics
+    /// If there is less: then something is taken away that was never added.
+    #[inline]
+    pub(crate) fn subtract(&mut self, class: SizeClass, quantity: Quantity, amount: u64) {
+        let current = &mut self.current[class as usize][quantity as usize];
+        *current = current.checked_sub(amount).expect("a statistic never falls below zero");
+    }
+
+    /// Adds or takes away, whichever the net change is. Nothing is counted when there is none.
+    #[inline]
+    pub(crate) fn change(&mut self, class: SizeClass, quantity: Quantity, added: u64, removed: u64) {
+        if added > removed {
+            self.add(class, quantity, added - removed);
+        } else if removed > added {
+            self.subtract(class, quantity, removed - added);
+        }
+    }
+
+    /// What there is of a quantity now, in both classes.
+    pub(crate) fn current(&self, quantity: Quantity) -> u64 {
+        self.current[0][quantity as usize] + self.current[1][quantity as usize]
+    }
+}
+
+#[derive(Debug, Default)]
+struct Calm {
+    /// The one thread that has used arenas so far.
+    thread: Option<ThreadId>,
+    /// What there was of each quantity when the sums were reset last.
+    base: [Row; 2],
+    /// The sums of arenas that are gone.
+    gone: [Row; 2],
+}
+
+/// What the arenas of one allocator know of each other's figures.
+#[derive(Debug)]
+pub(crate) struct Totals {
+    /// The number of the arena that alone changes, or [`SHARED`], or [`UNUSED`].
+    exclusive: AtomicU32,
+    /// The sums of what arenas have published, by class.
+    published: [[AtomicU64; QUANTITIES]; 2],
+    /// The peaks of these sums: small, large, both together.
+    peak: [[AtomicU64; QUANTITIES]; 3],
+    calm: Mutex<Calm>,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self {
+            exclusive: AtomicU32::new(UNUSED),
+            published: Default::default(),
+            peak: Default::default(),
+            calm: Mutex::default(),
+        }
+    }
+}
+
+impl Totals {
+    fn calm(&self) -> MutexGuard<'_, Calm> {
+        self.calm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
+    /// any arena's lock.
+    #[inline]
+    pub(crate) fn is_quiet(&self, number: u32) -> bool {
+        let exclusive = self.exclusive.load(Ordering::Relaxed);
+        exclusive == number || exclusive == SHARED
+    }
+
+    /// The calling thread is about to change arena `number`. `with` runs a function on the gauges of an arena, under its
+    /// lock, and says whether it could. `false` if it could not, or if `patient` is not set and another thread is in here:
+    /// then nothing has changed.
+    #[cold]
+    pub(crate) fn turn_to(&self, number: u32, patient: bool, with: &With<'_>) -> bool {
+        let mut calm = match self.calm.try_lock() {
+            Ok(calm) => calm,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if patient => self.calm(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let before = self.exclusive.load(Ordering::Relaxed);
+        if before == number || before == SHARED {
+            return true;
+        }
+        let thread = std::thread::current().id();
+        let alone = *calm.thread.get_or_insert(thread) == thread;
+        let next = if alone { UNUSED } else { SHARED };
+        // Whoever takes the lock of the arena that was exclusive after this publishes its changes; what was changed before
+        // is folded, under the same lock.
+        let folded = before == UNUSED
+            || with(before, &mut |gauges| {
+                self.exclusive.store(next, Ordering::Relaxed);
+                self.fold(gauges);
+            });
+        if !folded {
+            return false;
+        }
+        self.exclusive.store(next, Ordering::Relaxed);
+        !alone
+            || with(number, &mut |gauges| {
+                self.fold(gauges);
+                self.exclusive.store(number, Ordering::Relaxed);
+            })
+    }
+
+    /// To be called under the lock of arena `number` after its gauges have changed in `class`.
+    #[inline]
+    pub(crate) fn changed(&self, number: u32, gauges: &mut Gauges, class: SizeClass) {
+        if self.exclusive.load(Ordering::Relaxed) != number {
+            self.publish(gauges, class as usize);
+        }
+    }
+
+    #[inline]
+    fn publish(&self, gauges: &mut Gauges, class: usize) {
+        for quantity in 0..QUANTITIES {
+            let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
+            if current > published || published - current > SLACK[quantity] {
+                // Half the slack above, so that small steps either way stay within the band.
+                let headroom = if current > published { SLACK[quantity] / 2 } else { 0 };
+                self.set_published(gauges, class, quantity, current + headroom);
+                self.raise_peaks(class, quantity);
+            }
+        }
+    }
+
+    fn set_published(&self, gauges: &mut Gauges, class: usize, quantity: usize, value: u64) {
+        let change = value.wrapping_sub(gauges.published[class][quantity]);
+        if change == 0 {
+            return;
+        }
+        gauges.published[class][quantity] = value;
+        self.published[class][quantity].fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Takes the published sums into the peaks.
+    fn raise_peaks(&self, class: usize, quantity: usize) {
+        let sum = self.published[class][quantity].load(Ordering::Relaxed);
+        self.peak[class][quantity].fetch_max(sum, Ordering::Relaxed);
+        let other = self.published[1 - class][quantity].load(Ordering::Relaxed);
+        self.peak[2][quantity].fetch_max(sum + other, Ordering::Relaxed);
+    }
+
+    /// Takes an arena's own peaks into the totals, and publishes exactly what it has.
+    fn fold(&self, gauges: &mut Gauges) {
+        for quantity in 0..QUANTITIES {
+            let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
+            let others = [0, 1].map(|class| sums[class].wrapping_sub(gauges.published[class][quantity]));
+            for class in 0..2 {
+                let peak = others[class].wrapping_add(gauges.peak[class][quantity]);
+                self.peak[class][quantity].fetch_max(peak, Ordering::Relaxed);
+            }
+            let peak = others[0].wrapping_add(others[1]).wrapping_add(gauges.peak_all[quantity]);
+            self.peak[2][quantity].fetch_max(peak, Ordering::Relaxed);
+            for class in 0..2 {
+                self.set_published(gauges, class, quantity, gauges.current[class][quantity]);
+            }
+        }
+        gauges.peak = gauges.current;
+        for quantity in 0..QUANTITIES {
+            gauges.peak_all[quantity] = gauges.current[0][quantity] + gauges.current[1][quantity];
+        }
+    }
+
+    /// Folds the exclusive arena, if there is one.
+    fn fold_exclusive(&self, with: &With<'_>) {
+        let exclusive = self.exclusive.load(Ordering::Relaxed);
+        if exclusive < UNUSED {
+            // An arena that is gone was folded when it went.
+            let _ = with(exclusive, &mut |gauges| self.fold(gauges));
+        }
+    }
+
+    /// Writes the sums over all arenas into `statistics`.
+    pub(crate) fn read(&self, statistics: &mut DeviceStatistics, with: &With<'_>, each: &Each<'_>) {
+        let calm = self.calm();
+        self.fold_exclusive(with);
+        let (mut current, mut allocated) = ([[0; QUANTITIES]; 2], calm.gone);
+        each(&mut |gauges| {
+            for class in 0..2 {
+                for quantity in 0..QUANTITIES {
+                    current[class][quantity] += gauges.current[class][quantity];
+                    allocated[class][quantity] += gauges.allocated[class][quantity];
+                }
+            }
+        });
+        let statistic = |index: usize, quantity: usize| {
+            let of = |rows: &[Row; 2]| match index {
+                2 => rows[0][quantity] + rows[1][quantity],
+                class => rows[class][quantity],
+            };
+            let (current, allocated) = (of(&current), of(&allocated));
+            let peak = self.peak[index][quantity].load(Ordering::Relaxed).max(current);
+            Statistic {
+                current,
+                peak,
+                allocated,
+                freed: (allocated + of(&calm.base)).saturating_sub(current),
+            }
+        };
+        let by_pool = |quantity: Quantity| {
+            let [small_pool, large_pool, all] = [0, 1, 2].map(|index| statistic(index, quantity as usize));
+            ByPool { all, small_pool, large_pool }
+        };
+        statistics.allocation = by_pool(Quantity::Allocation);
+        statistics.active = by_pool(Quantity::Active);
+        statistics.inactive_split = by_pool(Quantity::InactiveSplit);
+        statistics.allocated_bytes = by_pool(Quantity::AllocatedBytes);
+        statistics.active_bytes = by_pool(Quantity::ActiveBytes);
+        statistics.inactive_split_bytes = by_pool(Quantity::InactiveSplitBytes);
+        statistics.requested_bytes = by_pool(Quantity::RequestedBytes);
+        statistics.oversize_allocations = statistic(2, Quantity::OversizeAllocations as usize);
+    }
+
+    /// Sets every peak to what there is now.
+    pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
+        let _calm = self.calm();
+        self.fold_exclusive(with);
+        each(&mut |gauges| {
+            for class in 0..2 {
+                for quantity in 0..QUANTITIES {
+                    self.set_published(gauges, class, quantity, gauges.current[class][quantity]);
+                }
+            }
+        });
+        for quantity in 0..QUANTITIES {
+            let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
+            self.peak[0][quantity].store(sums[0], Ordering::Relaxed);
+            self.peak[1][quantity].store(sums[1], Ordering::Relaxed);
+            self.peak[2][quantity].store(sums[0] + sums[1], Ordering::Relaxed);
+        }
+    }
+
+    /// An arena that holds nothing any more is forgotten, but for its sums.
+    pub(crate) fn forget(&self, arena: &Each<'_>) {
+        let mut calm = self.calm();
+        arena(&mut |gauges| {
+            self.fold(gauges);
+            for class in 0..2 {
+                for quantity in 0..QUANTITIES {
+                    calm.gone[class][quantity] += gauges.allocated[class][quantity];
+                    gauges.allocated[class][quantity] = 0;
+                }
+            }
+        });
+    }
+
+    /// Sets every sum of what was added and taken away to 0.
+    pub(crate) fn reset_accumulated(&self, each: &Each<'_>) {
+        let mut calm = self.calm();
+        calm.base = Default::default();
+        calm.gone = Default::default();
+        each(&mut |gauges| {
+            gauges.allocated = Default::default();
+            for class in 0..2 {
+                for quantity in 0..QUANTITIES {
+                    calm.base[class][quantity] += gauges.current[class][quantity];
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,524 @@
+//! Where an arena's memory comes from, and where it goes.
+//!
+//! There are two kinds of segments. A *plain* one is taken from the upstream as it is, and goes back when all of it is free.
+//! One that *grows* is a large range of addresses, in which physical pages are mapped as they are needed, the lowest
+//! address first; any of its pages can go back as soon as it is free. Fragmentation of addresses costs nothing then.
+//!
+//! # Stitching
+//!
+//! A page that is free can also move. If no free block is large enough, but there are enough free pages in pieces, they are
+//! mapped side by side behind a range that is short of them, before any more is taken from the upstream. The page is mapped
+//! at its new address at once, and stays mapped at the old one (the same memory, seen twice) until work in flight that may
+//! touch it there is done: so moving waits for nothing. Meanwhile the old range is a *hole*, which nobody gets.
+//!
+//! ```text
+//! before    [ live ][free A][ live ][free B][ live ][    unmapped     ]
+//! after     [ live ][ hole ][ live ][ hole ][ live ][ A  B ][unmapped ]     holes are unmapped when their event has passed
+//! ```
+//!
+//! The smallest free blocks give first: they are the least likely to serve anyone.
+//!
+//! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
+//! on the same stream, or the second stream waits for the first ([`Idle`]). Pools of captured graphs are left out: a replay
+//! runs at the addresses of its capture, so their pages never move.
+//!
+//! # Idle
+//!
+//! What is free on one stream may serve another when the first is done with it. That is found out without a mark at every
+//! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
+//! free at that time, and still is, may go to anyone.
+
+use crate::arena::{Arena, ArenaState, Request, Tag};
+use crate::blocks::{BlockId, BlockUse, Span};
+use crate::error::AllocationError;
+use crate::ledger::Ledger;
+use crate::order::{Recorded, Use};
+use crate::policy::MIN_BLOCK_BYTES;
+use crate::stats::SizeClass;
+use crate::upstream::{PageId, UpstreamError, VirtualMemory};
+
+/// The physical pages of one segment that grows.
+#[derive(Debug)]
+pub(crate) struct PageTable {
+    address: u64,
+    page_bytes: u64,
+    pages: Vec<Option<PageId>>,
+}
+
+impl PageTable {
+    fn range(&self, span: Span) -> std::ops::Range<usize> {
+        let page = |address: u64| ((address - self.address) / self.page_bytes) as usize;
+        debug_assert!((span.address - self.address).is_multiple_of(self.page_bytes));
+        page(span.address)..page(span.end())
+    }
+
+    fn put(&mut self, span: Span, pages: &[PageId]) {
+        let range = self.range(span);
+        for (slot, page) in self.pages[range].iter_mut().zip(pages) {
+            assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
+        }
+    }
+
+    fn take(&mut self, span: Span) -> Vec<PageId> {
+        let range = self.range(span);
+        self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
+    }
+
+    /// The whole pages within a free block.
+    fn whole_pages(&self, span: Span) -> Option<Span> {
+        let from = (span.address - self.address).next_multiple_of(self.page_bytes);
+        let to = (span.end() - self.address) / self.page_bytes * self.page_bytes;
+        (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
+    }
+}
+
+/// How far the host knows this stream to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    /// An event on the way, and the clocks of the classes when it was recorded.
+    fence: Option<(Recorded, [u64; 2])>,
+    /// What became free before these has passed.
+    passed: Option<[u64; 2]>,
+}
+
+/// Which blocks of an arena may serve another stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Legal {
+    /// Those that the arena's stream is done with.
+    Idle([u64; 2]),
+    /// All: the other stream waits for this one, or is this one.
+    Ordered,
+}
+
+/// Where an arena could grow.
+struct Plan {
+    /// The first block of the range: free, or unmapped.
+    first: BlockId,
+    pages: usize,
+}
+
+/// An answer of the upstream: want of memory is not an error here, but leads on.
+pub(crate) fn found<T>(
+    call: &'static str,
+    answer: Result<T, UpstreamError>,
+) -> Result<Option<T>, AllocationError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(UpstreamError::OutOfMemory) => Ok(None),
+        Err(error) => Err(AllocationError::upstream(call, error)),
+    }
+}
+
+/// Plain segments.
+impl ArenaState {
+    /// Makes a range from the upstream a free block, which is in no bin yet.
+    pub(crate) fn add_plain(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        class: SizeClass,
+        address: u64,
+        size_bytes: u64,
+    ) -> Span {
+        assert!(
+            address > 0 && address.is_multiple_of(MIN_BLOCK_BYTES),
+            "an upstream's address is a positive multiple of 512, not {address:#x}"
+        );
+        let registration = match arena.source {
+            // Addresses of a foreign source mean nothing; what was registered first is used first.
+            Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
+            None => 0,
+        };
+        let tag = Tag { class, grows: false, registration };
+        let since = self.searches[class as usize];
+        let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
+        let oversize = size_bytes >= self.policy.max_split_bytes;
+        ledger.segment_taken(arena.home.owner, class, size_bytes, oversize);
+        span
+    }
+
+    /// Gives the plain segment back that a free block covers alone.
+    pub(crate) fn release_plain(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        span: Span,
+    ) -> Result<(), AllocationError> {
+        assert!(!self.blocks.is_split(span.block), "only whole segments go back");
+        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        let freed = match &arena.source {
+            Some(source) => source.free(span.address, span.size_bytes, arena.home.stream),
+            None => arena.common.upstream.free(span.address, span.size_bytes, arena.home.stream),
+        };
+        freed.map_err(|error| AllocationError::upstream("free", error))?;
+        self.free[class as usize].remove(span, registration);
+        self.blocks.remove_segment(span.block);
+        let oversize = span.size_bytes >= self.policy.max_split_bytes;
+        ledger.segment_returned(arena.home.owner, class, span.size_bytes, oversize);
+        Ok(())
+    }
+}
+
+/// Segments that grow.
+impl ArenaState {
+    /// Adds a range of addresses without memory, to grow in.
+    pub(crate) fn add_growing(
+        &mut self,
+        class: SizeClass,
+        bytes: u64,
+        memory: &dyn VirtualMemory,
+    ) -> Result<bool, AllocationError> {
+        let page_bytes = self.policy.page_bytes[class as usize];
+        let bytes = bytes.next_multiple_of(page_bytes);
+        let Some(address) = found("reserve_addresses", memory.reserve_addresses(bytes))? else {
+            return Ok(false);
+        };
+        let tag = Tag { class, grows: true, registration: 0 };
+        let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
+        let pages = vec![None; (bytes / page_bytes) as usize];
+        let segment = self.blocks.segment_of(span.block).id;
+        self.pages.insert(segment, PageTable { address, page_bytes, pages });
+        self.unmapped[class as usize].insert(address, span.block);
+        Ok(true)
+    }
+
+    /// The lowest place where `request` could be served by mapping pages, and how many.
+    fn plan(&self, request: &Request) -> Option<Plan> {
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        self.unmapped[request.class as usize].values().find_map(|&unmapped| {
+            if self.page_bytes_of(unmapped) != page_bytes {
+                return None;
+            }
+            let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
+            let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
+            let (mut covered, mut pages) = (0, 0);
+            let mut next = Some(first);
+            while covered < request.size_bytes {
+                let block = next?;
+                let size_bytes = self.blocks.span(block).size_bytes;
+                match self.blocks.usage(block) {
+                    BlockUse::Taken { .. } => return None,
+                    BlockUse::Free { .. } => covered += size_bytes,
+                    BlockUse::Unmapped => {
+                        let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
+                        let mapped = missing.min(size_bytes);
+                        covered += mapped;
+                        pages += (mapped / page_bytes) as usize;
+                    }
+                }
+                next = self.blocks.next(block);
+            }
+            Some(Plan { first, pages })
+        })
+    }
+
+    fn page_bytes_of(&self, block: BlockId) -> u64 {
+        self.pages[&self.blocks.segment_of(block).id].page_bytes
+    }
+
+    /// How many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
+        self.plan(request).map(|plan| plan.pages)
+    }
+
+    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin. What it does not
+    /// take of `supply` stays there.
+    ///
+    /// # Errors
+    /// The upstream's. Pages that were mapped before it are free memory now.
+    pub(crate) fn grow(
+        &mut self,
+        request: &Request,
+        supply: &mut Vec<PageId>,
+        memory: &dyn VirtualMemory,
+    ) -> Result<Option<Span>, AllocationError> {
+        let class = request.class as usize;
+        let page_bytes = self.policy.page_bytes[class];
+        let plan = self.plan(request).filter(|plan| plan.pages <= supply.len());
+        let Some(plan) = plan else { return Ok(None) };
+        let mut span = self.blocks.span(plan.first);
+        loop {
+            let is_unmapped = self.blocks.usage(span.block) == BlockUse::Unmapped;
+            if !is_unmapped && span.size_bytes >= request.size_bytes {
+                break;
+            }
+            let target =
+                if is_unmapped { span.block } else { self.blocks.next(span.block).expect("planned") };
+            let target = self.blocks.span(target);
+            let covered = if is_unmapped { 0 } else { span.size_bytes };
+            let bytes = (request.size_bytes - covered).next_multiple_of(page_bytes).min(target.size_bytes);
+            let pages = supply.len() - (bytes / page_bytes) as usize;
+            let mapped = found("map", memory.map(target.address, page_bytes, &supply[pages..]))?;
+            if mapped.is_none() {
+                return Ok(None);
+            }
+            span = self.mapped(Span { size_bytes: bytes, ..target }, &supply[pages..]);
+            supply.truncate(pages);
+        }
+        self.free[class].remove(span, 0);
+        Ok(Some(span))
+    }
+
+    /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.
+    fn mapped(&mut self, span: Span, pages: &[PageId]) -> Span {
+        let class = self.blocks.tag(span.block).class as usize;
+        let segment = self.blocks.segment_of(span.block).id;
+        self.pages.get_mut(&segment).expect("a segment that grows has pages").put(span, pages);
+        self.unmapped[class].remove(&span.address);
+        if span.size_bytes < self.blocks.span(span.block).size_bytes {
+            let rest = self.blocks.split(span.block, span.size_bytes);
+            self.unmapped[class].insert(rest.address, rest.block);
+        }
+        let merged = self.blocks.map(span.block, self.searches[class]);
+        for neighbour in merged.absorbed.into_iter().flatten() {
+            self.free[class].remove(neighbour, 0);
+        }
+        self.free[class].insert(merged.span, 0);
+        merged.span
+    }
+
+    /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
+    fn carve(&mut self, whole: Span, part: Span) -> BlockId {
+        let bins = &mut self.free[self.blocks.tag(whole.block).class as usize];
+        bins.remove(whole, 0);
+        let mut block = whole.block;
+        if part.address > whole.address {
+            let before_bytes = part.address - whole.address;
+            bins.insert(Span { size_bytes: before_bytes, ..whole }, 0);
+            block = self.blocks.split(block, before_bytes).block;
+        }
+        if part.end() < whole.end() {
+            bins.insert(self.blocks.split(block, part.size_bytes), 0);
+        }
+        block
+    }
+
+    /// Takes the pages out of a free block that is in no bin: its addresses are unmapped now.
+    fn unmapped(&mut self, block: BlockId) -> Vec<PageId> {
+        let span = self.blocks.span(block);
+        let segment = self.blocks.segment_of(block).id;
+        let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(span);
+        let merged = self.blocks.unmap(block);
+        self.note_unmapped(merged);
+        pages
+    }
+
+    fn note_unmapped(&mut self, merged: crate::blocks::Merged) {
+        let unmapped = &mut self.unmapped[self.blocks.tag(merged.span.block).class as usize];
+        for neighbour in merged.absorbed.into_iter().flatten() {
+            unmapped.remove(&neighbour.address);
+        }
+        unmapped.insert(merged.span.address, merged.span.block);
+    }
+
+    /// The whole pages within free blocks that may be taken away, the smallest blocks first, each with its block.
+    fn movable(&self, legal: Legal, keep: Option<BlockId>) -> Vec<(Span, Span)> {
+        let both = self.free[0].iter().chain(self.free[1].iter());
+        let mut movable: Vec<(Span, Span)> = both
+            .filter(|entry| Some(entry.block) != keep && self.is_legal(entry.block, legal))
+            .filter(|entry| self.blocks.tag(entry.block).grows)
+            .filter_map(|entry| {
+                let table = &self.pages[&self.blocks.segment_of(entry.block).id];
+                table.whole_pages(entry.span()).map(|pages| (entry.span(), pages))
+            })
+            .collect();
+        movable.sort_by_key(|(whole, _)| (whole.size_bytes, whole.address));
+        movable
+    }
+
+    /// Takes up to `wanted` free pages of `page_bytes` away, for `class`. The block where the request itself will grow is
+    /// left alone, if it is this arena's. Nothing waits.
+    pub(crate) fn give_pages(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        request: &Request,
+        legal: Legal,
+        own: bool,
+        wanted: usize,
+        pages: &mut Vec<PageId>,
+    ) {
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        let keep = if own { self.plan(request).map(|plan| plan.first) } else { None };
+        let mut missing = wanted;
+        for (whole, mut part) in self.movable(legal, keep) {
+            if missing == 0 {
+                break;
+            }
+            if self.page_bytes_of(whole.block) != page_bytes {
+                continue;
+            }
+            // From the end, so that what is left of the block stays in one piece at its beginning.
+            let bytes = part.size_bytes.min(missing as u64 * page_bytes);
+            part = Span { address: part.end() - bytes, size_bytes: bytes, ..part };
+            let class = self.blocks.tag(whole.block).class;
+            match legal {
+                Legal::Idle(_) => {
+                    let Some(memory) = arena.common.upstream.virtual_memory() else { return };
+                    if memory.unmap(part.address, part.size_bytes).is_err() {
+                        continue;
+                    }
+                    let block = self.carve(whole, part);
+                    pages.extend(self.unmapped(block));
+                }
+                Legal::Ordered => pages.extend(self.make_hole(arena, whole, part)),
+            }
+            missing -= (bytes / page_bytes) as usize;
+            ledger.bytes_moved(class, request.class, bytes);
+        }
+        self.process_events(arena);
+    }
+
+    /// Takes the pages out of a range that work in flight may still touch.
+    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span) -> Vec<PageId> {
+        let block = self.carve(whole, part);
+        let segment = self.blocks.segment_of(block).id;
+        let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
+        self.blocks.take(block, 0);
+        self.holes.insert(block);
+        self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
+        pages
+    }
+
+    /// Nothing in flight touches a hole any more: its addresses are unmapped.
+    pub(crate) fn close_hole(&mut self, arena: &Arena, block: BlockId) {
+        let Span { address, size_bytes, .. } = self.blocks.span(block);
+        let memory = arena.common.upstream.virtual_memory().expect("who made the hole had virtual memory");
+        if memory.unmap(address, size_bytes).is_err() {
+            // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
+            self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
+            return;
+        }
+        self.holes.remove(&block);
+        let merged = self.blocks.release_unmapped(block);
+        self.note_unmapped(merged);
+    }
+
+    /// Unmaps the whole pages of a free block of a segment that grows, and gives them back. No work in flight touches them.
+    pub(crate) fn release_pages(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        whole: Span,
+        memory: &dyn VirtualMemory,
+    ) -> Result<(), AllocationError> {
+        let table = &self.pages[&self.blocks.segment_of(whole.block).id];
+        let Some(part) = table.whole_pages(whole) else { return Ok(()) };
+        memory
+            .unmap(part.address, part.size_bytes)
+            .map_err(|error| AllocationError::upstream("unmap", error))?;
+        let class = self.blocks.tag(whole.block).class;
+        let block = self.carve(whole, part);
+        let pages = self.unmapped(block);
+        ledger.bytes_returned(arena.home.owner, class, part.size_bytes);
+        // A page that cannot be destroyed is lost to us, and nobody could use it: it has no address.
+        pages
+            .into_iter()
+            .fold(Ok(()), |result, page| result.and(memory.destroy_page(page)))
+            .map_err(|error| AllocationError::upstream("destroy_page", error))
+    }
+
+    /// Gives a segment back as it is, at the end. What is refused is lost.
+    pub(crate) fn destroy_growing(
+        &mut self,
+        segment: crate::blocks::SegmentView<Tag>,
+        memory: &dyn VirtualMemory,
+    ) {
+        for block in self.blocks.blocks_of(segment) {
+            if self.blocks.usage(block) != BlockUse::Unmapped {
+                let Span { address, size_bytes, .. } = self.blocks.span(block);
+                let _ = memory.unmap(address, size_bytes);
+            }
+        }
+        let table = self.pages.remove(&segment.id).expect("a segment that grows has pages");
+        table.pages.into_iter().flatten().for_each(|page| drop(memory.destroy_page(page)));
+        let _ = memory.free_addresses(segment.address, segment.size_bytes);
+    }
+
+    /// Gives the addresses of segments back that have no memory left.
+    pub(crate) fn release_addresses(&mut self, memory: &dyn VirtualMemory) -> Result<(), AllocationError> {
+        for class in 0..2 {
+            let empty: Vec<Span> = self.unmapped[class]
+                .values()
+                .filter(|block| !self.blocks.is_split(**block))
+                .map(|block| self.blocks.span(*block))
+                .collect();
+            for span in empty {
+                memory
+                    .free_addresses(span.address, span.size_bytes)
+                    .map_err(|error| AllocationError::upstream("free_addresses", error))?;
+                self.unmapped[class].remove(&span.address);
+                let segment = self.blocks.remove_segment(span.block);
+                self.pages.remove(&segment);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What may go to another stream.
+impl ArenaState {
+    fn is_legal(&self, block: BlockId, legal: Legal) -> bool {
+        match (legal, self.blocks.usage(block)) {
+            (Legal::Ordered, _) => true,
+            (Legal::Idle(passed), BlockUse::Free { since }) => {
+                since <= passed[self.blocks.tag(block).class as usize]
+            }
+            (Legal::Idle(_), _) => false,
+        }
+    }
+
+    /// What this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
+    pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Legal> {
+        let around = arena.common.surroundings();
+        if around.capturing {
+            return None;
+        }
+        if self.idle.fence.is_none() {
+            let bins = self.free.iter().flat_map(|bins| bins.iter());
+            let legal = self.idle.passed.map(Legal::Idle);
+            let mut unknown =
+                bins.filter(|entry| !legal.is_some_and(|legal| self.is_legal(entry.block, legal)));
+            if unknown.next().is_some()
+                && let Ok(recorded) = around.record(arena.home.stream)
+            {
+                self.idle.fence = Some((recorded, self.searches));
+                // What becomes free from now on is free since later.
+                self.searches = self.searches.map(|searches| searches + 1);
+            }
+        }
+        if let Some((recorded, at)) = self.idle.fence
+            && matches!(around.events.query_event(recorded.event), Ok(true))
+        {
+            around.events.release_event(recorded.event);
+            self.idle = Idle { fence: None, passed: Some(at) };
+        }
+        self.idle.passed.map(Legal::Idle)
+    }
+
+    /// Gives the fence's event back, at the end.
+    pub(crate) fn abandon(&mut self, arena: &Arena) {
+        self.order.abandon(&*arena.common.upstream);
+        if let Some((recorded, _)) = self.idle.fence.take() {
+            arena.common.upstream.release_event(recorded.event);
+        }
+    }
+
+    /// A free block for a request of another stream, out of its bin. Under `lenient` every block serves that is large
+    /// enough, whatever its class and size.
+    pub(crate) fn lend(&mut self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
+        let classes = [
+            request.class,
+            if request.class == SizeClass::Small { SizeClass::Large } else { SizeClass::Small },
+        ];
+        let entry = classes[..if lenient { 2 } else { 1 }].iter().find_map(|class| {
+            self.free[*class as usize].at_least(request.size_bytes).find(|entry| {
+                self.is_legal(entry.block, legal)
+                    && (lenient || self.policy.may_serve(request.size_bytes, entry.size_bytes))
+            })
+        })?;
+        let class = self.blocks.tag(entry.block).class;
+        self.free[class as usize].remove(entry.span(), entry.registration);
+        Some(entry.span())
+    }
+}

@@ -1,0 +1,210 @@
+//! What is wrong with a text of settings, and where.
+//!
+//! Reading finds a [`Fault`], which knows its place in the text but not the text; at the way out it becomes a
+//! [`SettingsError`], which knows both and can draw the line with the caret.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+/// Why settings were refused. Nothing has changed then.
+///
+/// ```
+/// use thalweg_memory::Settings;
+/// let error = Settings::parse("backend:native,max_split_sise_mb:40").expect_err("there is no such key");
+/// assert_eq!(
+///     error.to_string(),
+///     "column 16: `max_split_sise_mb` is not a key; did you mean `max_split_size_mb`?
+///   backend:native,max_split_sise_mb:40
+///                  ^^^^^^^^^^^^^^^^^"
+/// );
+/// assert_eq!((error.byte_range(), error.suggestion()), (Some(15..32), Some("max_split_size_mb")));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SettingsError(Box<Inner>);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Inner {
+    fault: Fault,
+    /// The text, if the settings came as one.
+    text: Option<String>,
+    variable: Option<&'static str>,
+}
+
+/// One thing that is wrong at one place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Fault {
+    /// Where, in bytes of the text. Empty at its end.
+    pub range: Range<usize>,
+    /// The key that it concerns, if that is known.
+    pub key: Option<&'static str>,
+    /// What stands there instead.
+    pub found: String,
+    pub expected: Cow<'static, str>,
+    pub kind: FaultKind,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum FaultKind {
+    /// No key has this name; the nearest one that has.
+    UnknownKey { nearest: Option<&'static str> },
+    /// Something else belongs here.
+    Syntax,
+    /// The value is well formed or not, but no value of this key.
+    Value,
+}
+
+impl Fault {
+    /// A value that its key does not take.
+    pub fn value(
+        key: &'static str,
+        range: Range<usize>,
+        found: impl fmt::Display,
+        expected: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let (found, expected) = (found.to_string(), expected.into());
+        Self { range, key: Some(key), found, expected, kind: FaultKind::Value }
+    }
+
+    pub fn in_text(self, text: &str) -> SettingsError {
+        SettingsError(Box::new(Inner { fault: self, text: Some(text.to_owned()), variable: None }))
+    }
+
+    pub fn outside_text(self) -> SettingsError {
+        SettingsError(Box::new(Inner { fault: self, text: None, variable: None }))
+    }
+}
+
+impl SettingsError {
+    pub(super) fn with_variable(mut self, variable: &'static str) -> Self {
+        self.0.variable = Some(variable);
+        self
+    }
+
+    /// Whether a key is named that does not exist.
+    pub fn is_unknown_key(&self) -> bool {
+        matches!(self.0.fault.kind, FaultKind::UnknownKey { .. })
+    }
+
+    /// Whether a key was given a value that it does not take.
+    pub fn is_invalid_value(&self) -> bool {
+        self.0.fault.kind == FaultKind::Value
+    }
+
+    /// The key that it is about, if the text got as far as naming one. An unknown key is its own text.
+    pub fn key(&self) -> Option<&str> {
+        match self.0.fault.kind {
+            FaultKind::UnknownKey { .. } => Some(&self.0.fault.found),
+            _ => self.0.fault.key,
+        }
+    }
+
+    /// What was found; empty where the text ended too early.
+    pub fn found(&self) -> &str {
+        &self.0.fault.found
+    }
+
+    /// What should have been there, in words.
+    pub fn expected(&self) -> &str {
+        &self.0.fault.expected
+    }
+
+    /// The key that was probably meant by an unknown one.
+    pub fn suggestion(&self) -> Option<&'static str> {
+        match self.0.fault.kind {
+            FaultKind::UnknownKey { nearest } => nearest,
+            _ => None,
+        }
+    }
+
+    /// The whole text, unless a value was set by a method.
+    pub fn text(&self) -> Option<&str> {
+        self.0.text.as_deref()
+    }
+
+    /// Which bytes of the [`text`](Self::text) are wrong; empty where something is missing at its end.
+    pub fn byte_range(&self) -> Option<Range<usize>> {
+        self.0.text.as_ref().map(|_| self.0.fault.range.clone())
+    }
+
+    /// Where that begins in characters, counted from 1.
+    pub fn column(&self) -> Option<usize> {
+        let text = self.text()?;
+        Some(text[..self.0.fault.range.start].chars().count() + 1)
+    }
+
+    /// The environment variable that the text came from.
+    pub fn variable(&self) -> Option<&'static str> {
+        self.0.variable
+    }
+}
+
+/// As much of something wrong as helps, with what cannot be seen made visible.
+fn shown(found: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut shown: String = found.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    if found.chars().nth(LONGEST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+impl fmt::Display for SettingsError {
+    /// One sentence; then, for a text, its part around the place, and a line of carets below.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { fault, text, variable } = &*self.0;
+        if let Some(variable) = variable {
+            write!(f, "{variable}, ")?;
+        }
+        if let Some(column) = self.column() {
+            write!(f, "column {column}: ")?;
+        }
+        let (found, expected) = (shown(&fault.found), &fault.expected);
+        match &fault.kind {
+            FaultKind::UnknownKey { nearest: Some(nearest) } => {
+                write!(f, "`{found}` is not a key; did you mean `{nearest}`?")?;
+            }
+            FaultKind::UnknownKey { nearest: None } => {
+                write!(f, "`{found}` is not a key; the keys are {expected}")?;
+            }
+            FaultKind::Syntax if found.is_empty() => {
+                write!(f, "expected {expected}, found the end of the text")?;
+            }
+            FaultKind::Syntax => write!(f, "expected {expected}, found `{found}`")?,
+            FaultKind::Value => {
+                let key = fault.key.unwrap_or_default();
+                write!(f, "`{found}` is invalid for {key}: expected {expected}")?;
+            }
+        }
+        match text {
+            Some(text) => write_carets(f, text, fault.range.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for SettingsError {}
+
+/// Draws the text with the range underlined, in at most 78 columns. What is not a plain ASCII character is drawn as a
+/// dot, so that every character is one column wide on every terminal.
+fn write_carets(f: &mut fmt::Formatter<'_>, text: &str, range: Range<usize>) -> fmt::Result {
+    const BEFORE: usize = 40;
+    const WIDTH: usize = 72;
+    let start = text[..range.start].char_indices().rev().nth(BEFORE - 1).map_or(0, |(at, _)| at);
+    let line: String = text[start..].chars().take(WIDTH).map(drawn).collect();
+    let left = if start > 0 { "… " } else { "  " };
+    let right = if text[start..].chars().nth(WIDTH).is_some() { " …" } else { "" };
+    let indent = text[start..range.start].chars().count() + 2;
+    let carets = text[range].chars().count().clamp(1, WIDTH + 2 - indent);
+    write!(f, "\n{left}{}{right}\n{:indent$}{:^<carets$}", line, "", "")
+}
+
+fn drawn(character: char) -> char {
+    match character {
+        ' ' => ' ',
+        _ if character.is_ascii_graphic() => character,
+        _ if character.is_whitespace() => ' ',
+        _ => '·',
+    }
+}

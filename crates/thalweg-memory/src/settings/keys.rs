@@ -1,0 +1,556 @@
+//! The one list of keys. Reading, writing, what is in effect, the description for people and the hint after a
+//! misspelt key all go by it, so that a new key is one entry here and its two methods in `access`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Settings;
+use super::error::{Fault, SettingsError};
+use super::grammar::{
+    Cursor, DEFAULT_WORD, DIVISIONS, INTEGER, MEBIBYTES, NUMBER, RESERVE, RESERVE_BY_CLASS, Syntax,
+    TokenKind, Wanted, choice, is_word,
+};
+use super::values::{Backend, CrossStreamReuse, MIB, Policy, PowerTwoDivisions, Reserve};
+
+/// What a key has an effect on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Concerns {
+    /// Device memory, whichever the backend.
+    Device,
+    /// Device memory with `backend:native`; nothing with `backend:cudaMallocAsync`.
+    Native,
+    /// Pinned host memory.
+    Pinned,
+}
+
+/// One key: its name and meaning, its form, its place in the [`Values`].
+pub(super) struct Key<T: 'static> {
+    pub name: &'static str,
+    meaning: &'static str,
+    /// The values it takes, in words.
+    accepts: &'static str,
+    /// What is in effect when it is not set, in words.
+    default_words: &'static str,
+    /// The same as a value, where there is one.
+    default: fn(&Settings) -> Option<T>,
+    valid: fn(&T) -> bool,
+    syntax: Syntax<T>,
+    concerns: Concerns,
+    field: fn(&Values) -> &Option<T>,
+    field_mut: fn(&mut Values) -> &mut Option<T>,
+}
+
+impl<T: Clone> Key<T> {
+    /// What was set.
+    pub fn explicit(&self, settings: &Settings) -> Option<T> {
+        (self.field)(&settings.values).clone()
+    }
+
+    /// What is in effect: what was set, or else the default if there is one.
+    pub fn get(&self, settings: &Settings) -> Option<T> {
+        self.explicit(settings).or_else(|| (self.default)(settings))
+    }
+
+    /// What is in effect, of a key whose default is a value.
+    pub fn value(&self, settings: &Settings) -> T {
+        self.get(settings).expect("the default of this key is a value")
+    }
+
+    /// Sets a value that is valid for itself. Whether it fits the others is for the caller to see.
+    pub fn set(&self, settings: &mut Settings, value: T) -> Result<(), SettingsError> {
+        if !(self.valid)(&value) {
+            let found = Written { value: &value, syntax: &self.syntax };
+            return Err(Fault::value(self.name, 0..0, found, self.accepts).outside_text());
+        }
+        *(self.field_mut)(&mut settings.values) = Some(value);
+        Ok(())
+    }
+}
+
+/// A value as text.
+struct Written<'a, T: 'static> {
+    value: &'a T,
+    syntax: &'a Syntax<T>,
+}
+
+impl<T> fmt::Display for Written<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.syntax.write)(self.value, f)
+    }
+}
+
+/// A key whose type does not matter.
+pub(super) trait AnyKey: Sync {
+    fn name(&self) -> &'static str;
+    fn concerns(&self) -> Concerns;
+    fn is_set(&self, settings: &Settings) -> bool;
+    fn clear(&self, settings: &mut Settings);
+    /// Reads a value and sets it; `default` clears it.
+    fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault>;
+    /// What was set, as text.
+    fn written(&self, settings: &Settings) -> Option<String>;
+    fn describe(&self, settings: &Settings) -> KeyDescription;
+}
+
+impl<T: Clone> AnyKey for Key<T> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn concerns(&self) -> Concerns {
+        self.concerns
+    }
+
+    fn is_set(&self, settings: &Settings) -> bool {
+        (self.field)(&settings.values).is_some()
+    }
+
+    fn clear(&self, settings: &mut Settings) {
+        *(self.field_mut)(&mut settings.values) = None;
+    }
+
+    fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault> {
+        let first = cursor.peek();
+        if first.kind == TokenKind::Word && first.text == DEFAULT_WORD {
+            cursor.next();
+            self.clear(settings);
+            return Ok(());
+        }
+        let value = (self.syntax.read)(cursor, Wanted { key: self.name, accepts: self.accepts })?;
+        if !(self.valid)(&value) {
+            return Err(Fault::value(self.name, first.range(), first.text, self.accepts));
+        }
+        *(self.field_mut)(&mut settings.values) = Some(value);
+        Ok(())
+    }
+
+    fn written(&self, settings: &Settings) -> Option<String> {
+        let value = (self.field)(&settings.values).as_ref()?;
+        Some(Written { value, syntax: &self.syntax }.to_string())
+    }
+
+    fn describe(&self, settings: &Settings) -> KeyDescription {
+        let value =
+            self.get(settings).map(|value| Written { value: &value, syntax: &self.syntax }.to_string());
+        KeyDescription {
+            name: self.name,
+            meaning: self.meaning,
+            accepts: self.accepts,
+            default: self.default_words,
+            value: value.unwrap_or_else(|| self.default_words.to_owned()),
+            is_set: self.is_set(settings),
+            concerns: self.concerns,
+        }
+    }
+}
+
+/// A key as [`Settings::keys`] lists it, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct KeyDescription {
+    /// What stands before the colon.
+    pub name: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    /// The values it takes, in words.
+    pub accepts: &'static str,
+    /// What is in effect when it is not set, in words.
+    pub default: &'static str,
+    /// What is in effect now, as it would be set in a text; words where no value says it (`unlimited`).
+    pub value: String,
+    /// Whether it was set, and not left to its default.
+    pub is_set: bool,
+    /// What it has an effect on.
+    pub concerns: Concerns,
+}
+
+/// The key of this name.
+pub(super) fn find(name: &str) -> Option<&'static dyn AnyKey> {
+    KEYS.iter().copied().find(|key| key.name() == name)
+}
+
+/// The key whose name is nearest to a wrong one, if it is near enough to have been meant.
+pub(super) fn nearest(wrong: &str) -> Option<&'static str> {
+    const LONGEST: usize = 64;
+    if wrong.len() > LONGEST {
+        return None;
+    }
+    let wrong = wrong.to_ascii_lowercase().replace('-', "_");
+    let names = KEYS.iter().map(|key| key.name());
+    let (distance, name) = names.map(|name| (edit_distance(&wrong, name), name)).min()?;
+    (distance <= wrong.len().min(name.len()) / 3).then_some(name)
+}
+
+/// How many bytes must be inserted, removed or replaced to make one text of the other.
+fn edit_distance(from: &str, to: &str) -> usize {
+    // One row of the usual table: the distances of a part of `from` to every part of `to` that begins it.
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (length, byte) in from.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], length + 1);
+        for (column, other) in to.bytes().enumerate() {
+            let replaced = diagonal + usize::from(byte != other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+fn any<T>(_: &T) -> bool {
+    true
+}
+
+fn is_whole_mib(bytes: &u64) -> bool {
+    bytes.is_multiple_of(MIB)
+}
+
+fn is_thalweg(settings: &Settings) -> bool {
+    settings.policy() == Policy::Thalweg
+}
+
+macro_rules! keys {
+    ($($constant:ident, $field:ident: $type:ty { $($entry:tt)* })*) => {
+        /// What was set of each key; `None` leaves it to its default, which may depend on other keys.
+        #[derive(Clone, PartialEq, Default, Debug)]
+        pub(super) struct Values {
+            $($field: Option<$type>,)*
+        }
+
+        $(pub(super) static $constant: Key<$type> = Key {
+            field: |values| &values.$field,
+            field_mut: |values| &mut values.$field,
+            $($entry)*
+        };)*
+
+        /// All keys, in the order in which they are listed and written.
+        pub(super) static KEYS: &[&dyn AnyKey] = &[$(&$constant),*];
+    };
+}
+
+const BOOLEAN: &str = "`True` or `False`";
+const FRACTION: &str = "a number from 0 to 1";
+const WHOLE_MIB: &str = "a whole number of MiB";
+
+keys! {
+    POLICY, policy: Policy {
+        name: "policy",
+        meaning: "where the defaults of other keys come from; a key that is set counts, wherever it stands",
+        accepts: "`thalweg` or `pytorch`",
+        default_words: "thalweg",
+        default: |_| Some(Policy::Thalweg),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Device,
+    }
+    BACKEND, backend: Backend {
+        name: "backend",
+        meaning: "who hands out device memory; chosen at the start, for good",
+        accepts: "`native` or `cudaMallocAsync`",
+        default_words: "native",
+        default: |_| Some(Backend::Native),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Device,
+    }
+    LARGE_SEGMENT_SIZE, large_segment_size_bytes: u64 {
+        name: "large_segment_size_mb",
+        meaning: "the segment for requests of more than 1 MiB and less than 10",
+        accepts: "a whole number of MiB, at least 11",
+        default_words: "20",
+        default: |_| Some(20 * MIB),
+        valid: |bytes| is_whole_mib(bytes) && *bytes > 10 * MIB,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Native,
+    }
+    MAX_SPLIT_SIZE, max_split_size_bytes: u64 {
+        name: "max_split_size_mb",
+        meaning: "blocks of this size or more are never cut, and go back to the driver one by one",
+        accepts: "a whole number of MiB, at least `large_segment_size_mb`",
+        default_words: "unlimited",
+        default: |_| None,
+        valid: is_whole_mib,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Native,
+    }
+    MAX_NON_SPLIT_ROUNDING, max_non_split_rounding_bytes: u64 {
+        name: "max_non_split_rounding_mb",
+        meaning: "a block that is not cut serves requests that waste less than this",
+        accepts: "a whole number of MiB, at least `large_segment_size_mb`",
+        default_words: "`large_segment_size_mb`",
+        default: |settings| Some(settings.large_segment_size_bytes()),
+        valid: is_whole_mib,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Native,
+    }
+    GARBAGE_COLLECTION_THRESHOLD, garbage_collection_threshold: f64 {
+        name: "garbage_collection_threshold",
+        meaning: "the part of the allowed memory above which old free blocks go back before more is taken",
+        accepts: "a number between 0 and 1, neither of them",
+        default_words: "off",
+        default: |_| None,
+        valid: |fraction| *fraction > 0.0 && *fraction < 1.0,
+        syntax: NUMBER,
+        concerns: Concerns::Native,
+    }
+    ROUNDUP_POWER2_DIVISIONS, roundup_power2_divisions: PowerTwoDivisions {
+        name: "roundup_power2_divisions",
+        meaning: "sizes round up to this many steps between powers of two, alike or from each size in MiB on",
+        accepts: "a power of two, or a list such as `[64:8,256:4,>:1]`",
+        default_words: "off",
+        default: |_| None,
+        valid: any,
+        syntax: DIVISIONS,
+        concerns: Concerns::Native,
+    }
+    PER_PROCESS_MEMORY_FRACTION, per_process_memory_fraction: f64 {
+        name: "per_process_memory_fraction",
+        meaning: "the part of the device's memory that may be taken from the driver",
+        accepts: FRACTION,
+        default_words: "1",
+        default: |_| Some(1.0),
+        valid: |fraction| (0.0..=1.0).contains(fraction),
+        syntax: NUMBER,
+        concerns: Concerns::Device,
+    }
+    THROW_ON_CUDAMALLOC_OOM, throw_on_cudamalloc_oom: bool {
+        name: "throw_on_cudamalloc_oom",
+        meaning: "a request that would pass the memory fraction fails at once, and nothing is given back first",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    RELEASE_LOCK_ON_CUDAMALLOC, release_lock_on_cudamalloc: bool {
+        name: "release_lock_on_cudamalloc",
+        meaning: "other threads may use the allocator while one waits for the driver's memory",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    GRAPH_CAPTURE_RECORD_STREAM_REUSE, graph_capture_record_stream_reuse: bool {
+        name: "graph_capture_record_stream_reuse",
+        meaning: "in a capture, blocks with recorded streams are used again where the graph orders it",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    EXPANDABLE_SEGMENTS, expandable_segments: bool {
+        name: "expandable_segments",
+        meaning: "segments grow page by page in reserved addresses, where the driver has virtual memory",
+        accepts: BOOLEAN,
+        default_words: "True; pytorch: False",
+        default: |settings| Some(is_thalweg(settings)),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    EXPANDABLE_SEGMENTS_RESERVE, expandable_segments_reserve: Reserve {
+        name: "expandable_segments_reserve",
+        meaning: "the addresses that each expandable segment reserves; 9/8 of the device's memory at most",
+        accepts: "a fraction of the device's memory (`0.5`) or a number of GiB (`8G`), more than 0",
+        default_words: "9/8 of the device's memory",
+        default: |_| None,
+        valid: Reserve::is_valid,
+        syntax: RESERVE,
+        concerns: Concerns::Native,
+    }
+    EXPANDABLE_SEGMENTS_RESERVE_BY_CLASS, expandable_segments_reserve_by_class: BTreeMap<String, Reserve> {
+        name: "expandable_segments_reserve_by_class",
+        meaning: "the same for streams of one class",
+        accepts: "a list such as `[serving:0.25,training:8G]`",
+        default_words: "none",
+        default: |_| None,
+        valid: |classes| classes.iter().all(|(name, reserve)| is_word(name) && reserve.is_valid()),
+        syntax: RESERVE_BY_CLASS,
+        concerns: Concerns::Native,
+    }
+    EXPANDABLE_PAGE, expandable_page_bytes: u64 {
+        name: "expandable_page_mb",
+        meaning: "the page by which expandable segments of large requests grow; of small ones it is 2 MiB",
+        accepts: "an even number of MiB, from 2 to 1024",
+        default_words: "2; pytorch: `large_segment_size_mb`",
+        default: |settings| Some(match settings.policy() {
+            Policy::Thalweg => 2 * MIB,
+            Policy::PyTorch => settings.large_segment_size_bytes(),
+        }),
+        valid: |bytes| bytes.is_multiple_of(2 * MIB) && (2 * MIB..=1024 * MIB).contains(bytes),
+        syntax: MEBIBYTES,
+        concerns: Concerns::Native,
+    }
+    STITCHING, stitching: bool {
+        name: "stitching",
+        meaning: "free pages from anywhere in an expandable pool may be moved into one contiguous range",
+        accepts: BOOLEAN,
+        default_words: "True; pytorch: False",
+        default: |settings| Some(is_thalweg(settings)),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    CROSS_STREAM_REUSE, cross_stream_reuse: CrossStreamReuse {
+        name: "cross_stream_reuse",
+        meaning: "when free memory of another stream serves: once its work is done, or also by waiting for it",
+        accepts: "`never`, `idle` or `ordered`",
+        default_words: "idle; pytorch: never",
+        default: |settings| Some(match settings.policy() {
+            Policy::Thalweg => CrossStreamReuse::Idle,
+            Policy::PyTorch => CrossStreamReuse::Never,
+        }),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    CROSS_STREAM_WAIT_LIMIT, cross_stream_wait_limit: u64 {
+        name: "cross_stream_wait_limit",
+        meaning: "at most this many waits that reuse put on streams may not be known to have passed",
+        accepts: "a whole number",
+        default_words: "64",
+        default: |_| Some(64),
+        valid: any,
+        syntax: INTEGER,
+        concerns: Concerns::Native,
+    }
+    RECORD_USE_DEPTH, record_use_depth: u64 {
+        name: "record_use_depth",
+        meaning: "a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait",
+        accepts: "a whole number",
+        default_words: "2",
+        default: |_| Some(2),
+        valid: any,
+        syntax: INTEGER,
+        concerns: Concerns::Native,
+    }
+    LAST_RESORT, last_resort: bool {
+        name: "last_resort",
+        meaning: "before a request fails, any legal free block serves, whatever its class and `max_split_size_mb`",
+        accepts: BOOLEAN,
+        default_words: "True; pytorch: False",
+        default: |settings| Some(is_thalweg(settings)),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Native,
+    }
+    PINNED_USE_BACKGROUND_THREADS, pinned_use_background_threads: bool {
+        name: "pinned_use_background_threads",
+        meaning: "a thread in the background looks which pinned blocks the device is done with",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Pinned,
+    }
+    PINNED_MAX_ROUND_THRESHOLD, pinned_max_round_threshold_bytes: u64 {
+        name: "pinned_max_round_threshold_mb",
+        meaning: "pinned requests above this are not rounded up to a power of two",
+        accepts: WHOLE_MIB,
+        default_words: "unlimited",
+        default: |_| None,
+        valid: is_whole_mib,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Pinned,
+    }
+    PINNED_MAX_CACHED_SIZE, pinned_max_cached_size_bytes: u64 {
+        name: "pinned_max_cached_size_mb",
+        meaning: "pinned blocks above this are not rounded up, and not kept when they are free",
+        accepts: WHOLE_MIB,
+        default_words: "unlimited",
+        default: |_| None,
+        valid: is_whole_mib,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Pinned,
+    }
+    PINNED_USE_CUDA_HOST_REGISTER, pinned_use_cuda_host_register: bool {
+        name: "pinned_use_cuda_host_register",
+        meaning: "ordinary memory is taken, touched and registered, instead of asking the driver for pinned memory",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Pinned,
+    }
+    PINNED_NUM_REGISTER_THREADS, pinned_num_register_threads: u64 {
+        name: "pinned_num_register_threads",
+        meaning: "how many threads touch the pages for that",
+        accepts: "a power of two, at most 128",
+        default_words: "1",
+        default: |_| Some(1),
+        valid: |count| count.is_power_of_two() && *count <= 128,
+        syntax: INTEGER,
+        concerns: Concerns::Pinned,
+    }
+    PINNED_RESERVE_SEGMENT_SIZE, pinned_reserve_segment_size_bytes: u64 {
+        name: "pinned_reserve_segment_size_mb",
+        meaning: "pinned memory that is taken once, at the first request, and never given back",
+        accepts: "a whole number of MiB, at least 1",
+        default_words: "none",
+        default: |_| None,
+        valid: |bytes| is_whole_mib(bytes) && *bytes > 0,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Pinned,
+    }
+    PINNED_FREE_CATCH_ALL, pinned_free_catch_all: bool {
+        name: "pinned_free_catch_all",
+        meaning: "errors while pinned memory is given back are dropped",
+        accepts: BOOLEAN,
+        default_words: "False",
+        default: |_| Some(false),
+        valid: any,
+        syntax: choice(),
+        concerns: Concerns::Pinned,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_count_single_changes() {
+        let table =
+            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2)];
+        for (from, to, expected) in table {
+            assert_eq!(edit_distance(from, to), expected, "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_near_miss_is_recognised_and_a_far_one_is_not() {
+        let table = [
+            ("max_split_size", Some("max_split_size_mb")),
+            ("MAX-SPLIT-SIZE-MB", Some("max_split_size_mb")),
+            ("garbage_collect_threshold", Some("garbage_collection_threshold")),
+            ("pinned_use_hip_host_register", Some("pinned_use_cuda_host_register")),
+            ("release_lock_on_hipmalloc", Some("release_lock_on_cudamalloc")),
+            ("expandable_segment", Some("expandable_segments")),
+            ("foo_bar", None),
+            ("", None),
+        ];
+        for (wrong, expected) in table {
+            assert_eq!(nearest(wrong), expected, "for {wrong}");
+        }
+    }
+
+    #[test]
+    fn the_words_of_a_default_say_its_value() {
+        let settings = Settings::default();
+        for key in KEYS {
+            let KeyDescription { name, default, value, is_set, .. } = key.describe(&settings);
+            assert!(!is_set);
+            let thalweg = default.split(';').next().expect("one at least");
+            assert!(
+                thalweg == value || (thalweg.starts_with('`') && value == "20"),
+                "{name}: {default}, {value}"
+            );
+        }
+    }
+}
