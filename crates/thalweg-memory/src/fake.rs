@@ -11,7 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::upstream::{EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError};
+use crate::upstream::{
+    EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError,
+};
 
 /// What an injected failure looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -130,6 +132,8 @@ struct Timeline {
 struct Inner {
     device: Ranges,
     host: Ranges,
+    /// How the memory at each address of `host` was pinned.
+    host_methods: BTreeMap<u64, HostMethod>,
     calls: Calls,
     faults: BTreeMap<u64, Fault>,
     timelines: BTreeMap<StreamId, Timeline>,
@@ -155,6 +159,7 @@ impl FakeUpstream {
             inner: Mutex::new(Inner {
                 device: Ranges::new(0x7000_0000_0000, capacity_bytes),
                 host: Ranges::new(0x1000_0000_0000, capacity_bytes),
+                host_methods: BTreeMap::new(),
                 calls: Calls::default(),
                 faults: BTreeMap::new(),
                 timelines: BTreeMap::new(),
@@ -190,6 +195,11 @@ impl FakeUpstream {
     /// The pieces of pinned memory that are out, as (address, bytes), in address order.
     pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
         self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    /// How the pinned memory that is out was pinned, in address order.
+    pub fn live_host_methods(&self) -> Vec<HostMethod> {
+        self.lock().host_methods.values().copied().collect()
     }
 
     /// How many events were recorded and not released.
@@ -333,12 +343,27 @@ impl Upstream for FakeUpstream {
 }
 
 impl HostUpstream for FakeUpstream {
-    fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        self.call(|calls| &mut calls.allocate_host, |inner| inner.host.allocate(bytes))
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
+        assert!(bytes > 0, "nobody pins nothing");
+        self.call(
+            |calls| &mut calls.allocate_host,
+            |inner| {
+                let address = inner.host.allocate(bytes)?;
+                inner.host_methods.insert(address, method);
+                Ok(address)
+            },
+        )
     }
 
-    fn free_host(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
-        self.call(|calls| &mut calls.free_host, |inner| inner.host.free(address, bytes))
+    fn free_host(&self, address: u64, bytes: u64, method: HostMethod) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.free_host,
+            |inner| {
+                let taken = inner.host_methods.remove(&address);
+                assert_eq!(taken, Some(method), "pinned memory goes back the way it came, at {address:#x}");
+                inner.host.free(address, bytes)
+            },
+        )
     }
 }
 

@@ -48,7 +48,8 @@
 //! | `policy` | sizes: rounding, segments, when to split | everything else |
 //! | `state`, `ladder` | how the parts move together; what to do when memory is short | |
 //! | [`stats`], [`snapshot`] | what happened, and what is there | |
-//! | [`host`] | the same for pinned host memory, which is much simpler | |
+//! | [`host`] | pinned host memory, from end to end | |
+//! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //!
 //! # What holds
 //!
@@ -85,6 +86,7 @@ mod blocks;
 mod error;
 pub mod fake;
 pub mod host;
+mod inbox;
 mod ladder;
 mod order;
 mod policy;
@@ -97,11 +99,13 @@ pub mod upstream;
 
 pub use allocator::{Block, DeviceAllocator, Settings};
 pub use error::{AllocationError, OutOfMemory};
-pub use host::{HostAllocator, HostBlock};
+pub use host::{
+    HostAllocator, HostBlock, HostSettings, HostStatistics, RawBlock, StatisticEntry, Tally, TimeStatistic,
+};
 pub use pools::{PoolId, StreamFilter};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
-pub use stats::{ByPool, DeviceStatistics, HostStatistics, SizeClass, Statistic, TimeStatistic};
+pub use stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostUpstream, MemoryInfo, NodeId, PageId, StreamId, StreamOrdered,
-    Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageId, StreamId,
+    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault, InjectedFault};
-use thalweg_memory::{DeviceAllocator, HostAllocator, Settings, UpstreamError};
+use thalweg_memory::{DeviceAllocator, Settings, UpstreamError};
 
 use crate::harness::{Harness, Op, program, stream};
 use crate::random::runner;
@@ -160,46 +160,4 @@ fn an_allocator_that_is_dropped_gives_back_what_is_pending() {
     assert_eq!(upstream.live_segments().len(), 2, "a block keeps its allocator alive");
     drop(captured);
     assert_eq!((upstream.live_segments().len(), upstream.live_events()), (0, 0));
-}
-
-#[test]
-fn each_host_call_fails_in_turn() {
-    let program = |upstream: &Arc<FakeUpstream>| {
-        let allocator = HostAllocator::new(upstream.clone());
-        let quietly = |action: &mut dyn FnMut()| {
-            let _ = catch_unwind(AssertUnwindSafe(action));
-        };
-        for round in 0..4 {
-            for size in [1000, 3000, 3 * MIB] {
-                quietly(&mut || {
-                    let blocks = [allocator.allocate(size), allocator.allocate(size)];
-                    for block in blocks.iter().flatten() {
-                        block.record_use(stream(1));
-                        block.record_use(stream(2));
-                    }
-                });
-            }
-            if round % 2 == 1 {
-                upstream.complete_next(stream(1));
-                upstream.complete_all();
-                quietly(&mut || drop(allocator.empty_cache()));
-            }
-        }
-        let calls = upstream.calls().fallible();
-        upstream.clear_faults();
-        allocator.empty_cache().expect("no fault is left");
-        assert_eq!(allocator.statistics().active_requests.current, 0);
-        assert_eq!(allocator.statistics().allocations.current, 0);
-        assert_eq!((upstream.live_host_allocations().len(), upstream.live_events()), (0, 0));
-        calls
-    };
-    let calls = program(&Arc::new(FakeUpstream::new(8 * MIB)));
-    assert!(calls > 40, "the program makes {calls} calls");
-    for call in 1..=calls {
-        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
-            let upstream = Arc::new(FakeUpstream::new(8 * MIB));
-            upstream.fail_call(call, fault);
-            program(&upstream);
-        }
-    }
 }

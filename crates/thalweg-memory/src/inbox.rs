@@ -1,0 +1,105 @@
+//! A queue in front of a lock, for those who must not wait for it.
+//!
+//! Dropping a block gives it back to an allocator that may be busy: another thread may be pinning memory with the lock held,
+//! or the drop may happen inside a call that the allocator itself makes. A drop must neither wait nor fail. So it *tries*
+//! the lock, and when that is taken it leaves what it brings in the inbox. Whoever takes the lock next empties the inbox
+//! first, before it looks at anything else.
+//!
+//! ```text
+//! drop ──try_lock──▶ got it: empty the inbox, apply
+//!           │
+//!           └──────▶ taken:  push ──▶ inbox ──▶ applied by the next one to take the lock
+//! ```
+//!
+//! The inbox is nearly always empty, and looking must cost nothing: the number of entries is kept in an atomic of its own, so
+//! that the usual look is one load and touches no lock.
+//!
+//! Invariants:
+//!
+//! - The number changes only with the queue's own lock held, after the queue has changed. That lock is held for a push or a
+//!   pop and for nothing else: no call leaves this module meanwhile, so that waiting for it is not waiting for anybody.
+//! - What was pushed before a look that is ordered after the push (by the lock that the inbox stands in front of, say) is
+//!   seen by that look. One that races with the push may miss it; then the next one sees it.
+//! - Entries leave in the order in which they came, one at a time: if applying one panics, the rest is still there.
+//!
+//! What is not here: the lock, and what an entry means.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Things on their way to somebody who was busy. See the [module's essay](self).
+#[derive(Debug)]
+pub(crate) struct Inbox<T> {
+    len: AtomicUsize,
+    entries: Mutex<VecDeque<T>>,
+}
+
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Self { len: AtomicUsize::new(0), entries: Mutex::default() }
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Leaves an entry.
+    pub(crate) fn push(&self, entry: T) {
+        let mut entries = self.entries();
+        entries.push_back(entry);
+        self.len.store(entries.len(), Ordering::Release);
+    }
+
+    /// Takes the oldest entry. One atomic load when there is none.
+    pub(crate) fn pop(&self) -> Option<T> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut entries = self.entries();
+        let entry = entries.pop_front();
+        self.len.store(entries.len(), Ordering::Release);
+        entry
+    }
+
+    fn entries(&self) -> MutexGuard<'_, VecDeque<T>> {
+        // Neither a push nor a pop leaves the queue half changed.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_leave_in_the_order_in_which_they_came() {
+        let inbox = Inbox::default();
+        assert_eq!(inbox.pop(), None);
+        (0..3).for_each(|entry| inbox.push(entry));
+        assert_eq!(inbox.pop(), Some(0));
+        inbox.push(3);
+        assert_eq!(std::iter::from_fn(|| inbox.pop()).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(inbox.pop(), None);
+    }
+
+    #[test]
+    fn whoever_takes_the_lock_last_finds_all_that_was_left() {
+        // Producers try the lock and leave an entry when it is taken; nothing may be lost or come twice.
+        let (sum, inbox) = (Mutex::new(0u64), Inbox::default());
+        let deliver = |amount: u64| match sum.try_lock() {
+            Ok(mut sum) => {
+                while let Some(left) = inbox.pop() {
+                    *sum += left;
+                }
+                *sum += amount;
+            }
+            Err(_) => inbox.push(amount),
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (1..=5000).for_each(deliver));
+            }
+        });
+        let left: u64 = std::iter::from_fn(|| inbox.pop()).sum();
+        assert_eq!(sum.into_inner().expect("no thread panics") + left, 4 * 5000 * 5001 / 2);
+    }
+}
