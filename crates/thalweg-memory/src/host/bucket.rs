@@ -169,6 +169,14 @@ impl Shelf {
         self.active_bytes.increase(slab.size_bytes);
     }
 
+    /// Takes any slab that is large enough out of those that nobody uses, without counting it as active.
+    pub(crate) fn take_any(&mut self, request: &Request) -> Option<Slab> {
+        for slab in self.discarded.drain(..) {
+            self.free.push(slab);
+        }
+        self.free.take(&Request { most_bytes: u64::MAX, latest_first: false, ..*request })
+    }
+
     pub(crate) fn receive(&mut self, arrival: Arrival, rounding: &Rounding) {
         match arrival {
             Arrival::Kept(freed) => self.kept.push(freed),
@@ -215,7 +223,8 @@ impl Shelf {
         self.settle_all(rounding);
     }
 
-    fn settle_all(&mut self, rounding: &Rounding) {
+    /// Takes in what came out of waiting. Only a panic of the upstream leaves anything behind.
+    pub(crate) fn settle_all(&mut self, rounding: &Rounding) {
         while let Some((slab, outcome)) = self.waiting.pop_settled() {
             self.settle(slab, outcome, rounding);
         }

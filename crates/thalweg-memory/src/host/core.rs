@@ -137,14 +137,12 @@ impl Core {
 
     /// The smallest free slab that is large enough, whatever it wastes.
     fn any(&self, request: &Request, home: &Home) -> Option<Slab> {
-        let request = Request { most_bytes: u64::MAX, latest_first: false, ..*request };
-        if let Home::Private(pool) = home
-            && let Some(slab) = self.lock(&pool.bucket).take(&request)
-        {
-            return Some(slab);
-        }
-        let smallest = exponent(request.requested_bytes);
-        let slab = self.shared[smallest..].iter().find_map(|bucket| self.lock(bucket).free.take(&request))?;
+        let own = match home {
+            Home::Private(pool) => Some(&pool.bucket),
+            Home::Shared => None,
+        };
+        let shared = &self.shared[exponent(request.requested_bytes)..];
+        let slab = own.into_iter().chain(shared).find_map(|bucket| self.lock(bucket).take_any(request))?;
         self.lock(self.bucket(home, slab.size_bytes)).taken(slab);
         Some(slab)
     }
@@ -385,6 +383,7 @@ impl Core {
         while let Some(arrival) = bucket.inbox.pop() {
             shelf.receive(arrival, &self.rounding);
         }
+        shelf.settle_all(&self.rounding);
         shelf
     }
 }

@@ -229,6 +229,8 @@ impl HostAllocator {
     fn released(&self, was_last: bool) {
         if was_last {
             self.core.sweep();
+            // What a graph kept may have marks: their events are recorded as early as can be.
+            self.core.process_events();
         }
     }
 
