@@ -2,9 +2,9 @@
 //!
 //! Every [`Statistic`] has four figures: what is there now (`current`), the most there ever was (`peak`), and the sums of
 //! what was added (`allocated`) and taken away (`freed`). Those of device memory exist three times, for all requests and for
-//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] (those of pinned host memory are
-//! [`HostStatistics`](crate::HostStatistics));
-//! `memory_stats` lists them under PyTorch's keys (`allocated_bytes.all.peak`).
+//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] and, for pinned host
+//! memory, of [`HostStatistics`](crate::HostStatistics); `memory_stats` lists them under PyTorch's keys
+//! (`allocated_bytes.all.peak`).
 //!
 //! The counters are plain numbers; who holds them keeps them exact. This module decides nothing.
 

@@ -143,8 +143,13 @@ impl Upstream for DriverUpstream {
 }
 
 impl HostUpstream for DriverUpstream {
-    fn allocate_host(&self, bytes: u64, _method: HostMethod) -> Result<u64, UpstreamError> {
-        outside_capture(&self.driver, || self.driver.host_allocate(bytes, HostFlags::default()))
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
+        let register_threads = match method {
+            HostMethod::Allocate => 0,
+            HostMethod::Register { threads } => threads,
+        };
+        let flags = HostFlags { register_threads, ..HostFlags::default() };
+        outside_capture(&self.driver, || self.driver.host_allocate(bytes, flags))
             .map(HostPointer::address)
             .map_err(upstream_error)
     }

@@ -230,7 +230,7 @@ fn write_combined_memory_works(fixture: &Fixture) -> Outcome {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
-    let pointer = driver.host_allocate(64, HostFlags { write_combined: true })?;
+    let pointer = driver.host_allocate(64, HostFlags { write_combined: true, ..HostFlags::default() })?;
     driver.host_write(pointer, &[3; 64])?;
     let copied = fixture.copy(&stream, buffer.end(), crate::Endpoint::Pinned(pointer), 64);
     driver.stream_synchronize(stream.handle)?;

@@ -65,7 +65,7 @@ impl Pinning {
         upstream: &dyn HostUpstream,
     ) -> Result<Option<Slab>, AllocationError> {
         let start = Instant::now();
-        let slab = match self.from_reserve(size_bytes, settings, upstream) {
+        let slab = match self.reserved(size_bytes, settings, upstream) {
             Some(address) => Slab { address, size_bytes, source: Source::Reserve },
             None => match upstream.allocate_host(size_bytes, settings.method()) {
                 Ok(address) => Slab { address, size_bytes, source: Source::Upstream(settings.method()) },
@@ -81,12 +81,7 @@ impl Pinning {
         Ok(Some(slab))
     }
 
-    fn from_reserve(
-        &self,
-        size_bytes: u64,
-        settings: &HostSettings,
-        upstream: &dyn HostUpstream,
-    ) -> Option<u64> {
+    fn reserved(&self, size_bytes: u64, settings: &HostSettings, upstream: &dyn HostUpstream) -> Option<u64> {
         let wanted_bytes = settings.pinned_reserve_segment_size_bytes();
         if wanted_bytes == 0 {
             return None;
