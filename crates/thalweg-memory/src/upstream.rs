@@ -287,8 +287,8 @@ pub enum HostMethod {
 
 /// A source of pinned host memory.
 ///
-/// Pinning and unpinning are called with no lock of the allocator held, but for the reserve segment's; events are as
-/// [`Events`] says.
+/// Pinning and unpinning are called with no lock of the allocator held, but for the reserve segment's. A block whose event
+/// cannot be asked for, or cannot be recorded when the block is freed, is never used again and stays pinned.
 pub trait HostUpstream: Events {
     /// Takes `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be
     /// legal while a stream captures. An upstream that knows one method only may use that.

@@ -94,7 +94,7 @@ pub struct HostStatistics {
     pub host_alloc_time: TimeStatistic,
     /// How long the upstream took to take it back.
     pub host_free_time: TimeStatistic,
-    /// Pieces taken from the upstream since the last reset of sums.
+    /// Pieces taken from the upstream or the reserve since the last reset of sums.
     pub num_host_alloc: u64,
     /// Pieces given back since the last reset of sums.
     pub num_host_free: u64,
