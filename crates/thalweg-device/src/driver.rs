@@ -55,6 +55,10 @@ pub struct EventFlags {
 pub struct HostFlags {
     /// Whether the host's writes bypass its caches: faster to copy from, very slow to read.
     pub write_combined: bool,
+    /// With 0 the driver allocates the memory. With more, ordinary memory is allocated, so many threads touch its pages, and it
+    /// is registered with the driver: faster for large sizes. Such memory is never write-combined. (The simulator makes no
+    /// difference.)
+    pub register_threads: u32,
 }
 
 /// Free and total memory of a device, in bytes.

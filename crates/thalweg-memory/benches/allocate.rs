@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{Block, DeviceAllocator, HostAllocator, Settings, StreamId};
+use thalweg_memory::{Block, DeviceAllocator, HostAllocator, HostSettings, Settings, StreamId};
 
 const SAMPLES: usize = 11;
 
@@ -110,7 +110,7 @@ fn pairs_with_a_use(steps: u64) -> f64 {
 }
 
 fn host_pairs(bytes: u64, steps: u64) -> f64 {
-    let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(1 << 40)));
+    let allocator = HostAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), HostSettings::default());
     measure(steps, |steps| {
         for _ in 0..steps {
             black_box(allocator.allocate(black_box(bytes)).expect("the fake host is large"));

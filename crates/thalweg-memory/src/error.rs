@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     Capturing { call: &'static str },
     Fixed { what: &'static str },
     Settings(SettingsError),
+    OutOfRange { what: &'static str, value: String, allowed: &'static str },
 }
 
 /// What the memory looked like when a request could not be served. Sizes are in bytes.
@@ -72,6 +73,7 @@ impl AllocationError {
                 | Kind::PoolNotInUse(_)
                 | Kind::Fixed { .. }
                 | Kind::Settings(_)
+                | Kind::OutOfRange { .. }
         )
     }
 
@@ -145,6 +147,9 @@ impl fmt::Display for AllocationError {
                 "{what} cannot be changed once there is an allocator; set it before the first allocation"
             ),
             Kind::Settings(error) => error.fmt(f),
+            Kind::OutOfRange { what, value, allowed } => {
+                write!(f, "{what} is {value}, but must be {allowed}")
+            }
         }
     }
 }

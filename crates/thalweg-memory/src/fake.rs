@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::upstream::{
-    EventId, Events, HostUpstream, MemoryInfo, PageId, StreamId, Upstream, UpstreamError, VirtualMemory,
+    EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, Upstream, UpstreamError,
+    VirtualMemory,
 };
 
 /// What an injected failure looks like.
@@ -155,6 +156,8 @@ struct Timeline {
 struct Inner {
     device: Ranges,
     host: Ranges,
+    /// How the memory at each address of `host` was pinned.
+    host_methods: BTreeMap<u64, HostMethod>,
     /// Reserved addresses. There is no end of them.
     addresses: Ranges,
     /// Physical pages by name: their size, and at how many addresses they are mapped.
@@ -188,6 +191,7 @@ impl FakeUpstream {
             inner: Mutex::new(Inner {
                 device: Ranges::new(0x7000_0000_0000, capacity_bytes),
                 host: Ranges::new(0x1000_0000_0000, capacity_bytes),
+                host_methods: BTreeMap::new(),
                 addresses: Ranges::new(0x4000_0000_0000, u64::MAX),
                 pages: BTreeMap::new(),
                 next_page: 1,
@@ -248,6 +252,11 @@ impl FakeUpstream {
     /// The pieces of pinned memory that are out, as (address, bytes), in address order.
     pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
         self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    /// How the pinned memory that is out was pinned, in address order.
+    pub fn live_host_methods(&self) -> Vec<HostMethod> {
+        self.lock().host_methods.values().copied().collect()
     }
 
     /// How many events were recorded and not released.
@@ -494,12 +503,27 @@ impl VirtualMemory for FakeUpstream {
 }
 
 impl HostUpstream for FakeUpstream {
-    fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        self.call(|calls| &mut calls.allocate_host, |inner| inner.host.allocate(bytes))
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
+        assert!(bytes > 0, "nobody pins nothing");
+        self.call(
+            |calls| &mut calls.allocate_host,
+            |inner| {
+                let address = inner.host.allocate(bytes)?;
+                inner.host_methods.insert(address, method);
+                Ok(address)
+            },
+        )
     }
 
-    fn free_host(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
-        self.call(|calls| &mut calls.free_host, |inner| inner.host.free(address, bytes))
+    fn free_host(&self, address: u64, bytes: u64, method: HostMethod) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.free_host,
+            |inner| {
+                let taken = inner.host_methods.remove(&address);
+                assert_eq!(taken, Some(method), "pinned memory goes back the way it came, at {address:#x}");
+                inner.host.free(address, bytes)
+            },
+        )
     }
 }
 

@@ -1,51 +1,111 @@
-//! Where things wait that come back while their owner is busy.
+//! A queue in front of a lock, for those who must not wait for it.
 //!
-//! A drop may come from any thread, in the middle of anything, and must neither fail nor wait. If the owner's lock is taken
-//! (its upstream may be blocking in another thread's call, or may itself be dropping a block), what is dropped is left
-//! here, and whoever takes the owner's lock next empties the inbox first.
+//! Dropping a block gives it back to an allocator that may be busy: another thread may be pinning memory with the lock held,
+//! or the drop may happen inside a call that the allocator itself makes. A drop must neither wait nor fail. So it *tries*
+//! the lock, and when that is taken it leaves what it brings in the inbox. Whoever takes the lock next empties the inbox
+//! first, before it looks at anything else.
 //!
-//! Nearly always there is nothing, and that is seen by one load. An element that is put in while the owner is unlocking may
-//! lie here until the next call; it is in no hurry.
+//! ```text
+//! drop ──try_lock──▶ got it: empty the inbox, apply
+//!           │
+//!           └──────▶ taken:  push ──▶ inbox ──▶ applied by the next one to take the lock
+//! ```
+//!
+//! The inbox is nearly always empty, and looking must cost nothing: the number of entries is kept in an atomic of its own, so
+//! that the usual look is one load and touches no lock.
+//!
+//! Invariants:
+//!
+//! - The number changes only with the queue's own lock held, after the queue has changed. That lock is held for a push or a
+//!   pop and for nothing else: no call leaves this module meanwhile, so that waiting for it is not waiting for anybody.
+//! - What was pushed before a look that is ordered after the push (by the lock that the inbox stands in front of, say) is
+//!   seen by that look. One that races with the push may miss it; then the next one sees it.
+//! - Entries leave in the order in which they came, one at a time: if applying one panics, the rest is still there.
+//!
+//! What is not here: the lock, and what an entry means.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A queue whose lock is only ever held for a push or a pop.
+/// Things on their way to somebody who was busy. See the [module's essay](self).
 #[derive(Debug)]
 pub(crate) struct Inbox<T> {
-    length: AtomicUsize,
-    elements: Mutex<VecDeque<T>>,
+    len: AtomicUsize,
+    entries: Mutex<VecDeque<T>>,
 }
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
-        Self { length: AtomicUsize::new(0), elements: Mutex::default() }
+        Self { len: AtomicUsize::new(0), entries: Mutex::default() }
     }
 }
 
 impl<T> Inbox<T> {
-    /// Whether there was nothing at the time of the call.
+    /// Leaves an entry.
+    pub(crate) fn push(&self, entry: T) {
+        let mut entries = self.entries();
+        entries.push_back(entry);
+        self.len.store(entries.len(), Ordering::Release);
+    }
+
+    /// Whether there was nothing at the time of the call. One atomic load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.length.load(Ordering::Acquire) == 0
+        self.len.load(Ordering::Acquire) == 0
     }
 
-    pub(crate) fn push(&self, element: T) {
-        let mut elements = self.elements();
-        elements.push_back(element);
-        self.length.store(elements.len(), Ordering::Release);
-    }
-
-    /// The element that was put in first.
+    /// Takes the oldest entry.
     pub(crate) fn pop(&self) -> Option<T> {
-        let mut elements = self.elements();
-        let element = elements.pop_front();
-        self.length.store(elements.len(), Ordering::Release);
-        element
+        if self.is_empty() {
+            return None;
+        }
+        let mut entries = self.entries();
+        let entry = entries.pop_front();
+        self.len.store(entries.len(), Ordering::Release);
+        entry
     }
 
-    fn elements(&self) -> MutexGuard<'_, VecDeque<T>> {
-        self.elements.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, VecDeque<T>> {
+        // Neither a push nor a pop leaves the queue half changed.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_leave_in_the_order_in_which_they_came() {
+        let inbox = Inbox::default();
+        assert_eq!(inbox.pop(), None);
+        (0..3).for_each(|entry| inbox.push(entry));
+        assert_eq!(inbox.pop(), Some(0));
+        inbox.push(3);
+        assert_eq!(std::iter::from_fn(|| inbox.pop()).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(inbox.pop(), None);
+    }
+
+    #[test]
+    fn whoever_takes_the_lock_last_finds_all_that_was_left() {
+        // Producers try the lock and leave an entry when it is taken; nothing may be lost or come twice.
+        let (sum, inbox) = (Mutex::new(0u64), Inbox::default());
+        let deliver = |amount: u64| match sum.try_lock() {
+            Ok(mut sum) => {
+                while let Some(left) = inbox.pop() {
+                    *sum += left;
+                }
+                *sum += amount;
+            }
+            Err(_) => inbox.push(amount),
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (1..=5000).for_each(deliver));
+            }
+        });
+        let left: u64 = std::iter::from_fn(|| inbox.pop()).sum();
+        assert_eq!(sum.into_inner().expect("no thread panics") + left, 4 * 5000 * 5001 / 2);
     }
 }

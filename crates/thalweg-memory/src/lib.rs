@@ -48,7 +48,8 @@
 //! | `policy` | sizes: rounding, segments, when to split | everything else |
 //! | `state`, `ladder` | how the parts move together; what to do when memory is short | |
 //! | [`stats`], [`snapshot`] | what happened, and what is there | |
-//! | [`host`] | the same for pinned host memory, which is much simpler | |
+//! | [`host`] | pinned host memory, from end to end | |
+//! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //!
 //! # What holds
 //!
@@ -89,7 +90,6 @@ mod error;
 pub mod fake;
 mod gauges;
 mod grow;
-#[cfg(any())]
 pub mod host;
 mod inbox;
 mod ladder;
@@ -107,16 +107,17 @@ pub mod upstream;
 
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
 pub use error::{AllocationError, OutOfMemory};
-#[cfg(any())]
-pub use host::{HostAllocator, HostBlock};
+pub use host::{
+    HostAllocator, HostBlock, HostSettings, HostStatistics, RawBlock, StatisticEntry, Tally, TimeStatistic,
+};
 pub use pools::{PoolId, PoolOptions, StreamFilter};
 pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
     SettingsError, SnapshotValue,
 };
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
-pub use stats::{ByPool, DeviceStatistics, HostStatistics, SizeClass, Statistic, TimeStatistic};
+pub use stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostUpstream, MemoryInfo, NodeId, PageId, SegmentSource, StreamId,
-    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageId,
+    SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

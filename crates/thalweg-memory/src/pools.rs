@@ -30,7 +30,7 @@ use crate::upstream::{SegmentSource, StreamId};
 pub struct PoolId(u64);
 
 impl PoolId {
-    fn unique() -> Self {
+    pub(crate) fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -61,7 +61,7 @@ pub enum StreamFilter {
 }
 
 impl StreamFilter {
-    fn matches(&self, stream: StreamId) -> bool {
+    pub(crate) fn matches(&self, stream: StreamId) -> bool {
         match self {
             Self::All => true,
             Self::Stream(one) => *one == stream,

@@ -2,13 +2,13 @@
 //!
 //! Every [`Statistic`] has four figures: what is there now (`current`), the most there ever was (`peak`), and the sums of
 //! what was added (`allocated`) and taken away (`freed`). Those of device memory exist three times, for all requests and for
-//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] and [`HostStatistics`];
-//! `memory_stats` lists them under PyTorch's keys (`allocated_bytes.all.peak`).
+//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] and, for pinned host
+//! memory, of [`HostStatistics`](crate::HostStatistics); `memory_stats` lists them under PyTorch's keys
+//! (`allocated_bytes.all.peak`).
 //!
 //! The counters are plain numbers; who holds them keeps them exact. This module decides nothing.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::pools::PoolId;
 
@@ -234,100 +234,6 @@ impl Named<'_> {
     }
 }
 
-/// How long calls of the upstream took. A wall clock, for a person to read; nothing is decided by it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct TimeStatistic {
-    /// The sum over all calls, in microseconds.
-    pub total_us: u64,
-    /// The longest call, in microseconds.
-    pub max_us: u64,
-    /// The shortest call, in microseconds; 0 when there was none.
-    pub min_us: u64,
-    /// How many calls there were.
-    pub count: u64,
-}
-
-impl TimeStatistic {
-    /// The mean, in microseconds; 0 when there was no call.
-    pub fn average_us(&self) -> u64 {
-        self.total_us.checked_div(self.count).unwrap_or(0)
-    }
-
-    pub(crate) fn add(&mut self, duration: Duration) {
-        let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        self.min_us = if self.count == 0 { us } else { self.min_us.min(us) };
-        self.max_us = self.max_us.max(us);
-        self.total_us = self.total_us.saturating_add(us);
-        self.count += 1;
-    }
-
-    fn push_entries(&self, entries: &mut Vec<(String, u64)>, name: &str) {
-        for (figure, value) in [
-            ("total", self.total_us),
-            ("max", self.max_us),
-            ("min", self.min_us),
-            ("count", self.count),
-            ("avg", self.average_us()),
-        ] {
-            entries.push((format!("{name}.{figure}"), value));
-        }
-    }
-}
-
-/// The statistics of a [`HostAllocator`](crate::HostAllocator). Sizes are in bytes.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct HostStatistics {
-    /// Pieces of pinned memory taken from the upstream, in use or cached.
-    pub allocations: Statistic,
-    /// Those in the hands of callers, and freed ones that wait for events.
-    pub active_requests: Statistic,
-    /// The bytes of `allocations`.
-    pub allocated_bytes: Statistic,
-    /// The bytes of `active_requests`.
-    pub active_bytes: Statistic,
-    /// How long the upstream took to pin memory.
-    pub host_alloc_time: TimeStatistic,
-    /// How long the upstream took to take it back.
-    pub host_free_time: TimeStatistic,
-    /// Pieces taken from the upstream, ever.
-    pub num_host_alloc: u64,
-    /// Pieces given back, ever.
-    pub num_host_free: u64,
-}
-
-impl HostStatistics {
-    /// All figures under PyTorch's keys, sorted by key.
-    pub fn memory_stats(&self) -> Vec<(String, u64)> {
-        let mut entries = Vec::with_capacity(32);
-        self.allocations.push_entries(&mut entries, "allocations");
-        self.active_requests.push_entries(&mut entries, "active_requests");
-        self.allocated_bytes.push_entries(&mut entries, "allocated_bytes");
-        self.active_bytes.push_entries(&mut entries, "active_bytes");
-        self.host_alloc_time.push_entries(&mut entries, "host_alloc_time");
-        self.host_free_time.push_entries(&mut entries, "host_free_time");
-        entries.push(("num_host_alloc".to_owned(), self.num_host_alloc));
-        entries.push(("num_host_free".to_owned(), self.num_host_free));
-        entries.sort();
-        entries
-    }
-
-    pub(crate) fn reset_peak(&mut self) {
-        self.statistics().into_iter().for_each(Statistic::reset_peak);
-    }
-
-    pub(crate) fn reset_accumulated(&mut self) {
-        self.statistics().into_iter().for_each(Statistic::reset_accumulated);
-        self.host_alloc_time = TimeStatistic::default();
-        self.host_free_time = TimeStatistic::default();
-        self.num_host_alloc = 0;
-        self.num_host_free = 0;
-    }
-
-    fn statistics(&mut self) -> [&mut Statistic; 4] {
-        [&mut self.allocations, &mut self.active_requests, &mut self.allocated_bytes, &mut self.active_bytes]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,16 +250,5 @@ mod tests {
         assert_eq!(statistics.active.all, Statistic { current: 6, peak: 6, allocated: 0, freed: 0 });
         assert_eq!(statistics.oversize_segments, Statistic { current: 2, peak: 2, allocated: 0, freed: 0 });
         assert_eq!(statistics.num_ooms, 0);
-    }
-
-    #[test]
-    fn times_have_a_shortest_and_a_longest() {
-        let mut time = TimeStatistic::default();
-        assert_eq!(time.average_us(), 0);
-        for us in [5, 2, 8] {
-            time.add(Duration::from_micros(us));
-        }
-        assert_eq!(time, TimeStatistic { total_us: 15, max_us: 8, min_us: 2, count: 3 });
-        assert_eq!(time.average_us(), 5);
     }
 }

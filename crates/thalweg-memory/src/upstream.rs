@@ -288,17 +288,35 @@ pub trait Captures: Send + Sync {
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError>;
 }
 
+/// How pinned host memory is got.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum HostMethod {
+    /// The driver allocates it (`cudaHostAlloc`).
+    Allocate,
+    /// Ordinary memory is allocated, its pages are touched by `threads` threads, and it is registered with the driver
+    /// (`cudaHostRegister`).
+    Register {
+        /// From 1 to 128.
+        threads: u32,
+    },
+}
+
 /// A source of pinned host memory.
+///
+/// Pinning and unpinning are called with no lock of the allocator held, but for the reserve segment's. A block whose event
+/// cannot be asked for, or cannot be recorded when the block is freed, is never used again and stays pinned.
 pub trait HostUpstream: Events {
-    /// Takes `bytes` (a power of two) of page-locked memory and returns its address, which is not 0. May block.
+    /// Takes `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be
+    /// legal while a stream captures. An upstream that knows one method only may use that.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when the host has no more, anything else as it is.
-    fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError>;
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError>;
 
-    /// Gives pinned memory back. No device work uses it any more. May block.
+    /// Gives pinned memory back: `address`, `bytes` and `method` as [`allocate_host`](Self::allocate_host) had them. No
+    /// device work uses it any more. May block.
     ///
     /// # Errors
     /// Any; the memory is then still the allocator's, and is offered again later.
-    fn free_host(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
+    fn free_host(&self, address: u64, bytes: u64, method: HostMethod) -> Result<(), UpstreamError>;
 }

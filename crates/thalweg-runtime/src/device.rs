@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thalweg_device::cuda::CudaDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{DeviceProperties, Driver};
-use thalweg_memory::{DeviceAllocator, HostAllocator, Settings};
+use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, Settings};
 
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
@@ -242,7 +242,7 @@ impl System {
     fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
         let forgotten = ForgottenStreams::new(driver.clone());
         let upstream = DriverUpstream::new(driver.clone(), 0, forgotten.clone());
-        let host_allocator = HostAllocator::new(Arc::new(upstream));
+        let host_allocator = HostAllocator::new(Arc::new(upstream), HostSettings::default());
         Self { driver, environment: environment.clone(), forgotten, host_allocator }
     }
 

@@ -47,7 +47,11 @@ struct PoolOwner {
 impl GraphPool {
     /// A new pool on a device.
     pub fn new(device: &Device) -> Self {
-        Self(Arc::new(PoolOwner { device: device.clone(), id: device.allocator().create_pool() }))
+        let id = device.allocator().create_pool();
+        // The graphs' pinned memory is in a pool of the same name.
+        let retained = device.host_allocator().retain_pool(id);
+        debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
+        Self(Arc::new(PoolOwner { device: device.clone(), id }))
     }
 
     /// The allocator's name of the pool.
@@ -59,6 +63,8 @@ impl GraphPool {
 impl Drop for PoolOwner {
     fn drop(&mut self) {
         let released = self.device.allocator().release_pool(self.id);
+        debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
+        let released = self.device.host_allocator().release_pool(self.id);
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
     }
 }
@@ -167,7 +173,8 @@ impl Graph {
         let stream = device.current_stream();
         let label = Label::here("graph replay");
         stream.submit(label, || device.driver().graph_launch(*handle, stream.handle()))?;
-        self.pinned.iter().for_each(|block| block.record_use(stream.id()));
+        // The event comes when the memory is freed: one for all replays.
+        self.pinned.iter().for_each(|block| block.record_stream(stream.id()));
         Ok(())
     }
 
@@ -243,11 +250,14 @@ impl<'a> Capture<'a> {
             device.synchronize()?;
         }
         let id = Arc::new(AtomicU64::new(0));
-        device
-            .allocator()
-            .begin_allocate_to_pool(pool.id(), streams_of_capture(driver, &id))
-            .map_err(|error| from_allocation(device, error))?;
-        device.host_allocator().begin_capture();
+        let filter = streams_of_capture(driver, &id);
+        let named = |error| from_allocation(device, error);
+        device.allocator().begin_allocate_to_pool(pool.id(), filter.clone()).map_err(named)?;
+        if let Err(error) = device.host_allocator().begin_allocate_to_pool(pool.id(), filter) {
+            let ended = device.allocator().end_allocate_to_pool(pool.id());
+            debug_assert!(ended.is_ok(), "the scope was opened a moment ago: {ended:?}");
+            return Err(named(error));
+        }
         let mut capture =
             Self { stream, pool, id: 0, first_command: stream.state().next_command(), open: false };
         device.check(driver.stream_begin_capture(stream.handle(), mode))?;
@@ -280,7 +290,8 @@ impl Drop for Capture<'_> {
             drop(device.captures().take(self.id));
         }
         self.stream.state().retract_from(self.first_command);
-        device.host_allocator().end_capture();
+        let ended = device.host_allocator().end_allocate_to_pool(self.pool.id());
+        debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
         let ended = device.allocator().end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
     }

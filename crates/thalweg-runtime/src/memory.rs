@@ -7,7 +7,8 @@ use thalweg_device::{
     CaptureMode, DevicePointer, Driver, EventFlags, EventHandle, HostFlags, HostPointer, StreamHandle,
 };
 use thalweg_memory::{
-    AllocationError, Block, EventId, Events, HostUpstream, MemoryInfo, StreamId, Upstream, UpstreamError,
+    AllocationError, Block, EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, Upstream,
+    UpstreamError,
 };
 
 use crate::forgotten::{ForgottenStreams, LastWork};
@@ -142,13 +143,18 @@ impl Upstream for DriverUpstream {
 }
 
 impl HostUpstream for DriverUpstream {
-    fn allocate_host(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        outside_capture(&self.driver, || self.driver.host_allocate(bytes, HostFlags::default()))
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
+        let register_threads = match method {
+            HostMethod::Allocate => 0,
+            HostMethod::Register { threads } => threads,
+        };
+        let flags = HostFlags { register_threads, ..HostFlags::default() };
+        outside_capture(&self.driver, || self.driver.host_allocate(bytes, flags))
             .map(HostPointer::address)
             .map_err(upstream_error)
     }
 
-    fn free_host(&self, address: u64, _bytes: u64) -> Result<(), UpstreamError> {
+    fn free_host(&self, address: u64, _bytes: u64, _method: HostMethod) -> Result<(), UpstreamError> {
         outside_capture(&self.driver, || self.driver.host_free(HostPointer::new(address)))
             .map_err(upstream_error)
     }

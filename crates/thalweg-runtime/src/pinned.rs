@@ -22,10 +22,12 @@ pub struct PinnedBuffer {
 }
 
 impl PinnedBuffer {
-    /// `bytes` of pinned memory. Its content is anything.
+    /// `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the graph's pool.
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let block =
-            device.host_allocator().allocate(bytes).map_err(|error| from_allocation(device, error))?;
+        let block = device
+            .host_allocator()
+            .allocate_on(bytes, device.current_stream().id())
+            .map_err(|error| from_allocation(device, error))?;
         Ok(Self { device: device.clone(), block: Arc::new(block) })
     }
 
@@ -70,8 +72,8 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Remembers that work on the stream uses the memory: the cache keeps it until the work is done, and a graph that
-    /// captured the work keeps it for as long as it lives.
+    /// Remembers that work the stream was just given uses the memory: the cache keeps it until that work is done, and a graph
+    /// that captured the work keeps it for as long as it lives.
     pub(crate) fn record_use(&self, stream: &Stream) {
         self.block.record_use(stream.id());
         stream.device().captures().keep(stream, &self.block);

@@ -21,7 +21,7 @@ group! {
     pinned_memory_is_bounded,
     pinned_memory_is_freed_once,
     a_pinned_free_waits_for_the_work,
-    write_combined_memory_works,
+    every_kind_of_pinned_memory_works,
 }
 
 fn allocations_are_aligned_and_apart(fixture: &Fixture) -> Outcome {
@@ -226,17 +226,28 @@ fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
     equal(next.bytes(4096)?, vec![0; 4096], "pinned memory that may be where freed memory was")
 }
 
-fn write_combined_memory_works(fixture: &Fixture) -> Outcome {
+fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> Outcome {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
-    let pointer = driver.host_allocate(64, HostFlags { write_combined: true })?;
-    driver.host_write(pointer, &[3; 64])?;
-    let copied = fixture.copy(&stream, buffer.end(), crate::Endpoint::Pinned(pointer), 64);
-    driver.stream_synchronize(stream.handle)?;
-    driver.host_free(pointer)?;
-    copied?;
-    let mut seen = [0; 64];
-    driver.copy_to_host(stream.handle, &mut seen, buffer.pointer, Label::here("read back"))?;
-    equal(seen, [3; 64], "what came from write-combined memory")
+    let kinds = [
+        HostFlags { write_combined: true, ..HostFlags::default() },
+        HostFlags { register_threads: 1, ..HostFlags::default() },
+        HostFlags { register_threads: 8, ..HostFlags::default() },
+    ];
+    for (fill, flags) in (3..).zip(kinds) {
+        let pointer = driver.host_allocate(64, flags)?;
+        let mut fresh = [1; 64];
+        driver.host_read(pointer, &mut fresh)?;
+        driver.host_write(pointer, &[fill; 64])?;
+        let copied = fixture.copy(&stream, buffer.end(), crate::Endpoint::Pinned(pointer), 64);
+        driver.stream_synchronize(stream.handle)?;
+        driver.host_free(pointer)?;
+        copied?;
+        equal(fresh, [0; 64], "new pinned memory")?;
+        let mut seen = [0; 64];
+        driver.copy_to_host(stream.handle, &mut seen, buffer.pointer, Label::here("read back"))?;
+        equal(seen, [fill; 64], &format!("what came from pinned memory with {flags:?}"))?;
+    }
+    Ok(())
 }

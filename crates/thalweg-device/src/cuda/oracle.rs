@@ -88,6 +88,8 @@ fn arguments_of_the_driver() {
             cuMemFree_v2(_);
             cuMemHostAlloc(_, _, _);
             cuMemFreeHost(_);
+            cuMemHostRegister_v2(_, _, _);
+            cuMemHostUnregister(_);
             cuPointerGetAttribute(_, _, _);
             cuMemAddressReserve(_, _, _, _, _);
             cuMemAddressFree(_, _);
@@ -292,6 +294,7 @@ fn constants_of_the_driver() {
         sys::EVENT_BLOCKING_SYNC => cuda::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
         sys::EVENT_DISABLE_TIMING => cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         sys::HOST_PORTABLE => cuda::CU_MEMHOSTALLOC_PORTABLE;
+        sys::HOST_REGISTER_PORTABLE => cuda::CU_MEMHOSTREGISTER_PORTABLE;
         sys::HOST_WRITE_COMBINED => cuda::CU_MEMHOSTALLOC_WRITECOMBINED;
         sys::CAPTURE_NONE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         sys::CAPTURE_ACTIVE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;

@@ -9,8 +9,10 @@
 //! of different widths at the ends of a range. Rust has not said what that means; the compiler and the processor treat it
 //! as any other torn access.)
 
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -25,7 +27,14 @@ use crate::{Code, Error, HostFlags, HostPointer, Result};
 pub(super) struct PinnedBlock {
     start: u64,
     bytes: u64,
+    /// The layout of ordinary memory that was registered; `None` for memory that the driver allocated.
+    registered: Option<Layout>,
 }
+
+/// Registered memory begins at a page.
+const PAGE_BYTES: usize = 4096;
+/// What a thread touches at a time.
+const PIECE_BYTES: usize = 8 << 20;
 
 impl PinnedBlock {
     /// Allocates in the current context, for all devices. Zeroed.
@@ -38,7 +47,32 @@ impl PinnedBlock {
         cuda.check(outcome, || format!("{bytes} bytes of pinned host memory"))?;
         // SAFETY: the driver gave `size` bytes at this address, and nobody else knows it yet.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, size) };
-        Ok(Self { start: pointer as u64, bytes })
+        Ok(Self { start: pointer as u64, bytes, registered: None })
+    }
+
+    /// Allocates ordinary memory, lets some threads touch it, and registers it in the current context, for all devices.
+    /// Zeroed.
+    fn register(cuda: &Cuda, bytes: u64, threads: u32) -> Result<Self> {
+        let what = || format!("{bytes} bytes of pinned host memory");
+        let out_of_memory = || Error::new(Code::OutOfMemory, "cuMemHostRegister", what());
+        let size = usize::try_from(bytes).map_err(|_| out_of_memory())?;
+        let layout = Layout::from_size_align(size, PAGE_BYTES).map_err(|_| out_of_memory())?;
+        assert!(size > 0, "a block of pinned memory has bytes");
+        // SAFETY: the size is not 0.
+        let pointer = unsafe { std::alloc::alloc(layout) };
+        if pointer.is_null() {
+            return Err(out_of_memory());
+        }
+        // SAFETY: these bytes were allocated just now and nobody else knows them; uninitialised ones are no other type's.
+        zero(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<MaybeUninit<u8>>(), size) }, threads);
+        // SAFETY: the range is allocated, and stays so until it is unregistered in `free`.
+        let outcome = unsafe { cuda.table.host_register(pointer.cast(), size, sys::HOST_REGISTER_PORTABLE) };
+        if let Err(error) = cuda.check(outcome, what) {
+            // SAFETY: allocated above with this layout; the driver refused it, and nobody else knows it.
+            unsafe { std::alloc::dealloc(pointer, layout) };
+            return Err(error);
+        }
+        Ok(Self { start: pointer as u64, bytes, registered: Some(layout) })
     }
 
     /// The address for the driver.
@@ -52,10 +86,21 @@ impl PinnedBlock {
 
     /// Gives the memory back. The caller has the only share of the block, and drops it on success.
     fn free(&self, cuda: &Cuda) -> Result<()> {
-        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nobody else has
-        // a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
-        let outcome = unsafe { cuda.table.host_free(self.pointer()) };
-        cuda.check(outcome, || format!("{} bytes at {:#x}", self.bytes, self.start))
+        let what = || format!("{} bytes at {:#x}", self.bytes, self.start);
+        // SAFETY: `host_allocate` or `host_register` had this pointer. No host access or captured graph uses the block, since
+        // nobody else has a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
+        let outcome = unsafe {
+            match self.registered {
+                None => cuda.table.host_free(self.pointer()),
+                Some(_) => cuda.table.host_unregister(self.pointer()),
+            }
+        };
+        cuda.check(outcome, what)?;
+        if let Some(layout) = self.registered {
+            // SAFETY: allocated with this layout, registered no more, and nobody else has a share of it.
+            unsafe { std::alloc::dealloc(self.pointer().cast(), layout) };
+        }
+        Ok(())
     }
 
     /// Copies out of the block. The range must lie in it.
@@ -173,6 +218,25 @@ impl Pinned {
     }
 }
 
+/// Zeroes memory with up to so many threads, and thereby gives every page of it a frame.
+fn zero(memory: &mut [MaybeUninit<u8>], threads: u32) {
+    let pieces = Mutex::new(memory.chunks_mut(PIECE_BYTES));
+    let work = || {
+        // The lock is held only while a piece is taken.
+        let next = || lock(&pieces).next();
+        while let Some(piece) = next() {
+            piece.fill(MaybeUninit::new(0));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // This thread does the work of those that the system has no room for.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
+
 impl CudaDriver {
     pub(super) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         if bytes == 0 {
@@ -181,7 +245,10 @@ impl CudaDriver {
         // The memory is for all devices, so any context will do: one that exists, if there is one.
         let device = self.devices.iter().find(|device| device.existing_context().is_some());
         self.enter(device.map_or(0, |device| device.index))?;
-        let block = PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?;
+        let block = match flags.register_threads {
+            0 => PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?,
+            threads => PinnedBlock::register(&self.cuda, bytes, threads)?,
+        };
         let start = block.start;
         let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
         live.insert(start, Arc::new(block));
@@ -250,8 +317,18 @@ mod tests {
     use super::*;
 
     /// A block over memory of the test's own.
+    #[test]
+    fn every_byte_is_zeroed_whatever_the_number_of_threads() {
+        for threads in [1, 2, 8] {
+            let mut memory = vec![MaybeUninit::new(7); 3 * PIECE_BYTES + 1];
+            zero(&mut memory, threads);
+            // SAFETY: each byte was initialised at the start.
+            assert!(memory.iter().all(|byte| unsafe { byte.assume_init() } == 0));
+        }
+    }
+
     fn block(memory: &mut [u64]) -> PinnedBlock {
-        PinnedBlock { start: memory.as_mut_ptr() as u64, bytes: memory.len() as u64 * 8 }
+        PinnedBlock { start: memory.as_mut_ptr() as u64, bytes: memory.len() as u64 * 8, registered: None }
     }
 
     #[test]

@@ -112,6 +112,7 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const HOST_PORTABLE: c_uint = 1;
+pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub(super) const HOST_WRITE_COMBINED: c_uint = 4;
 pub(super) const CAPTURE_NONE: c_uint = 0;
 pub(super) const CAPTURE_ACTIVE: c_uint = 1;
@@ -205,6 +206,9 @@ entry_points! {
         host_allocate = "cuMemHostAlloc" @ 2020 c"cuMemHostAlloc"
             (pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
         host_free = "cuMemFreeHost" @ 2000 c"cuMemFreeHost" (pointer: *mut c_void);
+        host_register = "cuMemHostRegister" @ 6050 c"cuMemHostRegister_v2"
+            (pointer: *mut c_void, bytes: usize, flags: c_uint);
+        host_unregister = "cuMemHostUnregister" @ 4000 c"cuMemHostUnregister" (pointer: *mut c_void);
         pointer_get_attribute = "cuPointerGetAttribute" @ 4000 c"cuPointerGetAttribute"
             (value: *mut c_void, attribute: c_uint, pointer: RawPointer);
         address_reserve = "cuMemAddressReserve" @ 10020 c"cuMemAddressReserve"

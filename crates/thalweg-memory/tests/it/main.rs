@@ -3,8 +3,11 @@
 mod decisions;
 mod faults;
 mod harness;
-#[cfg(any())]
 mod host;
+mod host_capture;
+mod host_harness;
+mod host_random;
+mod host_threads;
 mod model;
 mod private_pools;
 mod random;

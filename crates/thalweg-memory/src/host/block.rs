@@ -1,0 +1,123 @@
+//! [`HostBlock`]: pinned memory in the caller's hands.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::HostAllocator;
+use super::bucket::{Freed, Home, Slab};
+use super::captures::PrivatePool;
+use super::uses::Uses;
+use crate::upstream::StreamId;
+
+/// The streams and captures that use a block.
+#[derive(Default)]
+struct Users {
+    uses: Uses,
+    captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
+}
+
+/// Pinned host memory in the caller's hands. Dropping it frees it, without failing and without waiting, on any thread.
+pub struct HostBlock {
+    allocator: Arc<HostAllocator>,
+    /// `None` for a null block.
+    slab: Option<Slab>,
+    home: Home,
+    requested_bytes: u64,
+    users: Mutex<Users>,
+}
+
+impl HostBlock {
+    pub(crate) fn new(
+        allocator: Arc<HostAllocator>,
+        slab: Option<Slab>,
+        home: Home,
+        requested_bytes: u64,
+    ) -> Self {
+        Self { allocator, slab, home, requested_bytes, users: Mutex::default() }
+    }
+
+    /// Where the memory begins; 0 for a null block.
+    pub fn address(&self) -> u64 {
+        self.slab.map_or(0, |slab| slab.address)
+    }
+
+    /// How many bytes there are: what was asked for, rounded up (see [`HostSettings`](crate::HostSettings)).
+    pub fn size_bytes(&self) -> u64 {
+        self.slab.map_or(0, |slab| slab.size_bytes)
+    }
+
+    /// How many bytes were asked for.
+    pub fn requested_bytes(&self) -> u64 {
+        self.requested_bytes
+    }
+
+    /// Whether this is a null block, which holds no memory.
+    pub fn is_null(&self) -> bool {
+        self.slab.is_none()
+    }
+
+    /// Says that `stream` uses the memory, by what it has been given so far: an event is recorded there now, and the memory
+    /// is not used again before that has passed. Call it right after the copy. A later call for the same stream replaces
+    /// an earlier one, so that the list is bounded by the number of streams.
+    ///
+    /// While a capture is under way nothing is recorded. If the stream takes part in it, the block is kept for the
+    /// capture's pool: freed, it serves nobody until the pool's last reference is released. If not, this is
+    /// [`record_stream`](Self::record_stream).
+    ///
+    /// An event that cannot be recorded now is recorded at the drop. Waits for a capture that is just beginning or ending.
+    pub fn record_use(&self, stream: StreamId) {
+        self.record(stream, |uses| uses.record(stream, &self.allocator.core.recorder));
+    }
+
+    /// Says that `stream` uses the memory, by what it has been given when the block is dropped: the event is recorded then.
+    /// Cheaper than [`record_use`](Self::record_use) where one block is used many times, and slower to let the memory go.
+    ///
+    /// In a capture it does what `record_use` does.
+    pub fn record_stream(&self, stream: StreamId) {
+        self.record(stream, |uses| uses.mark(stream));
+    }
+
+    fn record(&self, stream: StreamId, now: impl FnOnce(&mut Uses)) {
+        if self.is_null() {
+            return;
+        }
+        let gate = self.allocator.core.gate.hold();
+        let mut users = self.users();
+        if gate.is_open() {
+            now(&mut users.uses);
+        } else if let Some(pool) = gate.pool_for(Some(stream)) {
+            if !users.captured_by.iter().any(|known| Arc::ptr_eq(known, pool)) {
+                users.captured_by.push(Arc::clone(pool));
+            }
+        } else {
+            users.uses.mark(stream);
+        }
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        // The uses are valid whenever the upstream, which may panic, is called.
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        let Some(slab) = self.slab else { return };
+        let Users { uses, captured_by } =
+            std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let home = std::mem::replace(&mut self.home, Home::Shared);
+        self.allocator.core.take_back(Freed { slab, home, uses, captured_by, failed: false });
+    }
+}
+
+impl fmt::Debug for HostBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostBlock")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("size_bytes", &self.size_bytes())
+            .field("requested_bytes", &self.requested_bytes)
+            .finish_non_exhaustive()
+    }
+}

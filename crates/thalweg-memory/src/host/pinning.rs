@@ -1,0 +1,141 @@
+//! Pinning memory and giving it back, with its accounts.
+//!
+//! Memory comes from the upstream, piece by piece, or from the *reserve*: one large piece that is pinned at the first request
+//! and handed out from its beginning to its end, in granules of 4 KiB. Nothing returns to the reserve; what came from it is
+//! cached for ever, and the whole goes back with the allocator. If the reserve cannot be pinned, that is tried once, and all
+//! goes on without it ([`reserve_segment_bytes`](crate::HostStatistics::reserve_segment_bytes) stays 0).
+//!
+//! The upstream is called with no lock held, but for the one call that makes the reserve.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::bucket::{Slab, Source};
+use super::settings::HostSettings;
+use super::statistics::HostStatistics;
+use crate::error::AllocationError;
+use crate::upstream::{HostMethod, HostUpstream, UpstreamError};
+
+/// The reserve is handed out in multiples of this: a page, as far as most hosts go.
+const RESERVE_GRANULE_BYTES: u64 = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Reserve {
+    address: u64,
+    size_bytes: u64,
+    used_bytes: u64,
+    method: HostMethod,
+}
+
+impl Reserve {
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let granules = granules(bytes);
+        if granules > self.size_bytes - self.used_bytes {
+            return None;
+        }
+        let address = self.address + self.used_bytes;
+        self.used_bytes += granules;
+        Some(address)
+    }
+}
+
+fn granules(bytes: u64) -> u64 {
+    bytes.next_multiple_of(RESERVE_GRANULE_BYTES)
+}
+
+#[derive(Default, Debug)]
+struct Accounts {
+    /// Without what the buckets count: the active slabs.
+    statistics: HostStatistics,
+    reserve: Option<Reserve>,
+    /// The size of a reserve that could not be had.
+    refused_reserve_bytes: u64,
+}
+
+/// The way to the upstream. See the [module's essay](self).
+#[derive(Default, Debug)]
+pub(crate) struct Pinning(Mutex<Accounts>);
+
+impl Pinning {
+    /// Pins memory; `None` when there is none to be had.
+    pub(crate) fn pin(
+        &self,
+        size_bytes: u64,
+        settings: &HostSettings,
+        upstream: &dyn HostUpstream,
+    ) -> Result<Option<Slab>, AllocationError> {
+        let start = Instant::now();
+        let slab = match self.reserved(size_bytes, settings, upstream) {
+            Some(address) => Slab { address, size_bytes, source: Source::Reserve },
+            None => match upstream.allocate_host(size_bytes, settings.method()) {
+                Ok(address) => Slab { address, size_bytes, source: Source::Upstream(settings.method()) },
+                Err(UpstreamError::OutOfMemory) => return Ok(None),
+                Err(error) => return Err(AllocationError::upstream("allocate_host", error)),
+            },
+        };
+        let statistics = &mut self.lock().statistics;
+        statistics.host_alloc_time.add(start.elapsed());
+        statistics.num_host_alloc += 1;
+        statistics.allocations.increase(1);
+        statistics.allocated_bytes.increase(size_bytes);
+        Ok(Some(slab))
+    }
+
+    fn reserved(&self, size_bytes: u64, settings: &HostSettings, upstream: &dyn HostUpstream) -> Option<u64> {
+        let wanted_bytes = settings.pinned_reserve_segment_size_bytes();
+        if wanted_bytes == 0 {
+            return None;
+        }
+        let accounts = &mut *self.lock();
+        if accounts.reserve.is_none() {
+            if accounts.refused_reserve_bytes == wanted_bytes {
+                return None;
+            }
+            accounts.refused_reserve_bytes = wanted_bytes;
+            let method = settings.method();
+            let address = upstream.allocate_host(wanted_bytes, method).ok()?;
+            accounts.reserve = Some(Reserve { address, size_bytes: wanted_bytes, used_bytes: 0, method });
+            accounts.statistics.reserve_segment_bytes = wanted_bytes;
+        }
+        let reserve = accounts.reserve.as_mut()?;
+        let address = reserve.take(size_bytes);
+        accounts.statistics.reserve_segment_used_bytes = reserve.used_bytes;
+        address
+    }
+
+    /// Gives one slab, which nobody uses, back to the upstream it came from.
+    pub(crate) fn unpin(&self, slab: &Slab, upstream: &dyn HostUpstream) -> Result<(), AllocationError> {
+        let Source::Upstream(method) = slab.source else {
+            unreachable!("the reserve goes back as a whole");
+        };
+        let start = Instant::now();
+        upstream
+            .free_host(slab.address, slab.size_bytes, method)
+            .map_err(|error| AllocationError::upstream("free_host", error))?;
+        let statistics = &mut self.lock().statistics;
+        statistics.host_free_time.add(start.elapsed());
+        statistics.num_host_free += 1;
+        statistics.allocations.decrease(1);
+        statistics.allocated_bytes.decrease(slab.size_bytes);
+        Ok(())
+    }
+
+    /// Gives the reserve back if these are all the slabs that came from it. This is for the end only.
+    pub(crate) fn unpin_reserve(&self, slabs: &[Slab], upstream: &dyn HostUpstream) {
+        let Some(reserve) = self.lock().reserve else { return };
+        let returned: u64 = slabs.iter().map(|slab| granules(slab.size_bytes)).sum();
+        if returned == reserve.used_bytes {
+            // Nobody is left to be told of a failure.
+            let _ = upstream.free_host(reserve.address, reserve.size_bytes, reserve.method);
+        }
+    }
+
+    /// The accounts, to be read or changed.
+    pub(crate) fn with_statistics<T>(&self, action: impl FnOnce(&mut HostStatistics) -> T) -> T {
+        action(&mut self.lock().statistics)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Accounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,95 @@
+//! The background thread that looks at events, so that calls that need a block find it free.
+//!
+//! It looks every 100 microseconds as long as a freed block waits for an event, and sleeps for as long as none does. It holds
+//! the [`Core`], not the allocator: the allocator ends it, and waits for it, when its last handle goes. It touches no event
+//! while a capture is under way, as nobody does.
+//!
+//! # Note: falling asleep
+//! A block may be freed just as the thread finds nothing to do. So it says that it is about to sleep *before* it looks for the
+//! last time, and a drop looks for that *after* it has delivered: with a fence on each side, one of the two sees the other.
+//! A wake that comes before the sleep makes it end at once.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use super::core::Core;
+
+const INTERVAL: Duration = Duration::from_micros(100);
+
+/// Where a drop finds the thread, if there is one.
+#[derive(Default, Debug)]
+pub(crate) struct Wake {
+    asleep: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Wake {
+    /// Says that there is something to do. Does not wait.
+    pub(crate) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+            // The lock is held only to put the thread there or to take it away.
+            if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
+                thread.unpark();
+            }
+        }
+    }
+
+    fn set(&self, thread: Option<Thread>) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+    }
+}
+
+/// The thread. Dropping this ends it, and waits for the end.
+pub(crate) struct Poller {
+    core: Arc<Core>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Poller {
+    /// Starts the thread. `None` if the system has no thread to give: events are then looked at by calls, as they are
+    /// without this.
+    pub(crate) fn start(core: &Arc<Core>) -> Option<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (polled, stopped) = (Arc::clone(core), Arc::clone(&stop));
+        let builder = std::thread::Builder::new().name("thalweg-pinned".to_owned());
+        let thread = builder.spawn(move || run(&polled, &stopped)).ok()?;
+        core.wake.set(Some(thread.thread().clone()));
+        Some(Self { core: Arc::clone(core), stop, thread: Some(thread) })
+    }
+}
+
+fn run(core: &Core, stop: &AtomicBool) {
+    // An upstream that panics here harms no call: the state is valid, and the next look may go well.
+    let is_pending = || catch_unwind(AssertUnwindSafe(|| core.process_events())).unwrap_or(true);
+    while !stop.load(Ordering::Acquire) {
+        if is_pending() {
+            std::thread::park_timeout(INTERVAL);
+            continue;
+        }
+        core.wake.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !is_pending() && !stop.load(Ordering::Acquire) {
+            std::thread::park();
+        }
+        core.wake.asleep.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.core.wake.set(None);
+        self.stop.store(true, Ordering::Release);
+        let Some(thread) = self.thread.take() else { return };
+        thread.thread().unpark();
+        // The upstream may drop the allocator's last block while the thread itself calls it; then it ends by itself.
+        if thread.thread().id() != std::thread::current().id() {
+            // It catches its panics, so that there is nothing to learn from the result.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! How a host allocator behaves, and what a request comes to under that.
+//!
+//! # Rounding
+//!
+//! A freed block serves later requests only if it is large enough for them, so sizes are rounded up to few classes. PyTorch
+//! rounds to powers of two: a request for 20.4 GiB pins 32, and pinned memory is the host's for good. Here only requests up
+//! to 1 MiB are rounded so, where a pinned page is little and calls are many; above that a class is an eighth of a power of
+//! two, and at most 12.5 % are wasted. A cached block serves a request only within the same bound. A cache of eight classes
+//! a power hits as often in steady work, where sizes repeat exactly, and pins at most as much in any other.
+//! [`HostSettings::pytorch`] rounds as PyTorch does, for comparison and for who wants few classes at any cost.
+//!
+//! Two thresholds change that. Above `pinned_max_round_threshold` nothing is rounded. Above `pinned_max_cached_size` nothing
+//! is rounded either, and freed blocks are given back instead of kept; nor does rounding ever carry a request over it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::error::{AllocationError, Kind};
+use crate::upstream::HostMethod;
+
+/// The most threads that may touch pages at once before they are registered.
+const MAX_REGISTER_THREADS: u32 = 128;
+/// Up to here sizes are rounded to powers of two in either mode.
+const POWER_OF_TWO_BYTES: u64 = 1 << 20;
+/// Classes from one power of two to the next, above that.
+const CLASSES_PER_POWER: u64 = 8;
+
+/// How a [`HostAllocator`](crate::HostAllocator) behaves. The names are those of `PYTORCH_ALLOC_CONF`; sizes are in bytes.
+///
+/// The default differs from PyTorch's in the rounding alone: at most 12.5 % of a block above 1 MiB are wasted.
+/// [`HostSettings::pytorch`] has PyTorch's rounding too.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostSettings {
+    powers_of_two_only: bool,
+    pinned_max_round_threshold_bytes: Option<u64>,
+    pinned_max_cached_size_bytes: Option<u64>,
+    pinned_use_background_threads: bool,
+    pinned_use_cuda_host_register: bool,
+    pinned_num_register_threads: u32,
+    pinned_reserve_segment_size_bytes: u64,
+    pinned_free_catch_all: bool,
+}
+
+impl Default for HostSettings {
+    fn default() -> Self {
+        Self {
+            powers_of_two_only: false,
+            pinned_max_round_threshold_bytes: None,
+            pinned_max_cached_size_bytes: None,
+            pinned_use_background_threads: false,
+            pinned_use_cuda_host_register: false,
+            pinned_num_register_threads: 1,
+            pinned_reserve_segment_size_bytes: 0,
+            pinned_free_catch_all: false,
+        }
+    }
+}
+
+impl HostSettings {
+    /// PyTorch's own choices: all sizes are rounded up to a power of two, and of the cached blocks of the right power the one
+    /// that was freed last serves, if it is large enough.
+    pub fn pytorch() -> Self {
+        Self { powers_of_two_only: true, ..Self::default() }
+    }
+
+    /// Requests above `bytes` are not rounded. `None`, the default: all are.
+    #[must_use]
+    pub fn with_pinned_max_round_threshold_bytes(mut self, bytes: Option<u64>) -> Self {
+        self.pinned_max_round_threshold_bytes = bytes;
+        self
+    }
+
+    /// Blocks above `bytes` are not rounded, and given back when they are freed. `None`, the default: all are kept.
+    ///
+    /// A drop does not wait, and giving back may. So it happens at the next call of the allocator, or on its background
+    /// thread where there is one, which is then at once.
+    #[must_use]
+    pub fn with_pinned_max_cached_size_bytes(mut self, bytes: Option<u64>) -> Self {
+        self.pinned_max_cached_size_bytes = bytes;
+        self
+    }
+
+    /// Whether a thread looks every 100 microseconds how far the streams have come, as long as a freed block waits for one. By
+    /// default that is done by calls that need a block.
+    #[must_use]
+    pub fn with_pinned_use_background_threads(mut self, background: bool) -> Self {
+        self.pinned_use_background_threads = background;
+        self
+    }
+
+    /// Whether memory is allocated as ordinary memory, touched and then registered with the driver, instead of being allocated
+    /// by the driver. Touching it can be done by several threads, which makes pinning of large blocks faster.
+    #[must_use]
+    pub fn with_pinned_use_cuda_host_register(mut self, register: bool) -> Self {
+        self.pinned_use_cuda_host_register = register;
+        self
+    }
+
+    /// How many threads touch the pages of memory that is registered: 1 by default.
+    ///
+    /// # Errors
+    /// If it is not a power of two from 1 to 128.
+    pub fn with_pinned_num_register_threads(mut self, threads: u32) -> Result<Self, AllocationError> {
+        if !threads.is_power_of_two() || threads > MAX_REGISTER_THREADS {
+            return Err(Kind::OutOfRange {
+                what: "pinned_num_register_threads",
+                value: threads.to_string(),
+                allowed: "a power of two from 1 to 128",
+            }
+            .into());
+        }
+        self.pinned_num_register_threads = threads;
+        Ok(self)
+    }
+
+    /// Pins `bytes` once, at the first request, and serves requests from there, in order, until it is used up. What comes from
+    /// there is cached for ever and given back with the allocator. Without it, the default, nothing is reserved.
+    ///
+    /// # Errors
+    /// If it is 0.
+    pub fn with_pinned_reserve_segment_size_bytes(mut self, bytes: u64) -> Result<Self, AllocationError> {
+        if bytes == 0 {
+            let what = "pinned_reserve_segment_size";
+            return Err(Kind::OutOfRange { what, value: "0 bytes".to_owned(), allowed: "more" }.into());
+        }
+        self.pinned_reserve_segment_size_bytes = bytes;
+        Ok(self)
+    }
+
+    /// Whether a failure to give memory back is swallowed: the memory is then lost to the process
+    /// ([`retired`](crate::HostStatistics::retired)), and the rest is given back. By default
+    /// [`empty_cache`](crate::HostAllocator::empty_cache) reports the failure and the memory stays cached.
+    #[must_use]
+    pub fn with_pinned_free_catch_all(mut self, catch_all: bool) -> Self {
+        self.pinned_free_catch_all = catch_all;
+        self
+    }
+
+    /// Whether sizes above 1 MiB are rounded to powers of two, too.
+    pub fn powers_of_two_only(&self) -> bool {
+        self.powers_of_two_only
+    }
+
+    /// The size, in bytes, above which requests are not rounded.
+    pub fn pinned_max_round_threshold_bytes(&self) -> Option<u64> {
+        self.pinned_max_round_threshold_bytes
+    }
+
+    /// The size, in bytes, above which freed blocks are not kept.
+    pub fn pinned_max_cached_size_bytes(&self) -> Option<u64> {
+        self.pinned_max_cached_size_bytes
+    }
+
+    /// Whether a thread of the allocator's own processes events.
+    pub fn pinned_use_background_threads(&self) -> bool {
+        self.pinned_use_background_threads
+    }
+
+    /// Whether memory is registered instead of allocated by the driver.
+    pub fn pinned_use_cuda_host_register(&self) -> bool {
+        self.pinned_use_cuda_host_register
+    }
+
+    /// How many threads touch the pages of memory that is registered.
+    pub fn pinned_num_register_threads(&self) -> u32 {
+        self.pinned_num_register_threads
+    }
+
+    /// The size of the reserve in bytes; 0 if there is none.
+    pub fn pinned_reserve_segment_size_bytes(&self) -> u64 {
+        self.pinned_reserve_segment_size_bytes
+    }
+
+    /// Whether failures to give memory back are swallowed.
+    pub fn pinned_free_catch_all(&self) -> bool {
+        self.pinned_free_catch_all
+    }
+
+    /// How memory is pinned.
+    pub(crate) fn method(&self) -> HostMethod {
+        if self.pinned_use_cuda_host_register {
+            HostMethod::Register { threads: self.pinned_num_register_threads }
+        } else {
+            HostMethod::Allocate
+        }
+    }
+}
+
+/// What a request comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    /// What was asked for: no block may be smaller.
+    pub(crate) requested_bytes: u64,
+    /// The size of a new block.
+    pub(crate) size_bytes: u64,
+    /// The largest cached block that may serve.
+    pub(crate) most_bytes: u64,
+    /// Whether the block freed last serves instead of the smallest.
+    pub(crate) latest_first: bool,
+}
+
+/// The part of the settings that every allocation and every free needs, to be read without a lock. It may change at any
+/// time; each value makes sense by itself.
+#[derive(Debug)]
+pub(crate) struct Rounding {
+    powers_of_two_only: AtomicBool,
+    max_rounded_bytes: AtomicU64,
+    max_cached_bytes: AtomicU64,
+}
+
+impl Rounding {
+    pub(crate) fn new(settings: &HostSettings) -> Self {
+        let rounding = Self {
+            powers_of_two_only: AtomicBool::default(),
+            max_rounded_bytes: AtomicU64::default(),
+            max_cached_bytes: AtomicU64::default(),
+        };
+        rounding.set(settings);
+        rounding
+    }
+
+    pub(crate) fn set(&self, settings: &HostSettings) {
+        let max_rounded = settings.pinned_max_round_threshold_bytes.unwrap_or(u64::MAX);
+        let max_cached = settings.pinned_max_cached_size_bytes.unwrap_or(u64::MAX);
+        self.powers_of_two_only.store(settings.powers_of_two_only, Ordering::Relaxed);
+        self.max_rounded_bytes.store(max_rounded, Ordering::Relaxed);
+        self.max_cached_bytes.store(max_cached, Ordering::Relaxed);
+    }
+
+    /// What a request of 1 to 2^60 bytes comes to.
+    pub(crate) fn request(&self, requested_bytes: u64) -> Request {
+        let powers_of_two_only = self.powers_of_two_only.load(Ordering::Relaxed);
+        let mut size_bytes = requested_bytes;
+        if requested_bytes <= self.max_rounded_bytes.load(Ordering::Relaxed) {
+            let rounded = if powers_of_two_only || requested_bytes <= POWER_OF_TWO_BYTES {
+                requested_bytes.next_power_of_two()
+            } else {
+                requested_bytes.next_multiple_of((1 << requested_bytes.ilog2()) / CLASSES_PER_POWER)
+            };
+            if rounded <= self.max_cached_bytes.load(Ordering::Relaxed) {
+                size_bytes = rounded;
+            }
+        }
+        let most_bytes = if powers_of_two_only {
+            size_bytes.next_power_of_two()
+        } else {
+            size_bytes.max(requested_bytes + requested_bytes / CLASSES_PER_POWER)
+        };
+        Request { requested_bytes, size_bytes, most_bytes, latest_first: powers_of_two_only }
+    }
+
+    /// Whether a freed block of this size is kept.
+    pub(crate) fn is_cached(&self, size_bytes: u64) -> bool {
+        size_bytes <= self.max_cached_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    fn size(settings: &HostSettings, bytes: u64) -> u64 {
+        Rounding::new(settings).request(bytes).size_bytes
+    }
+
+    #[test]
+    fn large_sizes_are_rounded_to_eighths_of_a_power_of_two() {
+        let default = HostSettings::default();
+        for (requested, rounded) in [
+            (1, 1),
+            (40 * KIB, 64 * KIB),
+            (MIB, MIB),
+            (MIB + 1, MIB + 128 * KIB),
+            (200 * MIB, 208 * MIB),
+            (256 * MIB, 256 * MIB),
+            (20_890 * MIB, 22 << 30),
+        ] {
+            assert_eq!(size(&default, requested), rounded, "{requested}");
+            assert_eq!(size(&HostSettings::pytorch(), requested), requested.next_power_of_two());
+        }
+    }
+
+    #[test]
+    fn thresholds_end_the_rounding() {
+        let settings = HostSettings::pytorch()
+            .with_pinned_max_round_threshold_bytes(Some(64 * MIB))
+            .with_pinned_max_cached_size_bytes(Some(48 * MIB));
+        assert_eq!(size(&settings, 20 * MIB), 32 * MIB);
+        assert_eq!(size(&settings, 40 * MIB), 40 * MIB, "the next power of two would not be cached");
+        assert_eq!(size(&settings, 50 * MIB), 50 * MIB);
+        assert!(Rounding::new(&settings).is_cached(48 * MIB));
+        assert!(!Rounding::new(&settings).is_cached(48 * MIB + 1));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let error =
+            HostSettings::default().with_pinned_num_register_threads(12).expect_err("no power of two");
+        assert_eq!(
+            error.to_string(),
+            "pinned_num_register_threads is 12, but must be a power of two from 1 to 128"
+        );
+        assert!(HostSettings::default().with_pinned_num_register_threads(256).is_err());
+        assert!(HostSettings::default().with_pinned_num_register_threads(0).is_err());
+        assert!(HostSettings::default().with_pinned_reserve_segment_size_bytes(0).is_err());
+    }
+}

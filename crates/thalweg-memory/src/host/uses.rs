@@ -1,0 +1,267 @@
+//! Which streams use a block of pinned memory, and when they are done with it.
+//!
+//! Pinned memory belongs to no stream. Each stream that copies to or from it is a *use* of the block, told of in one of two
+//! ways: *precisely*, by an event recorded there and then, behind the copy; or by a *mark*, whose event is recorded when
+//! the block is freed, behind all work of the stream so far. A block has one use a stream: a later precise use replaces an
+//! earlier one, and a mark replaces both, because the event of a mark stands behind theirs.
+//!
+//! A freed block whose uses all have events is [`Waiting`]: it comes out when every one of them has passed.
+//!
+//! ```text
+//! record_use ─▶ event ─┐                                ┌─▶ every event passed: free
+//!                      ├─ freed: marks get events ─ waiting
+//! record_stream ▶ mark ┘                                └─▶ an event failed:    retired
+//! ```
+//!
+//! Invariants:
+//!
+//! - The events of one stream are asked for in the order in which they were recorded, whatever order the blocks were freed in:
+//!   each queue is sorted by the events' numbers. Streams pass their events in order, so that only the head of a queue is
+//!   asked for, and a head that has not passed holds up nothing that has. (The number is drawn just after the recording;
+//!   two threads that record on one stream at the same moment may swap two neighbours.)
+//! - An event that cannot be asked for never holds up another: its block is retired and the next event is asked for.
+//! - An [`Event`] is given back when it is dropped, once.
+//! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
+//!
+//! What this module does not know: captures, during which its owner calls nothing here that touches events; and what
+//! becomes of a block that comes out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::bucket::Slab;
+use crate::upstream::{EventId, HostUpstream, StreamId, UpstreamError};
+
+/// Records events, and numbers them in the order of recording.
+pub(crate) struct Recorder {
+    upstream: Arc<dyn HostUpstream>,
+    next_number: AtomicU64,
+}
+
+impl Recorder {
+    pub(crate) fn new(upstream: Arc<dyn HostUpstream>) -> Self {
+        Self { upstream, next_number: AtomicU64::new(0) }
+    }
+
+    fn record(&self, stream: StreamId) -> Result<Event, UpstreamError> {
+        let id = self.upstream.record_event(stream)?;
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        Ok(Event { id, number, upstream: Arc::clone(&self.upstream) })
+    }
+}
+
+/// A recorded event, given back when dropped.
+pub(crate) struct Event {
+    id: EventId,
+    number: u64,
+    upstream: Arc<dyn HostUpstream>,
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.upstream.release_event(self.id);
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} (number {})", self.id, self.number)
+    }
+}
+
+/// A stream that uses a block.
+#[derive(Debug)]
+struct Use {
+    stream: StreamId,
+    /// The event behind the use; `None` for a mark.
+    event: Option<Event>,
+}
+
+/// The uses of one block: at most one a stream.
+#[derive(Default, Debug)]
+pub(crate) struct Uses(SmallVec<[Use; 1]>);
+
+impl Uses {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn has_marks(&self) -> bool {
+        self.0.iter().any(|used| used.event.is_none())
+    }
+
+    /// The stream's event is recorded at the free.
+    pub(crate) fn mark(&mut self, stream: StreamId) {
+        match self.of(stream) {
+            Some(used) => used.event = None,
+            None => self.0.push(Use { stream, event: None }),
+        }
+    }
+
+    /// The stream's event is recorded now. Where that fails (or panics), the use is a mark instead: its event comes later,
+    /// and stands behind more work than needed, never less.
+    pub(crate) fn record(&mut self, stream: StreamId, recorder: &Recorder) {
+        let earlier = match self.of(stream) {
+            Some(Use { event: None, .. }) => return,
+            Some(used) => used.event.take(),
+            None => {
+                self.0.push(Use { stream, event: None });
+                None
+            }
+        };
+        let recorded = recorder.record(stream);
+        drop(earlier);
+        if let (Some(used), Ok(event)) = (self.of(stream), recorded) {
+            used.event = Some(event);
+        }
+    }
+
+    /// Records the events of all marks.
+    ///
+    /// # Errors
+    /// The first failure; the marks before it have their events.
+    pub(crate) fn record_marks(&mut self, recorder: &Recorder) -> Result<(), UpstreamError> {
+        for used in self.0.iter_mut().filter(|used| used.event.is_none()) {
+            used.event = Some(recorder.record(used.stream)?);
+        }
+        Ok(())
+    }
+
+    fn of(&mut self, stream: StreamId) -> Option<&mut Use> {
+        self.0.iter_mut().find(|used| used.stream == stream)
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// All uses are over.
+    Passed,
+    /// It cannot be known whether they are: the block is never used again.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    slab: Slab,
+    events: usize,
+}
+
+#[derive(Debug)]
+struct Queued {
+    event: Event,
+    address: u64,
+}
+
+/// The freed blocks that wait for events, by stream.
+#[derive(Default, Debug)]
+pub(crate) struct Waiting {
+    /// By address.
+    blocks: FxHashMap<u64, Waiter>,
+    /// Each sorted by the events' numbers.
+    queues: BTreeMap<StreamId, VecDeque<Queued>>,
+    /// What came out and was not taken yet.
+    settled: VecDeque<(Slab, Outcome)>,
+    bytes: u64,
+}
+
+impl Waiting {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.settled.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes in a freed block, all of whose uses have events; there is at least one.
+    pub(crate) fn add(&mut self, slab: Slab, uses: Uses) {
+        let address = slab.address;
+        self.bytes += slab.size_bytes;
+        let former = self.blocks.insert(address, Waiter { slab, events: uses.0.len() });
+        assert!(former.is_none(), "a block is freed once");
+        for Use { stream, event } in uses.0 {
+            let event = event.expect("a block waits when all its uses have events");
+            let queue = self.queues.entry(stream).or_default();
+            let later = queue.iter().rev().take_while(|queued| queued.event.number > event.number).count();
+            queue.insert(queue.len() - later, Queued { event, address });
+        }
+    }
+
+    /// Looks how far the streams have come, without waiting.
+    pub(crate) fn poll(&mut self, upstream: &dyn HostUpstream) {
+        self.process(|event| upstream.query_event(event));
+    }
+
+    /// *Blocks* until all events have passed, or failed.
+    pub(crate) fn synchronize(&mut self, upstream: &dyn HostUpstream) {
+        self.process(|event| upstream.synchronize_event(event).map(|()| true));
+    }
+
+    fn process(&mut self, mut has_passed: impl FnMut(EventId) -> Result<bool, UpstreamError>) {
+        let mut next = self.queues.keys().next().copied();
+        while let Some(stream) = next {
+            while let Some(head) = self.queues.get(&stream).and_then(VecDeque::front) {
+                let address = head.address;
+                match has_passed(head.event.id) {
+                    Ok(false) => break,
+                    Ok(true) => self.passed(stream, address),
+                    Err(_) => self.failed(address),
+                }
+            }
+            next = self
+                .queues
+                .range((std::ops::Bound::Excluded(stream), std::ops::Bound::Unbounded))
+                .next()
+                .map(|(&next, _)| next);
+        }
+        self.queues.retain(|_, queue| !queue.is_empty());
+    }
+
+    /// The head of the stream's queue, which belongs to the block there, has passed.
+    fn passed(&mut self, stream: StreamId, address: u64) {
+        let head = self.queues.get_mut(&stream).and_then(VecDeque::pop_front);
+        let waiter = self.blocks.get_mut(&address).expect("what has a queued event waits");
+        waiter.events -= 1;
+        if waiter.events == 0 {
+            self.settle(address, Outcome::Passed);
+        }
+        drop(head);
+    }
+
+    /// One of the block's events failed: the others are of no use any more.
+    fn failed(&mut self, address: u64) {
+        let mut dropped = Vec::new();
+        for queue in self.queues.values_mut() {
+            if let Some(position) = queue.iter().position(|queued| queued.address == address) {
+                dropped.extend(queue.remove(position));
+            }
+        }
+        self.settle(address, Outcome::Failed);
+    }
+
+    fn settle(&mut self, address: u64, outcome: Outcome) {
+        let Waiter { slab, .. } = self.blocks.remove(&address).expect("a block settles once");
+        self.bytes -= slab.size_bytes;
+        self.settled.push_back((slab, outcome));
+    }
+
+    /// What came out, the oldest first. The owner empties this after each call above.
+    pub(crate) fn pop_settled(&mut self) -> Option<(Slab, Outcome)> {
+        self.settled.pop_front()
+    }
+
+    /// Gives all events back. What waits for them waits for ever: this is for the end only.
+    pub(crate) fn abandon(&mut self) {
+        self.queues.clear();
+    }
+}

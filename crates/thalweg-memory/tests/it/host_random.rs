@@ -1,0 +1,119 @@
+//! Random programs for the host allocator: against the model, and with calls of the upstream that fail.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proptest::prelude::*;
+use thalweg_memory::fake::Fault;
+
+use crate::host_harness::{Harness, KIB, MIB, Op, op};
+use crate::random::runner;
+
+#[test]
+fn random_programs_keep_to_the_model() {
+    // Little memory, so that pressure is usual, and much, so that it is not.
+    let capacity = prop::sample::select(vec![8 * MIB, 20 * MIB, 1 << 40]);
+    let program = prop::collection::vec(op(), 1..200);
+    let outcome = runner(400).run(&(program, capacity), |(program, capacity)| {
+        let mut harness = Harness::new(capacity);
+        for op in &program {
+            harness.step(op);
+            harness.assert_valid();
+        }
+        harness.finish();
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Runs a program with some calls made to fail; how many calls it made.
+fn run(program: &[Op], faults: &[(u64, Fault)]) -> u64 {
+    let mut harness = Harness::new(10 * MIB);
+    harness.faulty = !faults.is_empty();
+    faults.iter().for_each(|&(call, fault)| harness.upstream.fail_call(call, fault));
+    for op in program {
+        let outcome = catch_unwind(AssertUnwindSafe(|| harness.step(op)));
+        if let Err(panic) = outcome {
+            let text = panic.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(text.contains("was made to panic"), "a panic of our own: {text}");
+        }
+        harness.assert_valid();
+    }
+    harness.upstream.clear_faults();
+    let calls = harness.upstream.calls().fallible();
+    harness.finish();
+    calls
+}
+
+/// A program that makes every call there is: little memory, uses of both kinds, captures, changes of settings.
+fn thorough_program() -> Vec<Op> {
+    let mut program = vec![Op::CreatePool];
+    for round in 0..5 {
+        for bytes in [1000, 100 * KIB, 3 * MIB] {
+            program.push(Op::Allocate { bytes, stream: 1 });
+            program.push(Op::Allocate { bytes, stream: 2 });
+            program.push(Op::RecordUse { block: 0, stream: 1 });
+            program.push(Op::RecordUse { block: 0, stream: 2 });
+            program.push(Op::RecordUse { block: 0, stream: 2 });
+            program.push(Op::RecordStream { block: 1, stream: 3 });
+            program.push(Op::Free { block: 0 });
+            program.push(Op::Free { block: 0 });
+        }
+        program.push(Op::Begin { pool: 0, filter: Some(1) });
+        program.push(Op::Allocate { bytes: 60_000, stream: 1 });
+        program.push(Op::Allocate { bytes: 60_000, stream: 2 });
+        program.push(Op::RecordUse { block: 0, stream: 1 });
+        program.push(Op::RecordUse { block: 1, stream: 2 });
+        program.push(Op::Free { block: 0 });
+        program.push(Op::Free { block: 0 });
+        program.push(Op::End { pool: 0 });
+        program.push(Op::CompleteNext { stream: 2 });
+        program.push(Op::ProcessEvents);
+        program.push(Op::SetSettings { number: 3 * round });
+        if round == 2 {
+            program.push(Op::EmptyCache);
+        }
+    }
+    program.push(Op::ReleasePool { pool: 0 });
+    program.push(Op::EmptyCache);
+    program
+}
+
+#[test]
+fn each_host_call_fails_in_turn() {
+    let program = thorough_program();
+    let calls = run(&program, &[]);
+    assert!(calls > 80, "the program makes {calls} calls");
+    for call in 1..=calls {
+        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
+            run(&program, &[(call, fault)]);
+        }
+    }
+}
+
+#[test]
+fn the_thorough_program_makes_every_kind_of_call() {
+    let mut harness = Harness::new(10 * MIB);
+    thorough_program().iter().for_each(|op| harness.step(op));
+    let calls = harness.upstream.calls();
+    let kinds = [
+        calls.allocate_host,
+        calls.free_host,
+        calls.record_event,
+        calls.query_event,
+        calls.synchronize_event,
+        calls.release_event,
+    ];
+    assert!(kinds.iter().all(|&count| count > 0), "{calls:?}");
+}
+
+#[test]
+fn random_programs_survive_random_faults() {
+    let fault = prop::sample::select(vec![Fault::OutOfMemory, Fault::Other, Fault::Panic]);
+    let faults = prop::collection::vec((1..120u64, fault), 1..20);
+    let program = prop::collection::vec(op(), 1..150);
+    let outcome = runner(400).run(&(program, faults), |(program, faults)| {
+        run(&program, &faults);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
