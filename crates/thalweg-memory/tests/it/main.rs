@@ -7,4 +7,6 @@ mod host;
 mod model;
 mod private_pools;
 mod random;
+mod snapshots;
 mod threads;
+mod traces;
