@@ -90,6 +90,7 @@ mod order;
 mod policy;
 mod pool;
 mod pools;
+pub mod replay;
 pub mod snapshot;
 mod state;
 pub mod stats;

@@ -7,6 +7,7 @@ mod host;
 mod model;
 mod private_pools;
 mod random;
+mod replays;
 mod snapshots;
 mod threads;
 mod traces;
