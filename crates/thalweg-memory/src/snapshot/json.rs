@@ -40,17 +40,18 @@ impl JsonWriter {
 
     fn quote(&mut self, text: &str) {
         self.out.push('"');
-        for character in text.chars() {
-            match character {
-                '"' | '\\' => self.out.extend(['\\', character]),
-                '\n' => self.out.push_str("\\n"),
-                '\t' => self.out.push_str("\\t"),
-                control if control < ' ' => {
-                    write_to(&mut self.out, format_args!("\\u{:04x}", control as u32))
-                }
-                other => self.out.push(other),
+        let mut rest = text;
+        while let Some(at) = rest.find(|character| matches!(character, '"' | '\\' | '\0'..='\x1f')) {
+            self.out.push_str(&rest[..at]);
+            match rest.as_bytes()[at] {
+                b'\n' => self.out.push_str("\\n"),
+                b'\t' => self.out.push_str("\\t"),
+                control @ 0..=0x1f => write_to(&mut self.out, format_args!("\\u{control:04x}")),
+                quoted => self.out.extend(['\\', char::from(quoted)]),
             }
+            rest = &rest[at + 1..];
         }
+        self.out.push_str(rest);
         self.out.push('"');
     }
 }

@@ -22,7 +22,7 @@
 //! a file may come from anywhere, so whatever it contains, reading it neither panics nor recurses nor takes more memory than
 //! some multiple of the file's own size.
 //!
-//! What is not here: recording (`history`), and any drawing.
+//! What is not here: recording ([`history`](crate::history)), and any drawing.
 
 mod dump;
 mod json;
