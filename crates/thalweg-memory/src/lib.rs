@@ -48,6 +48,8 @@
 //! | `policy` | sizes: rounding, segments, when to split | everything else |
 //! | `state`, `ladder` | how the parts move together; what to do when memory is short | |
 //! | [`stats`], [`snapshot`] | what happened, and what is there | |
+//! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
+//! | [`replay`] | recorded programs, to be served again | how they are served |
 //! | [`host`] | the same for pinned host memory, which is much simpler | |
 //!
 //! # What holds

@@ -16,8 +16,9 @@
 //! Streams do not wait for each other, and so each has a ring of its own, which its owner writes with its own lock held. What
 //! puts them in order is the time. A shared counter would be exact and cost more than the allocation that it counts, since
 //! every event of every thread would move its cache line. A monotonic clock is read without sharing anything, and if one event
-//! has seen the effect of another (a lock handed over, a message), its time is not before the other's. Those of equal
-//! time, to the nanosecond, are not related, and stay in the order of their rings.
+//! has seen the effect of another (a lock handed over, a message), its time is not before the other's. Nor is it equal, since
+//! handing anything from thread to thread takes longer than a tick of the clock, which is a nanosecond on Linux. Within a
+//! ring equals stay in order anyway.
 //!
 //! A [`Merge`] notes the time at which it begins and leaves out what is later. Since an event's time is taken under the lock of
 //! its ring, and the rings are read under their locks one after another, that is a consistent cut: no event is in it
@@ -37,6 +38,8 @@
 //! What is not here: who owns the rings, and which events there are.
 
 mod ring;
+#[cfg(feature = "backtrace")]
+mod rust_stacks;
 mod texts;
 
 use std::collections::HashMap;
@@ -47,6 +50,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::Entry;
 pub use ring::Ring;
+#[cfg(feature = "backtrace")]
+pub use rust_stacks::RustStacks;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 
 use crate::snapshot::{Action, Annotation, Frame, Frames, TraceEntry};

@@ -3,6 +3,7 @@
 mod decisions;
 mod faults;
 mod harness;
+mod histories;
 mod host;
 mod model;
 mod private_pools;
