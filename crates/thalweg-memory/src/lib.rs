@@ -48,6 +48,8 @@
 //! | `policy` | sizes: rounding, segments, when to split | everything else |
 //! | `state`, `ladder` | how the parts move together; what to do when memory is short | |
 //! | [`stats`], [`snapshot`] | what happened, and what is there | |
+//! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
+//! | [`replay`] | recorded programs, to be served again | how they are served |
 //! | [`host`] | pinned host memory, from end to end | |
 //! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //!
@@ -90,14 +92,17 @@ mod error;
 pub mod fake;
 mod gauges;
 mod grow;
+pub mod history;
 pub mod host;
 mod inbox;
 mod ladder;
 mod ledger;
+pub mod observe;
 mod order;
 mod policy;
 mod pools;
 mod reach;
+pub mod replay;
 pub mod settings;
 mod slots;
 pub mod snapshot;

@@ -3,6 +3,7 @@
 mod decisions;
 mod faults;
 mod harness;
+mod histories;
 mod host;
 mod host_capture;
 mod host_harness;
@@ -11,6 +12,9 @@ mod host_threads;
 mod model;
 mod private_pools;
 mod random;
+mod replays;
 mod settings;
+mod snapshots;
 mod summary;
 mod threads;
+mod traces;

@@ -1,0 +1,293 @@
+//! Serving a recorded trace again, with another allocator or other settings.
+//!
+//! A trace says what a program asked for and what the allocator of that time did about it. The first half is a [`Program`]:
+//! allocate so many bytes, free this block, now the other streams are done with that one. Any allocator can serve it, and
+//! then one compares: how much was reserved, how much of that was needed, and, if both follow the same rules, whether every
+//! single address is the same.
+//!
+//! ```text
+//!  Snapshot ──▶ Program ──▶ Replay ──▶ DeviceAllocator ──▶ ReplayUpstream
+//!              (the client)   │ ▲                            invented memory; segments where
+//!                             ▼ │                            the trace had them, if asked for
+//!                      figures, addresses, tags
+//! ```
+//!
+//! # How it is modelled
+//!
+//! - A block whose `free_completed` follows its `free_requested` at once was free at once. One whose does not had uses on
+//!   other streams: it gets one, by [`record_stream`](crate::Block::record_stream), on a *lane*, a stream of the replay's own
+//!   whose event passes when the trace says so.
+//! - Segments that were there when the trace began are made and left free; blocks that were live then are allocated first,
+//!   in the order of their addresses.
+//! - A run of `segment_free` entries is taken for a call of `empty_cache`. That is so in traces of programs that had memory
+//!   enough; where memory was short the allocator itself may have given them back.
+//! - Expandable segments and private pools are the allocator's affair: the program is the same.
+//!
+//! # Tags
+//!
+//! Every address carries a tag: which block has it, or from when on it may be touched by whom. A block that is handed out
+//! over another that is live, or pending, or was freed on another stream without an event in between, ends the replay with an
+//! error. An event that a stream was made to wait for counts as order, and so does one that passed on the host.
+//!
+//! What is not here: threads. A trace has one order, and that is kept.
+
+mod program;
+mod tags;
+mod upstream;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+pub use program::{Program, Step};
+use tags::{Conflict, Tags};
+pub use upstream::ReplayUpstream;
+
+use crate::allocator::{Block, DeviceAllocator};
+use crate::error::AllocationError;
+use crate::upstream::StreamId;
+
+/// The lanes' numbers begin here, where no real stream's handle is.
+const FIRST_LANE: u64 = 0x4c61_6e65 << 32;
+
+/// A program that is being served.
+pub struct Replay<'p> {
+    program: &'p Program,
+    allocator: Arc<DeviceAllocator>,
+    upstream: Arc<ReplayUpstream>,
+    /// By number; `None` before it is allocated and after it is freed.
+    blocks: Vec<Option<Block>>,
+    /// Where each block was, by number; 0 before it is allocated.
+    addresses: Vec<u64>,
+    /// The lanes of pending blocks, by number.
+    pending: BTreeMap<usize, StreamId>,
+    idle_lanes: Vec<StreamId>,
+    lanes: u64,
+    tags: Tags,
+    at: usize,
+    requested_bytes: u64,
+    requested_peak_bytes: u64,
+}
+
+/// What the memory comes to, at one moment of a [`Replay`]. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Figures {
+    /// Taken from the upstream.
+    pub reserved_bytes: u64,
+    /// The most that `reserved_bytes` has been.
+    pub reserved_peak_bytes: u64,
+    /// In blocks that are live or pending, as the allocator counts.
+    pub active_bytes: u64,
+    /// The most that `active_bytes` has been.
+    pub active_peak_bytes: u64,
+    /// Asked for in blocks that are live or pending, as the program counts: the same under every allocator, as long as
+    /// pending frees end when the trace says.
+    pub requested_bytes: u64,
+    /// The most that `requested_bytes` has been.
+    pub requested_peak_bytes: u64,
+}
+
+impl Figures {
+    /// The peak of what was reserved over the peak of what was active: 1 is perfect.
+    pub fn reserved_over_active(&self) -> f64 {
+        self.reserved_peak_bytes as f64 / self.active_peak_bytes as f64
+    }
+}
+
+/// A block that an allocator put somewhere else than the trace has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Divergence {
+    /// The block's number.
+    pub block: usize,
+    /// Its address in the trace.
+    pub recorded: u64,
+    /// Its address in the replay.
+    pub replayed: u64,
+}
+
+impl<'p> Replay<'p> {
+    /// A replay that has not begun. `allocator` is new, and `upstream` is its upstream.
+    pub fn new(program: &'p Program, allocator: Arc<DeviceAllocator>, upstream: Arc<ReplayUpstream>) -> Self {
+        Self {
+            program,
+            allocator,
+            upstream,
+            blocks: std::iter::repeat_with(|| None).take(program.blocks()).collect(),
+            addresses: vec![0; program.blocks()],
+            pending: BTreeMap::new(),
+            idle_lanes: Vec::new(),
+            lanes: 0,
+            tags: Tags::default(),
+            at: 0,
+            requested_bytes: 0,
+            requested_peak_bytes: 0,
+        }
+    }
+
+    /// Serves one step and returns it; `None` after the last.
+    ///
+    /// # Errors
+    /// If the allocator refuses, or hands out memory that something else uses. The step is over then, and the next call serves
+    /// the one after it; a block that was refused is left out from then on.
+    pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
+        let Some(&step) = self.program.steps().get(self.at) else { return Ok(None) };
+        self.at += 1;
+        match step {
+            Step::Allocate { block, bytes, stream, .. } => self.allocate(block, bytes, stream)?,
+            Step::Free { block } => self.free(block, None),
+            Step::FreePending { block } => {
+                let lane = self.lane();
+                self.free(block, Some(lane));
+            }
+            Step::Complete { block } => self.complete(block),
+            Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
+        }
+        Ok(Some(step))
+    }
+
+    /// Serves all that is left.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step), at the first.
+    pub fn run(&mut self) -> Result<(), ReplayError> {
+        while self.step()?.is_some() {}
+        Ok(())
+    }
+
+    /// What the memory comes to now.
+    pub fn figures(&self) -> Figures {
+        let statistics = self.allocator.statistics();
+        let (reserved, active) = (statistics.reserved_bytes.all, statistics.active_bytes.all);
+        Figures {
+            reserved_bytes: reserved.current,
+            reserved_peak_bytes: reserved.peak,
+            active_bytes: active.current,
+            active_peak_bytes: active.peak,
+            requested_bytes: self.requested_bytes,
+            requested_peak_bytes: self.requested_peak_bytes,
+        }
+    }
+
+    /// The blocks so far whose address is not the trace's, in the order of their numbers.
+    pub fn divergences(&self) -> impl Iterator<Item = Divergence> + '_ {
+        let recorded = self.program.addresses().iter().zip(&self.addresses).enumerate();
+        recorded
+            .map(|(block, (&recorded, &replayed))| Divergence { block, recorded, replayed })
+            .filter(|pair| pair.recorded != 0 && pair.replayed != 0 && pair.recorded != pair.replayed)
+    }
+
+    /// Where block `number` was put, if it was allocated.
+    pub fn address(&self, number: usize) -> Option<u64> {
+        self.addresses.get(number).copied().filter(|&address| address != 0)
+    }
+
+    /// The allocator that serves.
+    pub fn allocator(&self) -> &Arc<DeviceAllocator> {
+        &self.allocator
+    }
+
+    fn allocate(&mut self, number: usize, bytes: u64, stream: StreamId) -> Result<(), ReplayError> {
+        let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
+        for (address, bytes) in self.upstream.take_released() {
+            self.tags.forget(address, bytes);
+        }
+        let (address, size_bytes) = (block.address(), block.size_bytes());
+        let upstream = &self.upstream;
+        let ordered = |after: StreamId, place| after == stream || upstream.is_past(after, place, stream);
+        let placed = self.tags.place(address, size_bytes, number, ordered);
+        self.addresses[number] = address;
+        self.blocks[number] = Some(block);
+        self.requested_bytes += bytes;
+        self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
+        placed.map_err(|conflict| ReplayError { step: self.at - 1, kind: Kind::Conflict(number, conflict) })
+    }
+
+    fn free(&mut self, number: usize, lane: Option<StreamId>) {
+        // A block that was refused has nothing to free.
+        let Some(block) = self.blocks[number].take() else { return };
+        let own = block.stream();
+        let next_place = |stream| (stream, self.upstream.recorded_events(stream) + 1);
+        let after = [Some(own), lane].into_iter().flatten().map(next_place).collect();
+        self.tags.release(block.address(), after);
+        match lane {
+            None => self.requested_bytes -= block.requested_bytes(),
+            Some(lane) => {
+                block.record_stream(lane);
+                self.pending.insert(number, lane);
+            }
+        }
+    }
+
+    fn complete(&mut self, number: usize) {
+        let Some(lane) = self.pending.remove(&number) else { return };
+        self.upstream.complete_stream(lane);
+        self.idle_lanes.push(lane);
+        self.requested_bytes -= self.program.requested_bytes(number);
+    }
+
+    /// A lane on which no event is under way.
+    fn lane(&mut self) -> StreamId {
+        self.idle_lanes.pop().unwrap_or_else(|| {
+            self.lanes += 1;
+            StreamId::from_raw(FIRST_LANE + self.lanes)
+        })
+    }
+
+    fn refused(&self, error: AllocationError) -> ReplayError {
+        ReplayError { step: self.at - 1, kind: Kind::Refused(error) }
+    }
+}
+
+impl fmt::Debug for Replay<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replay").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// Why a [`Replay`] stopped.
+#[derive(Debug)]
+pub struct ReplayError {
+    step: usize,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Refused(AllocationError),
+    Conflict(usize, Conflict),
+}
+
+impl ReplayError {
+    /// The step of the program that was served, from 0.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// What the allocator said, if it refused; `None` if it handed out what is in use.
+    pub fn refusal(&self) -> Option<&AllocationError> {
+        match &self.kind {
+            Kind::Refused(error) => Some(error),
+            Kind::Conflict(..) => None,
+        }
+    }
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: ", self.step)?;
+        match &self.kind {
+            Kind::Refused(error) => error.fmt(f),
+            Kind::Conflict(block, conflict) => write!(f, "block {block} was put where {conflict}"),
+        }
+    }
+}
+
+impl Error for ReplayError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.kind {
+            Kind::Refused(error) => error.source(),
+            Kind::Conflict(..) => None,
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What the memory looks like at one moment, block by block, and how it came to be.
+//!
+//! There are two views of it:
+//!
+//! - [`SegmentSnapshot`], [`BlockSnapshot`]: what an allocator says of its own memory. For programs and tests.
+//! - [`Snapshot`]: the whole dictionary that PyTorch's `_snapshot()` returns, with traces, stacks and settings, of one
+//!   process with all its devices. For files, for tools, and for people who look at either.
+//!
+//! A snapshot is a copy: it holds no memory, and it is out of date as soon as the allocator is used again. Its length is
+//! proportional to the number of blocks, so it is for people and tests, not for every step.
+//!
+//! # Files
+//!
+//! ```text
+//!  Snapshot ──▶ to_pickle ──▶ memory_viz (web and Python), pickle.load      memory-efficient: stacks are written once
+//!     ▲   └───▶ to_json   ──▶ memory_viz of late, anything else
+//!     └──────── from_pickle ◀── any program's _dump_snapshot, of any age
+//! ```
+//!
+//! Writing follows PyTorch 2.15 to the key. Reading is generous with the form (keys that are missing or unknown, tuples
+//! where lists were expected, a bare list of segments) and strict with what remains (a size is a number and not negative):
+//! a file may come from anywhere, so whatever it contains, reading it neither panics nor recurses nor takes more memory than
+//! some multiple of the file's own size.
+//!
+//! What is not here: recording ([`history`](crate::history)), and any drawing.
+
+mod dump;
+mod json;
+mod model;
+pub(crate) mod pickle;
+mod undump;
+
+use std::fmt;
+
+pub use model::{
+    Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
+};
+
+use crate::pools::PoolId;
+use crate::stats::SizeClass;
+use crate::upstream::StreamId;
+
+/// One segment that was taken from the upstream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SegmentSnapshot {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub total_bytes: u64,
+    /// The stream that all its blocks belong to.
+    pub stream: StreamId,
+    /// Whether it serves small or large requests.
+    pub class: SizeClass,
+    /// The private pool that it belongs to, if any.
+    pub pool: Option<PoolId>,
+    /// Whether its pages come and go one by one; then this is one of its mapped ranges.
+    pub is_expandable: bool,
+    /// Its blocks, in address order, without a gap.
+    pub blocks: Vec<BlockSnapshot>,
+}
+
+/// One block of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BlockSnapshot {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// How many of them were asked for; 0 if it is inactive.
+    pub requested_bytes: u64,
+    /// Who has it.
+    pub state: BlockState,
+}
+
+/// Who has a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum BlockState {
+    /// A caller.
+    ActiveAllocated,
+    /// Nobody, but work on other streams may still use it.
+    ActivePendingFree,
+    /// Nobody. It serves the next request that it fits.
+    Inactive,
+}
+
+impl BlockState {
+    /// PyTorch's name of the state.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ActiveAllocated => "active_allocated",
+            Self::ActivePendingFree => "active_pending_free",
+            Self::Inactive => "inactive",
+        }
+    }
+
+    /// The state with PyTorch's name, or with the name that its documentation has (`active_awaiting_free`).
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "active_allocated" => Some(Self::ActiveAllocated),
+            "active_pending_free" | "active_awaiting_free" => Some(Self::ActivePendingFree),
+            "inactive" => Some(Self::Inactive),
+            _ => None,
+        }
+    }
+}
+
+/// Why a file is not read as a snapshot: it is broken, or it is something else.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotError(String);
+
+impl SnapshotError {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SnapshotError {}
