@@ -25,9 +25,10 @@
 //!
 //! # Tags
 //!
-//! Every address carries a tag: which block has it, or from when on it may be touched by whom. A block that is handed out
-//! over another that is live, or pending, or was freed on another stream without an event in between, ends the replay with an
-//! error. An event that a stream was made to wait for counts as order, and so does one that passed on the host.
+//! Every piece of physical memory carries a tag: which block has it, or from when on it may be touched by whom. A block that
+//! is handed out over another that is live, or pending, or was freed on another stream without an event in between, ends
+//! the replay with an error, also where a page moved from one address to another. An event that a stream was made to wait for
+//! counts as order, and so does one that passed on the host.
 //!
 //! What is not here: threads. A trace has one order, and that is kept.
 
@@ -41,7 +42,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use program::{Program, Step};
-use tags::{Conflict, Tags};
+use tags::{Conflict, Points, Tags};
 pub use upstream::ReplayUpstream;
 
 use crate::allocator::{Block, DeviceAllocator};
@@ -195,11 +196,14 @@ impl<'p> Replay<'p> {
         let (address, size_bytes) = (block.address(), block.size_bytes());
         let upstream = &self.upstream;
         let ordered = |after: StreamId, place| after == stream || upstream.is_past(after, place, stream);
-        let placed = self.tags.place(address, size_bytes, number, ordered);
+        let pieces = upstream.physical(address, size_bytes).into_iter();
+        let placed: Vec<_> =
+            pieces.map(|(place, bytes)| self.tags.place(place, bytes, number, ordered)).collect();
         self.addresses[number] = address;
         self.blocks[number] = Some(block);
         self.requested_bytes += bytes;
         self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
+        let placed: Result<(), Conflict> = placed.into_iter().collect();
         placed.map_err(|conflict| ReplayError { step: self.at - 1, kind: Kind::Conflict(number, conflict) })
     }
 
@@ -208,8 +212,10 @@ impl<'p> Replay<'p> {
         let Some(block) = self.blocks[number].take() else { return };
         let own = block.stream();
         let next_place = |stream| (stream, self.upstream.recorded_events(stream) + 1);
-        let after = [Some(own), lane].into_iter().flatten().map(next_place).collect();
-        self.tags.release(block.address(), after);
+        let after: Points = [Some(own), lane].into_iter().flatten().map(next_place).collect();
+        for (place, _) in self.upstream.physical(block.address(), block.size_bytes()) {
+            self.tags.release(place, after.clone());
+        }
         match lane {
             None => self.requested_bytes -= block.requested_bytes(),
             Some(lane) => {

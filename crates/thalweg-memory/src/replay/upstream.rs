@@ -1,8 +1,8 @@
 //! The upstream of a replay: invented memory, at the trace's own addresses where that is wanted.
 //!
-//! It is a [`FakeUpstream`], with two things added. Segments get the addresses that the trace's allocator got for them, as
+//! It is a [`FakeUpstream`], with three things added. Segments get the addresses that the trace's allocator got for them, as
 //! long as it has more of the size that is asked for: then two allocators that follow the same rules agree on every address, also where the
-//! rules say "the lowest". And the order between streams is followed: which events a stream was made to wait for, and what
+//! rules say "the lowest". It is followed which physical page is mapped where. And the order between streams is followed: which events a stream was made to wait for, and what
 //! was behind those, as vector clocks.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,13 +18,24 @@ use crate::upstream::{
 /// How far other streams are known to be, by the number of their last event that passed.
 type Clock = BTreeMap<StreamId, u64>;
 
+/// A segment that is out.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    bytes: u64,
+    /// Where the fake has it: elsewhere, if the address is scripted.
+    invented: u64,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     /// The trace's segments that are still to come.
     script: VecDeque<(u64, u64)>,
-    /// The fake's address of a segment that was put at a scripted one.
-    moved: BTreeMap<u64, u64>,
+    /// The segments that are out, by address.
+    live: BTreeMap<u64, Live>,
     unscripted: usize,
+    /// The pages that are mapped, by address, with their sizes.
+    mapped: BTreeMap<u64, (u64, PageId)>,
+    page_bytes: BTreeMap<PageId, u64>,
     /// For each stream, what its later work is ordered behind.
     clocks: BTreeMap<StreamId, Clock>,
     /// For each live event, what is behind it: itself too.
@@ -41,9 +52,13 @@ pub struct ReplayUpstream {
 
 impl ReplayUpstream {
     /// A device of `total_bytes` on which each segment is where the next one of its size was in the trace of `program`; where
-    /// there is none, at an invented address below all of those.
+    /// there is none, or something is there already, at an invented address.
     pub fn scripted(program: &Program, total_bytes: u64) -> Self {
-        let script = program.segments().iter().copied().collect();
+        Self::with_script(program.segments().iter().copied(), total_bytes)
+    }
+
+    fn with_script(script: impl IntoIterator<Item = (u64, u64)>, total_bytes: u64) -> Self {
+        let script = script.into_iter().collect();
         Self {
             fake: FakeUpstream::with_virtual_memory(total_bytes),
             inner: Mutex::new(Inner { script, ..Inner::default() }),
@@ -79,7 +94,25 @@ impl ReplayUpstream {
         self.fake.passed_events(after) >= place || known().is_some_and(|known| known >= place)
     }
 
-    /// The ranges that went back since the last call.
+    /// Where a range of addresses is in physical memory, in pieces of (place, bytes). What is not mapped page by page is where its
+    /// addresses say.
+    pub(crate) fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let inner = self.lock();
+        let end = address + bytes;
+        let first = inner.mapped.range(..=address).next_back().map_or(address, |(&start, _)| start);
+        let pieces: Vec<_> = inner
+            .mapped
+            .range(first..end)
+            .filter(|(start, (page_bytes, _))| *start + page_bytes > address)
+            .map(|(&start, &(page_bytes, page))| {
+                let (from, to) = (address.max(start), end.min(start + page_bytes));
+                (place_of(page) + (from - start), to - from)
+            })
+            .collect();
+        if pieces.is_empty() { vec![(address, bytes)] } else { pieces }
+    }
+
+    /// The pieces of physical memory that went back since the last call.
     pub(crate) fn take_released(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.lock().released)
     }
@@ -94,14 +127,29 @@ impl ReplayUpstream {
 }
 
 impl Inner {
-    /// The address of the trace's next segment of this size.
+    /// The address of the trace's next segment of this size. A real driver gives an address out again after it came back; here
+    /// it may still be out.
     fn next_in_script(&mut self, bytes: u64) -> Option<u64> {
-        let at = self.script.iter().position(|&(address, scripted_bytes)| {
-            // A real driver gives an address out again after it came back; here it may still be out.
-            scripted_bytes == bytes && !self.moved.contains_key(&address)
-        })?;
+        let is_next = |&(address, scripted_bytes): &(u64, u64)| {
+            scripted_bytes == bytes
+                && self.is_vacant(address, bytes)
+                && address.is_multiple_of(512)
+                && address > 0
+        };
+        let at = self.script.iter().position(is_next)?;
         self.script.remove(at).map(|(address, _)| address)
     }
+
+    fn is_vacant(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let before = self.live.range(..end).next_back();
+        before.is_none_or(|(start, segment)| start + segment.bytes <= address)
+    }
+}
+
+/// Where a page is in physical memory: beyond all addresses, and 4 GiB from the next.
+fn place_of(page: PageId) -> u64 {
+    1 << 63 | page.raw() << 32
 }
 
 /// Raises each entry of `clock` to that of `other`.
@@ -149,19 +197,25 @@ impl Upstream for ReplayUpstream {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         let invented = self.fake.allocate(bytes, stream)?;
         let mut inner = self.lock();
-        let Some(address) = inner.next_in_script(bytes) else {
-            inner.unscripted += 1;
-            return Ok(invented);
-        };
-        inner.moved.insert(address, invented);
+        let scripted = inner.next_in_script(bytes);
+        inner.unscripted += usize::from(scripted.is_none());
+        let address = scripted.unwrap_or(invented);
+        if !inner.is_vacant(address, bytes) {
+            let what = format!("the trace has a segment at {address:#x}, where addresses are invented");
+            drop(inner);
+            self.fake.free(invented, bytes, stream)?;
+            return Err(UpstreamError::Other(what.into()));
+        }
+        inner.live.insert(address, Live { bytes, invented });
         Ok(address)
     }
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let invented = self.lock().moved.get(&address).copied().unwrap_or(address);
-        self.fake.free(invented, bytes, stream)?;
+        let segment = self.lock().live.get(&address).copied();
+        // What is not out is left to the fake to complain of.
+        self.fake.free(segment.map_or(address, |segment| segment.invented), bytes, stream)?;
         let mut inner = self.lock();
-        inner.moved.remove(&address);
+        inner.live.remove(&address);
         inner.released.push((address, bytes));
         Ok(())
     }
@@ -183,7 +237,7 @@ impl Upstream for ReplayUpstream {
     }
 }
 
-/// The fake's, and what is unmapped counts as given back.
+/// The fake's, and it is followed which page is where.
 impl VirtualMemory for ReplayUpstream {
     fn granularity_bytes(&self) -> u64 {
         self.pages().granularity_bytes()
@@ -198,20 +252,30 @@ impl VirtualMemory for ReplayUpstream {
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
-        self.pages().create_page(bytes)
+        let page = self.pages().create_page(bytes)?;
+        self.lock().page_bytes.insert(page, bytes);
+        Ok(page)
     }
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
-        self.pages().destroy_page(page)
+        self.pages().destroy_page(page)?;
+        let mut inner = self.lock();
+        if let Some(bytes) = inner.page_bytes.remove(&page) {
+            inner.released.push((place_of(page), bytes));
+        }
+        Ok(())
     }
 
     fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
-        self.pages().map(address, page_bytes, pages)
+        self.pages().map(address, page_bytes, pages)?;
+        let starts = (0..).map(|index| address + index * page_bytes);
+        self.lock().mapped.extend(starts.zip(pages.iter().map(|&page| (page_bytes, page))));
+        Ok(())
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         self.pages().unmap(address, bytes)?;
-        self.lock().released.push((address, bytes));
+        self.lock().mapped.retain(|start, _| !(address..address + bytes).contains(start));
         Ok(())
     }
 
@@ -236,5 +300,35 @@ mod tests {
         assert!(upstream.is_past(a, 1, c) && upstream.is_past(b, 1, c) && !upstream.is_past(c, 1, a));
         upstream.complete_stream(a);
         assert!(upstream.is_past(a, 1, c), "the host saw it pass");
+    }
+
+    #[test]
+    fn segments_are_where_the_script_has_them_as_long_as_that_can_be() {
+        let fake_base = FakeUpstream::new(512).allocate(512, StreamId::from_raw(1)).expect("there is room");
+        let script = [(0x1_0000, 1024), (0x1_0000, 512), (0x2_0000, 1024), (3, 1024), (u64::MAX - 511, 1024)];
+        let upstream = ReplayUpstream::with_script(script, 1 << 20);
+        let allocate = |bytes| upstream.allocate(bytes, StreamId::from_raw(1)).expect("there is room");
+        assert_eq!([1024, 1024, 1024].map(allocate), [0x1_0000, 0x2_0000, fake_base + 2048]);
+        assert_eq!(allocate(512), fake_base + 3072, "its place is taken");
+        assert_eq!(upstream.unscripted_segments(), 2);
+        upstream.free(0x1_0000, 1024, StreamId::from_raw(1)).expect("it is out");
+        assert_eq!(allocate(512), 0x1_0000);
+        assert_eq!(upstream.take_released(), [(0x1_0000, 1024)]);
+    }
+
+    #[test]
+    fn a_page_is_the_same_memory_wherever_it_is_mapped() {
+        const MIB: u64 = 1 << 20;
+        let upstream = ReplayUpstream::unscripted(1 << 30);
+        let pages = [(); 2].map(|()| upstream.create_page(2 * MIB).expect("there is room"));
+        let [one, two] = [(); 2].map(|()| upstream.reserve_addresses(16 * MIB).expect("there is room"));
+        upstream.map(one, 2 * MIB, &pages).expect("it is reserved");
+        upstream.map(two, 2 * MIB, &pages[1..]).expect("it is reserved");
+        let across = upstream.physical(one + MIB, 2 * MIB);
+        assert_eq!(across, [(place_of(pages[0]) + MIB, MIB), (place_of(pages[1]), MIB)]);
+        assert_eq!(upstream.physical(two, MIB), across[1..]);
+        assert_eq!(upstream.physical(512, 512), [(512, 512)], "what is not mapped is where it says");
+        upstream.unmap(two, 2 * MIB).expect("it is mapped");
+        assert_eq!(upstream.take_released(), [], "what is unmapped is still memory");
     }
 }

@@ -107,7 +107,7 @@ impl Segment {
             stream: segment.stream,
             class: segment.class,
             pool_id: segment.pool.map_or((0, 0), |pool| (0, pool.raw())),
-            is_expandable: false,
+            is_expandable: segment.is_expandable,
             frames: Frames::default(),
             blocks: segment.blocks.iter().map(SegmentBlock::of).collect(),
         }

@@ -6,16 +6,18 @@ use std::sync::Arc;
 use thalweg_memory::replay::{Program, Replay, ReplayError, ReplayUpstream};
 use thalweg_memory::{DeviceAllocator, Settings};
 
-use crate::harness::pytorch;
 use crate::traces::{self, Truth};
 
 /// The card that the traces were recorded on.
 const TOTAL_BYTES: u64 = 85_017_493_504;
 
+/// The settings of `truth.tsv` that are not compared, and why.
+const NOT_COMPARED: [(&str, &str); 1] =
+    [("async", "reserves what the driver's own pool does, which is not ours to imitate")];
+
 /// Figures that depend on where the driver put segments of which no trace tells: among free blocks of one size the one at
-/// the lowest address is taken, and what is next to it decides what it merges with later. That this is the reason shows
-/// under default settings: with every segment at the recorded address all figures are PyTorch's, with the segments anywhere
-/// else these very ones differ.
+/// the lowest address is taken, and what is next to it decides what it merges with later. (With each new segment at the upper
+/// end of the lowest gap that fits, gaps being whole pieces of 32 MiB, all figures of `limit` are PyTorch's.)
 const BY_ADDRESS: [(&str, &str, &[&str]); 5] = [
     (
         "gpt_train",
@@ -35,9 +37,8 @@ const BY_ADDRESS: [(&str, &str, &[&str]); 5] = [
     ),
     (
         "resnet_sizes",
-        "limit_gc",
+        "limit_split",
         &[
-            "reserved_bytes.all.peak",
             "reserved_bytes.all.current",
             "inactive_split_bytes.all.peak",
             "segment.all.allocated",
@@ -47,8 +48,9 @@ const BY_ADDRESS: [(&str, &str, &[&str]); 5] = [
     ),
     (
         "resnet_sizes",
-        "limit_split",
+        "limit_gc",
         &[
+            "reserved_bytes.all.peak",
             "reserved_bytes.all.current",
             "inactive_split_bytes.all.peak",
             "segment.all.allocated",
@@ -73,19 +75,19 @@ const FIGURES: [&str; 11] = [
     "num_alloc_retries",
 ];
 
-/// The settings that decide as PyTorch does under a row's; `None` for those under which the driver decides.
-fn settings(conf: &str) -> Option<Settings> {
-    let keys = match conf {
+/// The settings that decide as PyTorch does under a row's.
+fn settings(conf: &str) -> Settings {
+    let conf = match conf {
         "default" | "limit" => "",
-        "split128" | "limit_split" => ",max_split_size_mb:128",
-        "expandable" | "limit_expandable" => ",expandable_segments:True",
-        "pow2_8" => ",roundup_power2_divisions:8",
-        "gc0.6" => ",garbage_collection_threshold:0.6",
-        "limit_gc" => ",garbage_collection_threshold:0.7",
-        "async" => return None,
+        "expandable" | "limit_expandable" => "expandable_segments:True",
+        "split128" | "limit_split" => "max_split_size_mb:128",
+        "pow2_8" => "roundup_power2_divisions:8",
+        "gc0.6" => "garbage_collection_threshold:0.6",
+        "limit_gc" => "garbage_collection_threshold:0.7",
         other => panic!("the row {other} of truth.tsv has no settings here"),
     };
-    Some(Settings::parse(&format!("policy:pytorch{keys}")).expect("they are valid"))
+    let separator = if conf.is_empty() { "" } else { "," };
+    Settings::parse(&format!("policy:pytorch{separator}{conf}")).expect("PyTorch takes it")
 }
 
 fn program(name: &str) -> Program {
@@ -114,7 +116,7 @@ fn every_address_is_pytorchs_under_default_settings() {
     for (name, reserved_over_active) in [("gpt_train", 1.24), ("resnet_sizes", 1.27), ("fsdp_streams", 1.28)]
     {
         let program = program(name);
-        serve(&program, pytorch(), None, |replay, upstream, outcome| {
+        serve(&program, settings("default"), None, |replay, upstream, outcome| {
             outcome.expect("PyTorch had room");
             let first = replay.divergences().next();
             assert_eq!(
@@ -135,7 +137,7 @@ fn every_address_is_pytorchs_under_default_settings() {
 fn the_segments_at_the_end_are_pytorchs() {
     for name in traces::NAMES {
         let (program, snapshot) = (program(name), traces::snapshot(name));
-        serve(&program, pytorch(), None, |replay, _, _| {
+        serve(&program, settings("default"), None, |replay, _, _| {
             let ours = replay.allocator().snapshot();
             let layout =
                 |blocks: &mut dyn Iterator<Item = (u64, u64, &'static str)>| blocks.collect::<Vec<_>>();
@@ -174,7 +176,13 @@ fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
     FIGURES
         .iter()
         .filter(|key| !excused.contains(*key))
-        .map(|&key| (key, row.figure(key).expect("every row has it"), ours[key] as u64))
+        .map(|&key| {
+            (
+                key,
+                row.figure(key).expect("every row has it"),
+                u64::try_from(ours[key]).expect("no figure is negative"),
+            )
+        })
         .filter(|(_, theirs, ours)| theirs != ours)
         .map(|(key, theirs, ours)| format!("{key}: {theirs}, {ours}"))
         .collect()
@@ -185,14 +193,17 @@ fn every_figure_is_pytorchs_under_every_setting() {
     let mut served = 0;
     for row in traces::truth() {
         let name = format!("{} {}", row.workload, row.conf);
-        let Some(settings) = settings(&row.conf) else { continue };
+        if let Some((_, why)) = NOT_COMPARED.iter().find(|(conf, _)| row.conf == *conf) {
+            println!("skipped: {name} {why}");
+            continue;
+        }
         let mut program = program(&row.workload);
         if row.workload == "gpt_train" && row.conf.starts_with("limit") {
             // The limited runs were not preceded by one.
             program = program.without_empty_cache();
         }
         let fraction = row.text("memory_fraction").map(|fraction| fraction.parse().expect("it is a number"));
-        serve(&program, settings, fraction, |replay, _, outcome| {
+        serve(&program, settings(&row.conf), fraction, |replay, _, outcome| {
             match outcome {
                 Ok(()) => assert!(!row.died(), "{name}: PyTorch ran out of memory"),
                 Err(error) => {
@@ -204,7 +215,30 @@ fn every_figure_is_pytorchs_under_every_setting() {
         });
         served += 1;
     }
-    assert!(served >= 16, "only {served} rows were served");
+    assert!(served >= 20, "only {served} rows were served");
+}
+
+/// PyTorch's default reserves 24 to 28 % more than is ever active.
+#[test]
+fn our_default_reserves_hardly_more_than_is_active() {
+    for name in traces::NAMES {
+        let program = program(name);
+        serve(&program, Settings::default(), None, |replay, _, outcome| {
+            outcome.expect("there is room");
+            let ratio = replay.figures().reserved_over_active();
+            assert!(ratio <= 1.03, "{name}: {ratio:.4}");
+        });
+    }
+}
+
+/// PyTorch dies here, of fragmentation alone.
+#[test]
+fn our_default_serves_what_fits_under_the_limit() {
+    let program = program("gpt_train").without_empty_cache();
+    serve(&program, Settings::default(), Some(0.105), |replay, _, outcome| {
+        outcome.expect("it never has more live than is allowed");
+        assert_eq!(replay.figures().requested_peak_bytes, 7_558_816_152);
+    });
 }
 
 #[test]
@@ -219,31 +253,4 @@ fn the_program_is_the_same_for_every_allocator() {
         replay.run().expect("there is room, wherever it is");
         assert_eq!(replay.figures().requested_peak_bytes, peak_bytes, "{name}");
     }
-}
-
-#[test]
-fn our_default_wastes_less_than_three_percent() {
-    for name in traces::NAMES {
-        let program = program(name);
-        let upstream = Arc::new(ReplayUpstream::unscripted(TOTAL_BYTES));
-        let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
-        let mut replay = Replay::new(&program, allocator, upstream);
-        replay.run().expect("there is room");
-        let ratio = replay.figures().reserved_over_active();
-        println!("{name}: {ratio:.4} {:?}", replay.figures());
-        assert!(ratio <= 1.03, "{name}: {ratio}");
-    }
-}
-
-#[test]
-fn what_died_of_fragmentation_completes() {
-    let row = traces::truth().into_iter().find(|row| row.workload == "gpt_train" && row.conf == "limit");
-    let row = row.expect("the row exists");
-    assert!(row.died(), "PyTorch ran out of memory");
-    let fraction = row.text("memory_fraction").expect("it has one").parse().expect("it is a number");
-    let program = program("gpt_train").without_empty_cache();
-    let upstream = Arc::new(ReplayUpstream::unscripted(TOTAL_BYTES));
-    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
-    allocator.set_memory_fraction(fraction).expect("it is in range");
-    Replay::new(&program, allocator, upstream).run().expect("nothing but fragmentation was short of memory");
 }
