@@ -141,7 +141,7 @@ impl DeviceAllocator {
         if bytes == 0 || bytes > MAX_REQUEST_BYTES {
             return self.allocate_oddly(arena, bytes);
         }
-        let mut state = arena.lock();
+        let mut state = arena.lock_with_hand();
         if state.policy.processes_all {
             drop(state);
             self.process_events();
@@ -149,6 +149,11 @@ impl DeviceAllocator {
         }
         state.process_events(arena);
         let request = state.request(bytes);
+        if let Some(span) = state.from_hand(arena, &request) {
+            drop(state);
+            return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
+        }
+        state.empty_hand(arena);
         if let Some(found) = state.cached(&request) {
             let span = state.hand_out(arena, &request, found);
             drop(state);

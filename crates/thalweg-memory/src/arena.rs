@@ -189,9 +189,16 @@ impl Arena {
         arena
     }
 
-    /// The state, after taking in what was dropped while it was busy.
-    #[inline]
+    /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ArenaState> {
+        let mut state = self.lock_with_hand();
+        state.empty_hand(self);
+        state
+    }
+
+    /// The same, but for the block that was freed last: it may still be in the hand.
+    #[inline]
+    pub(crate) fn lock_with_hand(&self) -> MutexGuard<'_, ArenaState> {
         let totals = &self.common.totals;
         if !totals.is_quiet(self.number) {
             let turned = totals
@@ -312,6 +319,7 @@ impl Arena {
         for (block, uses) in returned {
             state.free(this, block, uses);
         }
+        state.empty_hand(this);
         let around = this.common.surroundings();
         if !around.capturing {
             // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
@@ -364,6 +372,9 @@ pub(crate) struct ArenaState {
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
+    /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
+    /// is for the same size, and then merging and cutting again would be for nothing.
+    hand: Option<Span>,
 }
 
 impl ArenaState {
@@ -379,6 +390,25 @@ impl ArenaState {
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
+            hand: None,
+        }
+    }
+
+    /// The block in the hand, if it is just what is asked for.
+    #[inline]
+    pub(crate) fn from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
+        let span = self.hand.filter(|span| span.size_bytes == request.size_bytes)?;
+        self.hand = None;
+        self.blocks.take_again(span.block, request.requested_bytes);
+        self.count_taken(arena, span, request);
+        Some(span)
+    }
+
+    /// Puts the block in the hand into its bin.
+    #[inline]
+    pub(crate) fn empty_hand(&mut self, arena: &Arena) {
+        if let Some(span) = self.hand.take() {
+            self.return_to_bins(arena, span.block);
         }
     }
 
@@ -450,7 +480,7 @@ impl ArenaState {
     /// Gives a free block, which is in no bin, to the caller: cuts off what is too much and counts.
     #[inline]
     pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
-        use Quantity::{Active, ActiveBytes, AllocatedBytes, Allocation, InactiveSplit, InactiveSplitBytes};
+        use Quantity::{InactiveSplit, InactiveSplitBytes};
         let Tag { class, grows, registration } = self.blocks.tag(found.block);
         let was_split = !grows && self.blocks.is_split(found.block);
         let rest_bytes = found.size_bytes - request.size_bytes;
@@ -470,16 +500,35 @@ impl ArenaState {
             gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
             gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
         }
-        gauges.add(class, Allocation, 1);
-        gauges.add(class, AllocatedBytes, span.size_bytes);
-        gauges.add(class, Active, 1);
-        gauges.add(class, ActiveBytes, span.size_bytes);
+        self.count_taken(arena, span, request);
+        span
+    }
+
+    #[inline]
+    fn count_taken(&mut self, arena: &Arena, span: Span, request: &Request) {
+        let class = self.blocks.tag(span.block).class;
+        let gauges = &mut self.gauges;
+        gauges.add(class, Quantity::Allocation, 1);
+        gauges.add(class, Quantity::AllocatedBytes, span.size_bytes);
+        gauges.add(class, Quantity::Active, 1);
+        gauges.add(class, Quantity::ActiveBytes, span.size_bytes);
         gauges.add(class, Quantity::RequestedBytes, request.requested_bytes);
         if span.size_bytes >= self.policy.max_split_bytes {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
         arena.common.totals.changed(arena.number, gauges, class);
-        span
+    }
+
+    /// Nothing uses a block any more.
+    #[inline]
+    fn count_inactive(&mut self, block: BlockId) {
+        let Span { size_bytes, .. } = self.blocks.span(block);
+        let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
+        let class = self.blocks.tag(block).class;
+        let gauges = &mut self.gauges;
+        gauges.subtract(class, Quantity::Active, 1);
+        gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
+        gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
     /// Puts a block that was taken out of its bin back.
@@ -510,7 +559,15 @@ impl ArenaState {
         if self.policy.direct {
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
-            self.return_to_bins(arena, block);
+            self.count_inactive(block);
+            if self.policy.keeps_hand {
+                let before = self.hand.replace(self.blocks.span(block));
+                if let Some(before) = before {
+                    self.return_to_bins(arena, before.block);
+                }
+            } else {
+                self.return_to_bins(arena, block);
+            }
         } else {
             self.order.free(block, uses, &arena.common.surroundings());
             self.collect_ready(arena);
@@ -526,16 +583,16 @@ impl ArenaState {
             } else if self.policy.direct {
                 self.release_directly(arena, block);
             } else {
+                self.count_inactive(block);
                 self.return_to_bins(arena, block);
             }
         }
     }
 
+    /// Puts a block that nothing uses into its bin, merged with its free neighbours.
     #[inline]
     fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
-        let Span { size_bytes, .. } = self.blocks.span(block);
-        let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
         let merged = self.blocks.release(block, self.searches[class as usize]);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
@@ -552,9 +609,6 @@ impl ArenaState {
             gauges.change(class, Quantity::InactiveSplit, added, absorbed);
             gauges.change(class, Quantity::InactiveSplitBytes, added_bytes, absorbed_bytes);
         }
-        gauges.subtract(class, Quantity::Active, 1);
-        gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
-        gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
         arena.common.totals.changed(arena.number, gauges, class);
     }
 

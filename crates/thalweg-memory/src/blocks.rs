@@ -187,6 +187,18 @@ impl<Tag: Copy> Blocks<Tag> {
         record.usage = BlockUse::Taken { requested_bytes };
     }
 
+    /// A taken block changes hands; `requested_bytes` of it were asked for this time.
+    ///
+    /// # Panics
+    /// If it is not taken, or too small.
+    #[inline]
+    pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) {
+        let record = &mut self.records[block.0];
+        assert!(matches!(record.usage, BlockUse::Taken { .. }), "only what is taken changes hands");
+        assert!(requested_bytes <= record.size_bytes, "a block is at least as large as its request");
+        record.usage = BlockUse::Taken { requested_bytes };
+    }
+
     /// Marks a taken block as free, since `since`, and merges it with its free neighbours.
     ///
     /// # Panics
