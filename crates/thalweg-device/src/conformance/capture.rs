@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::fixture::{Fixture, equal, holds};
+use super::fixture::{Fixture, equal, holds, refused_argument};
 use super::{Arguments, Kernel, Outcome, group};
 use crate::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, Fill, FillPattern, GraphDescription,
-    GraphNodeKind, HostFlags, Label,
+    GraphNodeHandle, GraphNodeKind, HostFlags, Label,
 };
 
 group! {
@@ -21,6 +21,8 @@ group! {
     information_follows_the_capture,
     a_forked_stream_tells_of_its_capture,
     dependencies_are_replaced_and_added,
+    nodes_know_their_predecessors,
+    many_predecessors_are_all_there,
     nothing_is_a_graph_too,
     host_functions_run_at_each_launch,
     events_are_ordinary_again_after_a_new_record,
@@ -253,6 +255,85 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> Outcome {
     )?;
     graph.replay(&stream, 1)?;
     equal(one.words()?, (1..9).collect(), "what the last node copied")
+}
+
+/// A diamond, walked back from its end while it is captured, and once it is a graph.
+fn nodes_know_their_predecessors(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let (one, two) = (fixture.stream()?, fixture.stream()?);
+    let (fork, join) = (fixture.event()?, fixture.event()?);
+    let (left, right) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
+    let last = |stream: &super::fixture::Stream<'_>| {
+        Ok::<_, crate::Error>(driver.stream_capture_info(stream.handle)?.dependencies)
+    };
+    let mut walk = None;
+    let graph = fixture.capture(&one, CaptureMode::Global, || {
+        fixture.add(&one, &left, 1)?;
+        let first = last(&one)?;
+        driver.event_record(fork.handle, one.handle)?;
+        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.add(&two, &right, 1)?;
+        let branch = last(&two)?;
+        fixture.add(&one, &left, 1)?;
+        let own = last(&one)?;
+        driver.event_record(join.handle, two.handle)?;
+        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.add(&one, &left, 1)?;
+        let info = driver.stream_capture_info(one.handle)?;
+        let (Some(graph), [end]) = (info.graph, &info.dependencies[..]) else {
+            return super::fixture::fail("a capture has a graph, and one node at its end");
+        };
+        let predecessors = |node| driver.graph_node_predecessors(graph, node);
+        let mut both = predecessors(*end)?;
+        both.sort_unstable();
+        let mut expected = [branch.clone(), own.clone()].concat();
+        expected.sort_unstable();
+        equal(&both, &expected, "what the node after the join depends on")?;
+        equal(predecessors(branch[0])?, first.clone(), "what the node after the fork depends on")?;
+        equal(predecessors(own[0])?, first.clone(), "what the second node depends on")?;
+        equal(predecessors(first[0])?, vec![], "what the first node depends on")?;
+        let wrong = GraphNodeHandle::from_raw(end.raw() ^ 0x8);
+        refused_argument(predecessors(wrong), "the predecessors of a node that is none")?;
+        walk = Some((graph, *end, both));
+        Ok(())
+    })?;
+    let Some((under_construction, end, both)) = walk else { return Ok(()) };
+    equal(under_construction, graph.handle, "the graph of the capture, and the one that it gave")?;
+    let mut seen = driver.graph_node_predecessors(graph.handle, end)?;
+    seen.sort_unstable();
+    equal(seen, both, "the predecessors once the capture is over")?;
+    let other =
+        fixture.capture(&two, CaptureMode::Global, || fixture.add(&two, &right, 1).map_err(Into::into))?;
+    refused_argument(
+        driver.graph_node_predecessors(other.handle, end),
+        "the predecessors of another graph's node",
+    )
+}
+
+fn many_predecessors_are_all_there(fixture: &Fixture) -> Outcome {
+    const BRANCHES: usize = 33;
+    let driver = fixture.driver();
+    let (one, event, buffer) = (fixture.stream()?, fixture.event()?, fixture.iota(8, 0)?);
+    let graph = fixture.capture(&one, CaptureMode::Relaxed, || {
+        let mut ends = Vec::new();
+        for _ in 0..BRANCHES {
+            driver.stream_update_capture_dependencies(one.handle, &[], DependencyUpdate::Set)?;
+            fixture.launch(&one, Kernel::Iota, Arguments::new(buffer.pointer, 0, 5))?;
+            ends.extend(driver.stream_capture_info(one.handle)?.dependencies);
+        }
+        driver.stream_update_capture_dependencies(one.handle, &ends, DependencyUpdate::Set)?;
+        fixture.add(&one, &buffer, 1)?;
+        let info = driver.stream_capture_info(one.handle)?;
+        let Some(graph) = info.graph else { return super::fixture::fail("a capture has a graph") };
+        let mut seen = driver.graph_node_predecessors(graph, info.dependencies[0])?;
+        seen.sort_unstable();
+        ends.sort_unstable();
+        equal(seen, ends, "a node after many")?;
+        driver.event_record(event.handle, one.handle)?;
+        Ok(())
+    })?;
+    graph.replay(&one, 1)?;
+    equal(buffer.words()?, (1..9).collect(), "memory after a launch")
 }
 
 fn nothing_is_a_graph_too(fixture: &Fixture) -> Outcome {

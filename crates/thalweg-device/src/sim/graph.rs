@@ -126,6 +126,19 @@ impl State {
         Ok(self.graph(handle)?.describe())
     }
 
+    pub(super) fn graph_node_predecessors(
+        &self,
+        handle: u64,
+        node: GraphNodeHandle,
+    ) -> Outcome<Vec<GraphNodeHandle>> {
+        let graph = self.graph(handle)?;
+        let index = graph.index(node).ok_or_else(|| {
+            Refusal::new(Code::InvalidValue, format!("{node:?} is not a node of the graph"))
+        })?;
+        let predecessors = &graph.nodes[index as usize].predecessors;
+        Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
+    }
+
     pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
         if !self.graph(handle)?.is_complete {
             let detail = "the graph is under construction and belongs to its capture: end that first";

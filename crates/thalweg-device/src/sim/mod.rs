@@ -37,6 +37,7 @@ mod pool;
 mod ranges;
 mod refusal;
 mod schedule;
+mod sharing;
 mod state;
 mod stream;
 mod table;
