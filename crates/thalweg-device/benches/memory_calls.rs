@@ -38,7 +38,10 @@ fn main() -> Result<()> {
     let work = driver.memory_allocate(0, MIB)?;
     let page = driver.device_properties(0)?.virtual_memory_granularity_bytes;
     let bench = Bench { driver, kernels, stream, work, page, json };
-    bench.virtual_memory("")?;
+    bench.virtual_memory()?;
+    for (suffix, bytes) in [("_20_mib", 20 * MIB), ("_32_mib", 32 * MIB), ("_128_mib", 128 * MIB)] {
+        bench.one_mapping(suffix, bytes)?;
+    }
     bench.virtual_memory_at_work()?;
     bench.plain_memory()?;
     bench.pool_memory()?;
@@ -126,7 +129,30 @@ impl Bench {
         self.driver.memory_set_access(range, bytes, 0, MemoryAccess::ReadWrite)
     }
 
-    fn virtual_memory(&self, suffix: &str) -> Result<()> {
+    /// One piece of physical memory of so many bytes: what a mapping costs, as against the pages in it.
+    fn one_mapping(&self, suffix: &str, bytes: u64) -> Result<()> {
+        let driver = &self.driver;
+        let [mut create, mut map, mut open, mut unmap, mut release] = [
+            "physical_create_one_of",
+            "memory_map_one_of",
+            "memory_set_access_one_of",
+            "memory_unmap_one_of",
+            "physical_release_one_of",
+        ]
+        .map(Samples::new);
+        let range = driver.address_reserve(0, bytes)?;
+        for _ in 0..SAMPLES {
+            let physical = create.time(|| driver.physical_create(0, bytes, PhysicalFlags::default()))?;
+            map.time(|| driver.memory_map(range, bytes, physical, 0))?;
+            open.time(|| self.open(range, bytes))?;
+            unmap.time(|| driver.memory_unmap(range, bytes))?;
+            release.time(|| driver.physical_release(physical))?;
+        }
+        self.report(suffix, [create, map, open, unmap, release]);
+        driver.address_free(range, bytes)
+    }
+
+    fn virtual_memory(&self) -> Result<()> {
         let driver = &self.driver;
         let all = PAGES * self.page;
         let shared = PhysicalFlags { share_as: Some(HandleType::FileDescriptor), ..PhysicalFlags::default() };
@@ -164,7 +190,7 @@ impl Bench {
             free.time(|| driver.address_free(range, all))?;
         }
         self.report(
-            suffix,
+            "",
             [
                 reserve,
                 free,
