@@ -290,7 +290,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// What the pool holds.
     fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage>;
 
-    /// Memory of the pool's device, usable by work that comes later on the stream.
+    /// Memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes a node,
+    /// and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
     fn memory_allocate_async(
         &self,
         pool: PoolHandle,
@@ -298,7 +299,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> Result<DevicePointer>;
 
-    /// Frees such memory once earlier work on the stream is done.
+    /// Frees such memory once earlier work on the stream is done. On a capturing stream it becomes a node, and only memory
+    /// that the same capture allocated is taken. What a graph allocates and does not free is freed by this call after a
+    /// launch, or by the next launch.
     fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()>;
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------

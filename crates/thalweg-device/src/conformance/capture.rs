@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::fixture::{Fixture, equal, holds, refused_argument};
+use super::fixture::{Fixture, equal, holds, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
 use crate::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, Fill, FillPattern, GraphDescription,
@@ -31,6 +31,9 @@ group! {
     relaxed_captures_allow_allocation,
     relaxed_captures_allow_freeing_pinned_memory,
     the_mode_of_a_thread_is_exchanged,
+    pool_memory_becomes_nodes,
+    pool_memory_that_a_graph_leaves_is_freed_outside,
+    pool_memory_of_before_is_not_freed_in_a_capture,
 }
 
 /// The edges as pairs of node kinds do not tell nodes apart; as sorted in- and out-degrees they do, for what is here.
@@ -439,4 +442,91 @@ fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> Outcome {
         [CaptureMode::Global, CaptureMode::Relaxed, CaptureMode::ThreadLocal],
         "modes",
     )
+}
+
+fn require_pools(fixture: &Fixture) -> Outcome {
+    if fixture.driver.device_properties(fixture.device)?.memory_pools {
+        return Ok(());
+    }
+    skip("the device has no memory pools")
+}
+
+/// Two allocations with lives that do not overlap, and what was in them.
+fn pool_memory_becomes_nodes(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(64, 0)?;
+    let pool = driver.pool_create(fixture.device)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        for value in [5, 7] {
+            let pointer = driver.memory_allocate_async(pool, 256, stream.handle)?;
+            fixture.launch(&stream, Kernel::Constant, Arguments::new(pointer, 64, value))?;
+            fixture.launch(&stream, Kernel::Add, Arguments::new(pointer, 64, 1))?;
+            let copy = Arguments::new(buffer.pointer, 64, 0).with_source(pointer);
+            fixture.launch(&stream, Kernel::Copy, copy)?;
+            driver.memory_free_async(pointer, stream.handle)?;
+            refused_argument(
+                driver.memory_free_async(pointer, stream.handle),
+                "a second free in the capture",
+            )?;
+        }
+        Ok(())
+    })?;
+    let mut kinds: Vec<_> = driver
+        .graph_describe(graph.handle)?
+        .nodes
+        .into_iter()
+        .map(|node| format!("{:?}", node.kind))
+        .collect();
+    kinds.sort_unstable();
+    let expected = [["Allocate"; 2].as_slice(), &["Free"; 2], &["Kernel"; 6]].concat();
+    equal(kinds, expected.into_iter().map(str::to_owned).collect(), "the kinds of the nodes")?;
+    graph.replay(&stream, 3)?;
+    equal(buffer.words()?, vec![8; 64], "what went through memory of the graph")?;
+    driver.pool_destroy(pool)?;
+    graph.replay(&stream, 1)?;
+    Ok(())
+}
+
+fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let pool = driver.pool_create(fixture.device)?;
+    let mut left = None;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
+        fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, 4))?;
+        left = Some(pointer);
+        Ok(())
+    })?;
+    let Some(pointer) = left else { return Ok(()) };
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for _ in 0..2 {
+        // The first launch leaves the memory to the second, which frees it before it allocates it again.
+        driver.graph_launch(exec, stream.handle)?;
+        driver.graph_launch(exec, stream.handle)?;
+        let seen = fixture.words_on(stream.handle, pointer, 1024)?;
+        driver.memory_free_async(pointer, stream.handle)?;
+        equal(seen, (4..1028).collect(), "memory that a launch left allocated")?;
+    }
+    driver.stream_synchronize(stream.handle)?;
+    driver.graph_exec_destroy(exec)?;
+    Ok(driver.pool_destroy(pool)?)
+}
+
+fn pool_memory_of_before_is_not_freed_in_a_capture(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let pool = driver.pool_create(fixture.device)?;
+    let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+    let freed = driver.memory_free_async(pointer, stream.handle);
+    if let Ok(graph) = driver.stream_end_capture(stream.handle) {
+        driver.graph_destroy(graph)?;
+    }
+    refused_argument(freed, "memory_free_async of memory of before, in a capture")?;
+    driver.memory_free_async(pointer, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    Ok(driver.pool_destroy(pool)?)
 }

@@ -433,12 +433,14 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), call)?;
         self.enter(stream.device)?;
         non_zero(bytes, call)?;
+        let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
+        let kind = if captures { RangeKind::Graph } else { RangeKind::Pool };
         let mut pointer: RawPointer = 0;
         // SAFETY: pool and stream are looked up; writes one address.
         let outcome =
             unsafe { self.cuda.table.pool_allocate(&raw mut pointer, size(bytes), pool.raw, stream.raw) };
         self.cuda.check(outcome, || format!("{bytes} bytes of a pool of device {}", pool.device))?;
-        self.ranges.insert(pointer, Range { bytes, kind: RangeKind::Pool, device: pool.device });
+        self.ranges.insert(pointer, Range { bytes, kind, device: pool.device });
         Ok(DevicePointer::new(pointer))
     }
 
@@ -447,8 +449,18 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), call)?;
         self.enter(stream.device)?;
         let address = pointer.address();
-        let of_pool = |range: &Range| range.kind == RangeKind::Pool;
-        let range = self.take_range(address, call, "memory_allocate_async", of_pool)?;
+        let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
+        // A capture frees what it allocated itself; what other graphs own is not looked at.
+        let wanted = if captures { RangeKind::Graph } else { RangeKind::Pool };
+        let is_of_graph =
+            self.ranges.starting_at(address).is_some_and(|range| range.kind == RangeKind::Graph);
+        if is_of_graph && !captures {
+            // SAFETY: the address is one of a graph; the driver refuses it unless a launch has left it allocated.
+            let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
+            return self.cuda.check(outcome, || format!("memory of a graph at {pointer:?}"));
+        }
+        let is_wanted = |range: &Range| range.kind == wanted;
+        let range = self.take_range(address, call, "memory_allocate_async", is_wanted)?;
         // SAFETY: the address is one of a pool, and was in the table until now: it is freed once.
         let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
         let freed = self.cuda.check(outcome, || format!("{} bytes at {pointer:?}", range.bytes));

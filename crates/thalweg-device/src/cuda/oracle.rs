@@ -61,28 +61,9 @@ fn compare(ours: Vec<(&'static CStr, Vec<usize>)>, theirs: &[(&str, Vec<usize>)]
     }
 }
 
-#[test]
-fn arguments_of_the_driver() {
-    let theirs = generated! {
+fn calls_of_memory() -> Vec<(&'static str, Vec<usize>)> {
+    generated! {
         cuda:
-            cuInit(_);
-            cuGetErrorName(_, _);
-            cuGetErrorString(_, _);
-            cuDeviceGetCount(_);
-            cuDeviceGet(_, _);
-            cuDeviceGetName(_, _, _);
-            cuDeviceGetAttribute(_, _, _);
-            cuDeviceTotalMem_v2(_, _);
-            cuDeviceGetPCIBusId(_, _, _);
-            cuDeviceCanAccessPeer(_, _, _);
-            cuDevicePrimaryCtxRetain(_, _);
-            cuDevicePrimaryCtxGetState(_, _, _);
-            cuCtxGetCurrent(_);
-            cuCtxSetCurrent(_);
-            cuCtxSynchronize();
-            cuCtxGetStreamPriorityRange(_, _);
-            cuCtxEnablePeerAccess(_, _);
-            cuCtxDisablePeerAccess(_);
             cuMemGetInfo_v2(_, _);
             cuMemAlloc_v2(_, _);
             cuMemFree_v2(_);
@@ -115,6 +96,31 @@ fn arguments_of_the_driver() {
             cuMemPoolTrimTo(_, _);
             cuMemAllocFromPoolAsync(_, _, _, _);
             cuMemFreeAsync(_, _);
+    }
+}
+
+#[test]
+fn arguments_of_the_driver() {
+    let mut theirs = generated! {
+        cuda:
+            cuInit(_);
+            cuGetErrorName(_, _);
+            cuGetErrorString(_, _);
+            cuDeviceGetCount(_);
+            cuDeviceGet(_, _);
+            cuDeviceGetName(_, _, _);
+            cuDeviceGetAttribute(_, _, _);
+            cuDeviceTotalMem_v2(_, _);
+            cuDeviceGetPCIBusId(_, _, _);
+            cuDeviceCanAccessPeer(_, _, _);
+            cuDevicePrimaryCtxRetain(_, _);
+            cuDevicePrimaryCtxGetState(_, _, _);
+            cuCtxGetCurrent(_);
+            cuCtxSetCurrent(_);
+            cuCtxSynchronize();
+            cuCtxGetStreamPriorityRange(_, _);
+            cuCtxEnablePeerAccess(_, _);
+            cuCtxDisablePeerAccess(_);
             cuMemcpyAsync(_, _, _, _);
             cuMemcpyHtoDAsync_v2(_, _, _, _);
             cuMemcpyDtoHAsync_v2(_, _, _, _);
@@ -160,6 +166,7 @@ fn arguments_of_the_driver() {
             cuUserObjectRelease(_, _);
             cuGraphRetainUserObject(_, _, _, _);
     };
+    theirs.extend(calls_of_memory());
     let older = [
         "cuDeviceGetUuid_v2",
         "cuEventElapsedTime",

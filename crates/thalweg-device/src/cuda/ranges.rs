@@ -21,6 +21,9 @@ pub(super) enum RangeKind {
     Ipc { opened: u32 },
     /// `memory_allocate_async`.
     Pool,
+    /// `memory_allocate_async` on a stream that captured: the graph's. It may be freed after each launch, so it stays listed
+    /// until a node frees it, or its addresses are given out again.
+    Graph,
     /// `address_reserve`.
     Reserved,
 }

@@ -495,12 +495,16 @@ impl Driver for SimDriver {
             let pool = locked.pool(pool.raw())?;
             let device = locked.pools.device(pool);
             locked.check_alive(device)?;
-            transfer::refuse_pools_in_capture(&locked, own)?;
+            locked.check_capture(own)?;
             loop {
                 let State { pools, memory, .. } = &mut *locked;
                 let refusal = match pools.allocate(pool, bytes, memory) {
                     Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-                    outcome => return outcome.map(DevicePointer::new),
+                    outcome => {
+                        let address = outcome?;
+                        locked.capture_allocation(stream.raw(), address)?;
+                        return Ok(DevicePointer::new(address));
+                    }
                 };
                 // Memory that is free in stream order but not yet in fact is worth waiting for.
                 let frees = locked.pools.pending_frees(pool);
@@ -518,7 +522,12 @@ impl Driver for SimDriver {
         self.submit("cuMemFreeAsync", |state| {
             let own = state.enter(stream.raw())?;
             state.pools.check_live(address)?;
-            transfer::refuse_pools_in_capture(state, own)?;
+            if state.stream(own).capture.is_some() {
+                return state.capture_free(own, address);
+            }
+            if state.free_of_graph(address)? {
+                return Ok(());
+            }
             let command = state.append(own, Body::PoolFree(address));
             state.pools.set_freeing(address, SmallVec::from_slice(&[command]));
             Ok(())
