@@ -99,6 +99,29 @@ fn calls_of_memory() -> Vec<(&'static str, Vec<usize>)> {
     }
 }
 
+fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
+    generated! {
+        cuda:
+            cuStreamBeginCapture_v2(_, _);
+            cuStreamEndCapture(_, _);
+            cuStreamIsCapturing(_, _);
+            cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
+            cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
+            cuThreadExchangeStreamCaptureMode(_);
+            cuGraphGetNodes(_, _, _);
+            cuGraphGetEdges_v2(_, _, _, _, _);
+            cuGraphNodeGetDependencies_v2(_, _, _, _);
+            cuGraphNodeGetType(_, _);
+            cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphLaunch(_, _);
+            cuGraphDestroy(_);
+            cuGraphExecDestroy(_);
+            cuUserObjectCreate(_, _, _, _, _);
+            cuUserObjectRelease(_, _);
+            cuGraphRetainUserObject(_, _, _, _);
+    }
+}
+
 #[test]
 fn arguments_of_the_driver() {
     let mut theirs = generated! {
@@ -148,25 +171,9 @@ fn arguments_of_the_driver() {
             cuFuncSetAttribute(_, _, _);
             cuFuncGetParamInfo(_, _, _, _);
             cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
-            cuStreamBeginCapture_v2(_, _);
-            cuStreamEndCapture(_, _);
-            cuStreamIsCapturing(_, _);
-            cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
-            cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
-            cuThreadExchangeStreamCaptureMode(_);
-            cuGraphGetNodes(_, _, _);
-            cuGraphGetEdges_v2(_, _, _, _, _);
-            cuGraphNodeGetDependencies_v2(_, _, _, _);
-            cuGraphNodeGetType(_, _);
-            cuGraphInstantiateWithFlags(_, _, _);
-            cuGraphLaunch(_, _);
-            cuGraphDestroy(_);
-            cuGraphExecDestroy(_);
-            cuUserObjectCreate(_, _, _, _, _);
-            cuUserObjectRelease(_, _);
-            cuGraphRetainUserObject(_, _, _, _);
     };
     theirs.extend(calls_of_memory());
+    theirs.extend(calls_of_graphs());
     let older = [
         "cuDeviceGetUuid_v2",
         "cuEventElapsedTime",
