@@ -13,8 +13,8 @@ use thalweg_device::{
     HostPointer, PoolHandle, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, StreamOrdered, Upstream, UpstreamError,
-    VirtualMemory,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, StreamOrdered, Upstream,
+    UpstreamError, VirtualMemory,
 };
 
 use super::outside_capture;
