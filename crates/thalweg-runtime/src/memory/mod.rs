@@ -4,6 +4,7 @@
 //! (pointers, physical memory, streams) meet. Each of its modules implements one trait of `thalweg_memory`.
 
 mod captures;
+mod managed;
 mod pages;
 mod stream_ordered;
 #[cfg(test)]
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use thalweg_device::{CaptureMode, DevicePointer, Driver};
 use thalweg_memory::{AllocationError, Block};
 
+pub use self::managed::ManagedMemory;
 pub(crate) use self::upstream::DriverUpstream;
 use crate::{Device, Error, Result, Stream};
 

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
-    CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, StreamHandle,
+    CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, MemoryAdvice, StreamHandle,
 };
-use thalweg_memory::{Captures, PageId, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory};
+use thalweg_memory::{
+    Captures, PageId, SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+};
 
-use super::DriverUpstream;
+use super::{DriverUpstream, ManagedMemory};
 use crate::forgotten::ForgottenStreams;
+use crate::{Device, Environment};
 
 struct Fixture {
     driver: Arc<SimDriver>,
@@ -202,4 +205,26 @@ fn captures_are_walked_back_from_their_ends() {
     assert!(upstream.capture_of(id).is_err());
     assert!(driver.stream_end_capture(stream).is_err());
     assert_eq!(upstream.capture_of(id).expect("an answer"), None);
+}
+
+#[test]
+fn managed_segments_are_memory_and_go_back() {
+    let driver =
+        SimDriver::new(SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() }).expect("a simulator");
+    let device = Device::all_of(driver.clone(), &Environment::default()).expect("a device").remove(0);
+    let managed = ManagedMemory::new(&device);
+    let stream = device.default_stream().handle();
+    let free_bytes = driver.memory_info(0).expect("figures").free_bytes;
+    // A capture of another stream forbids allocation to everybody, and is left in peace.
+    let capturing = driver.stream_create(0, 0).expect("a stream");
+    driver.stream_begin_capture(capturing, CaptureMode::Global).expect("a capture");
+    let address = managed.allocate(4 << 20, StreamId::from_raw(stream.raw())).expect("managed memory");
+    driver
+        .memory_advise(DevicePointer::new(address), 4 << 20, MemoryAdvice::ReadMostly(true))
+        .expect("managed");
+    managed.free(address, 4 << 20, StreamId::from_raw(stream.raw())).expect("it was there");
+    driver.stream_end_capture(capturing).expect("the capture is whole");
+    assert_eq!(driver.memory_info(0).expect("figures").free_bytes, free_bytes);
+    let too_large = managed.allocate(1 << 40, StreamId::from_raw(stream.raw()));
+    assert!(matches!(too_large, Err(UpstreamError::OutOfMemory)));
 }
