@@ -34,6 +34,9 @@ use std::sync::Arc;
 
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::memory::{
+    HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
+};
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
@@ -48,17 +51,6 @@ pub struct EventFlags {
     pub timing: bool,
     /// Whether `event_synchronize` sleeps instead of spinning.
     pub blocking_sync: bool,
-}
-
-/// How an allocation of pinned host memory is made.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct HostFlags {
-    /// Whether the host's writes bypass its caches: faster to copy from, very slow to read.
-    pub write_combined: bool,
-    /// With 0 the driver allocates the memory. With more, ordinary memory is allocated, so many threads touch its pages, and it
-    /// is registered with the driver: faster for large sizes. Such memory is never write-combined. (The simulator makes no
-    /// difference.)
-    pub register_threads: u32,
 }
 
 /// Free and total memory of a device, in bytes.
@@ -202,8 +194,20 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// *Not in capture.*
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
 
-    /// Gives memory of `memory_allocate` back. Blocks until the work that may use it is done. *Not in capture.*
+    /// `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and there may
+    /// be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that cannot
+    /// answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// Says how a part of managed memory will be used. A device that is named must be able to touch managed memory while
+    /// the host does (the properties say so).
+    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
+
+    /// Gives memory of `memory_allocate` or `memory_allocate_managed` back. Blocks until the work that may use it is done.
+    /// *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
+
+    // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
 
     /// A range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
     fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
@@ -212,13 +216,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
 
     /// Physical memory without an address. `bytes` is a multiple of the device's granularity.
-    fn physical_create(&self, device: u32, bytes: u64) -> Result<PhysicalHandle>;
+    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle>;
 
     /// Gives up the handle. The memory lives on while it is mapped.
     fn physical_release(&self, physical: PhysicalHandle) -> Result<()>;
 
     /// Maps the physical memory, from `offset` on, at an address of a reserved range. It cannot be touched before
-    /// `memory_set_access`. The same memory may be mapped several times.
+    /// `memory_set_access`. The same memory may be mapped at several addresses at a time: they are the same bytes to work
+    /// that is ordered (by its stream, an event, the host), and one kernel does not use two of them.
     fn memory_map(
         &self,
         pointer: DevicePointer,
@@ -227,7 +232,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         offset: u64,
     ) -> Result<()>;
 
-    /// Unmaps whole mappings. The caller has waited for the work that uses them.
+    /// Unmaps whole mappings: all of them, or none where it fails. The caller has waited for the work that uses these
+    /// addresses: work that comes later finds nothing there, which is sticky. Other mappings of the same memory stay.
     fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
 
     /// Lets `device` touch a mapped range.
@@ -239,7 +245,34 @@ pub trait Driver: Send + Sync + fmt::Debug {
         access: MemoryAccess,
     ) -> Result<()>;
 
-    /// A new pool of the stream-ordered allocator. It keeps what it has until it is trimmed.
+    // ---- Memory of several processes ------------------------------------------------------------------------------
+
+    /// Physical memory as something that another process can be given; it was made with
+    /// [`share_as`](PhysicalFlags::share_as), or imported.
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle>;
+
+    /// The physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
+    /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping
+    /// keeps it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
+    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle>;
+
+    /// Memory of `memory_allocate`, by its first address, as something that another process can be given. It must not be
+    /// freed while somebody has it open.
+    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle>;
+
+    /// Opens memory that another process exported, of a device that is `device` here. The process that exported it is
+    /// refused by a card ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
+    /// ([`NotSupported`](crate::Code::NotSupported) otherwise). *Not in capture.*
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer>;
+
+    /// Closes what `ipc_open` opened, once for each time that it did. The caller has waited for the work that uses it.
+    /// *Not in capture.*
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()>;
+
+    // ---- Stream-ordered memory ------------------------------------------------------------------------------------
+
+    /// A new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
+    /// until it is trimmed.
     fn pool_create(&self, device: u32) -> Result<PoolHandle>;
 
     /// Gives the pool up; its memory goes back when the last allocation from it is freed.
@@ -248,7 +281,17 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Gives unused memory of the pool back to the device, down to `keep_bytes`.
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()>;
 
-    /// Memory of the pool's device, usable by work that comes later on the stream.
+    /// How the pool behaves.
+    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes>;
+
+    /// Changes how the pool behaves. Where it fails, some of the attributes may have changed.
+    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
+
+    /// What the pool holds.
+    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage>;
+
+    /// Memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes a node,
+    /// and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
     fn memory_allocate_async(
         &self,
         pool: PoolHandle,
@@ -256,7 +299,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> Result<DevicePointer>;
 
-    /// Frees such memory once earlier work on the stream is done.
+    /// Frees such memory once earlier work on the stream is done. On a capturing stream it becomes a node, and only memory
+    /// that the same capture allocated is taken. What a graph allocates and does not free is freed by this call after a
+    /// launch, or by the next launch.
     fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()>;
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
@@ -354,6 +399,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+
+    /// The nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
+    /// graph. Each call costs the same, however large the graph is, as long as the node is one that was learned from
+    /// [`CaptureInfo::dependencies`] or from this call.
+    fn graph_node_predecessors(
+        &self,
+        graph: GraphHandle,
+        node: GraphNodeHandle,
+    ) -> Result<Vec<GraphNodeHandle>>;
 
     /// The graph as data.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;

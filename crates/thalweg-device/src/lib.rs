@@ -14,6 +14,7 @@
 //! - A driver never names a dtype, a tensor or a policy.
 //! - A missing library is an error that says where it was looked for, never a panic.
 
+mod anonymous;
 mod command;
 pub mod driver;
 mod error;
@@ -23,7 +24,9 @@ mod graph;
 mod handle;
 mod host;
 mod library;
+mod memory;
 mod module;
+mod process;
 mod properties;
 
 pub mod conformance;
@@ -32,7 +35,7 @@ pub mod litmus;
 pub mod sim;
 
 pub use command::{Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch};
-pub use driver::{Driver, EventFlags, FunctionAttributes, HostFlags, HostFunction, MemoryAccess, MemoryInfo};
+pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;
 pub use graph::{
@@ -44,5 +47,10 @@ pub use handle::{
 };
 pub use host::{HostFault, HostKernel, HostLaunch};
 pub use library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
+pub use memory::{
+    HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,
+    PoolAttributes, PoolUsage, ShareableHandle,
+};
 pub use module::{HostModule, Image};
+pub use process::descriptor_of_process;
 pub use properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};

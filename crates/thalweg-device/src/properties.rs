@@ -69,8 +69,20 @@ pub struct DeviceProperties {
     pub virtual_memory: bool,
     /// The size of a page that can be mapped: sizes and offsets of virtual memory are its multiples.
     pub virtual_memory_granularity_bytes: u64,
+    /// Whether physical memory can be shared as a file descriptor.
+    pub shares_file_descriptors: bool,
+    /// Whether physical memory can be shared as a fabric handle.
+    pub shares_fabric_handles: bool,
+    /// Whether network cards can reach memory that is made by hand.
+    pub gpu_direct_rdma_with_virtual_memory: bool,
     /// Whether the stream-ordered allocator is there.
     pub memory_pools: bool,
+    /// Whether managed memory can be allocated.
+    pub managed_memory: bool,
+    /// Whether managed memory can be touched by device and host at the same time, and be advised.
+    pub concurrent_managed_access: bool,
+    /// Whether memory of the process can be pinned where it is.
+    pub host_register: bool,
     /// The lowest and the greatest priority of a stream (the greatest is the smaller number: `(0, -5)`).
     pub stream_priority_range: (i32, i32),
     /// Which library calls it can do (see [`crate::CardCall`]).

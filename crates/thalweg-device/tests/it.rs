@@ -5,6 +5,7 @@ mod it {
     mod conformance;
     mod cuda_libraries;
     mod litmus;
+    mod processes;
     mod sim_capture;
     mod sim_faults;
     mod sim_memory;

@@ -5,7 +5,7 @@
 //!
 //! - [`Device`]: a GPU, real or simulated, with its allocators, its streams and its loaded kernels.
 //! - [`Stream`], [`Event`]: order. Which stream is current is a property of the thread.
-//! - [`Buffer`], [`PinnedBuffer`]: memory from the caches.
+//! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
 //! - [`LoadedKernel`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool.
 //!
@@ -35,7 +35,7 @@ pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
-pub use memory::Buffer;
+pub use memory::{Buffer, ManagedMemory};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};

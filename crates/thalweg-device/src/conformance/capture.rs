@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::fixture::{Fixture, equal, holds};
+use super::fixture::{Fixture, equal, holds, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
 use crate::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, Fill, FillPattern, GraphDescription,
-    GraphNodeKind, HostFlags, Label,
+    GraphNodeHandle, GraphNodeKind, HostFlags, Label,
 };
 
 group! {
@@ -21,6 +21,8 @@ group! {
     information_follows_the_capture,
     a_forked_stream_tells_of_its_capture,
     dependencies_are_replaced_and_added,
+    nodes_know_their_predecessors,
+    many_predecessors_are_all_there,
     nothing_is_a_graph_too,
     host_functions_run_at_each_launch,
     events_are_ordinary_again_after_a_new_record,
@@ -29,6 +31,9 @@ group! {
     relaxed_captures_allow_allocation,
     relaxed_captures_allow_freeing_pinned_memory,
     the_mode_of_a_thread_is_exchanged,
+    pool_memory_becomes_nodes,
+    pool_memory_that_a_graph_leaves_is_freed_outside,
+    pool_memory_of_before_is_not_freed_in_a_capture,
 }
 
 /// The edges as pairs of node kinds do not tell nodes apart; as sorted in- and out-degrees they do, for what is here.
@@ -255,6 +260,85 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> Outcome {
     equal(one.words()?, (1..9).collect(), "what the last node copied")
 }
 
+/// A diamond, walked back from its end while it is captured, and once it is a graph.
+fn nodes_know_their_predecessors(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let (one, two) = (fixture.stream()?, fixture.stream()?);
+    let (fork, join) = (fixture.event()?, fixture.event()?);
+    let (left, right) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
+    let last = |stream: &super::fixture::Stream<'_>| {
+        Ok::<_, crate::Error>(driver.stream_capture_info(stream.handle)?.dependencies)
+    };
+    let mut walk = None;
+    let graph = fixture.capture(&one, CaptureMode::Global, || {
+        fixture.add(&one, &left, 1)?;
+        let first = last(&one)?;
+        driver.event_record(fork.handle, one.handle)?;
+        driver.stream_wait_event(two.handle, fork.handle)?;
+        fixture.add(&two, &right, 1)?;
+        let branch = last(&two)?;
+        fixture.add(&one, &left, 1)?;
+        let own = last(&one)?;
+        driver.event_record(join.handle, two.handle)?;
+        driver.stream_wait_event(one.handle, join.handle)?;
+        fixture.add(&one, &left, 1)?;
+        let info = driver.stream_capture_info(one.handle)?;
+        let (Some(graph), [end]) = (info.graph, &info.dependencies[..]) else {
+            return super::fixture::fail("a capture has a graph, and one node at its end");
+        };
+        let predecessors = |node| driver.graph_node_predecessors(graph, node);
+        let mut both = predecessors(*end)?;
+        both.sort_unstable();
+        let mut expected = [branch.clone(), own.clone()].concat();
+        expected.sort_unstable();
+        equal(&both, &expected, "what the node after the join depends on")?;
+        equal(predecessors(branch[0])?, first.clone(), "what the node after the fork depends on")?;
+        equal(predecessors(own[0])?, first.clone(), "what the second node depends on")?;
+        equal(predecessors(first[0])?, vec![], "what the first node depends on")?;
+        let wrong = GraphNodeHandle::from_raw(end.raw() ^ 0x8);
+        refused_argument(predecessors(wrong), "the predecessors of a node that is none")?;
+        walk = Some((graph, *end, both));
+        Ok(())
+    })?;
+    let Some((under_construction, end, both)) = walk else { return Ok(()) };
+    equal(under_construction, graph.handle, "the graph of the capture, and the one that it gave")?;
+    let mut seen = driver.graph_node_predecessors(graph.handle, end)?;
+    seen.sort_unstable();
+    equal(seen, both, "the predecessors once the capture is over")?;
+    let other =
+        fixture.capture(&two, CaptureMode::Global, || fixture.add(&two, &right, 1).map_err(Into::into))?;
+    refused_argument(
+        driver.graph_node_predecessors(other.handle, end),
+        "the predecessors of another graph's node",
+    )
+}
+
+fn many_predecessors_are_all_there(fixture: &Fixture) -> Outcome {
+    const BRANCHES: usize = 33;
+    let driver = fixture.driver();
+    let (one, event, buffer) = (fixture.stream()?, fixture.event()?, fixture.iota(8, 0)?);
+    let graph = fixture.capture(&one, CaptureMode::Relaxed, || {
+        let mut ends = Vec::new();
+        for _ in 0..BRANCHES {
+            driver.stream_update_capture_dependencies(one.handle, &[], DependencyUpdate::Set)?;
+            fixture.launch(&one, Kernel::Iota, Arguments::new(buffer.pointer, 0, 5))?;
+            ends.extend(driver.stream_capture_info(one.handle)?.dependencies);
+        }
+        driver.stream_update_capture_dependencies(one.handle, &ends, DependencyUpdate::Set)?;
+        fixture.add(&one, &buffer, 1)?;
+        let info = driver.stream_capture_info(one.handle)?;
+        let Some(graph) = info.graph else { return super::fixture::fail("a capture has a graph") };
+        let mut seen = driver.graph_node_predecessors(graph, info.dependencies[0])?;
+        seen.sort_unstable();
+        ends.sort_unstable();
+        equal(seen, ends, "a node after many")?;
+        driver.event_record(event.handle, one.handle)?;
+        Ok(())
+    })?;
+    graph.replay(&one, 1)?;
+    equal(buffer.words()?, (1..9).collect(), "memory after a launch")
+}
+
 fn nothing_is_a_graph_too(fixture: &Fixture) -> Outcome {
     let stream = fixture.stream()?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(()))?;
@@ -358,4 +442,91 @@ fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> Outcome {
         [CaptureMode::Global, CaptureMode::Relaxed, CaptureMode::ThreadLocal],
         "modes",
     )
+}
+
+fn require_pools(fixture: &Fixture) -> Outcome {
+    if fixture.driver.device_properties(fixture.device)?.memory_pools {
+        return Ok(());
+    }
+    skip("the device has no memory pools")
+}
+
+/// Two allocations with lives that do not overlap, and what was in them.
+fn pool_memory_becomes_nodes(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(64, 0)?;
+    let pool = driver.pool_create(fixture.device)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        for value in [5, 7] {
+            let pointer = driver.memory_allocate_async(pool, 256, stream.handle)?;
+            fixture.launch(&stream, Kernel::Constant, Arguments::new(pointer, 64, value))?;
+            fixture.launch(&stream, Kernel::Add, Arguments::new(pointer, 64, 1))?;
+            let copy = Arguments::new(buffer.pointer, 64, 0).with_source(pointer);
+            fixture.launch(&stream, Kernel::Copy, copy)?;
+            driver.memory_free_async(pointer, stream.handle)?;
+            refused_argument(
+                driver.memory_free_async(pointer, stream.handle),
+                "a second free in the capture",
+            )?;
+        }
+        Ok(())
+    })?;
+    let mut kinds: Vec<_> = driver
+        .graph_describe(graph.handle)?
+        .nodes
+        .into_iter()
+        .map(|node| format!("{:?}", node.kind))
+        .collect();
+    kinds.sort_unstable();
+    let expected = [["Allocate"; 2].as_slice(), &["Free"; 2], &["Kernel"; 6]].concat();
+    equal(kinds, expected.into_iter().map(str::to_owned).collect(), "the kinds of the nodes")?;
+    graph.replay(&stream, 3)?;
+    equal(buffer.words()?, vec![8; 64], "what went through memory of the graph")?;
+    driver.pool_destroy(pool)?;
+    graph.replay(&stream, 1)?;
+    Ok(())
+}
+
+fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let pool = driver.pool_create(fixture.device)?;
+    let mut left = None;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
+        fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, 4))?;
+        left = Some(pointer);
+        Ok(())
+    })?;
+    let Some(pointer) = left else { return Ok(()) };
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for _ in 0..2 {
+        // The first launch leaves the memory to the second, which frees it before it allocates it again.
+        driver.graph_launch(exec, stream.handle)?;
+        driver.graph_launch(exec, stream.handle)?;
+        let seen = fixture.words_on(stream.handle, pointer, 1024)?;
+        driver.memory_free_async(pointer, stream.handle)?;
+        equal(seen, (4..1028).collect(), "memory that a launch left allocated")?;
+    }
+    driver.stream_synchronize(stream.handle)?;
+    driver.graph_exec_destroy(exec)?;
+    Ok(driver.pool_destroy(pool)?)
+}
+
+fn pool_memory_of_before_is_not_freed_in_a_capture(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let pool = driver.pool_create(fixture.device)?;
+    let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+    let freed = driver.memory_free_async(pointer, stream.handle);
+    if let Ok(graph) = driver.stream_end_capture(stream.handle) {
+        driver.graph_destroy(graph)?;
+    }
+    refused_argument(freed, "memory_free_async of memory of before, in a capture")?;
+    driver.memory_free_async(pointer, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    Ok(driver.pool_destroy(pool)?)
 }

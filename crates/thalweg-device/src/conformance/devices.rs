@@ -2,7 +2,7 @@
 
 use super::fixture::{Fixture, equal, holds, refused, skip};
 use super::{Outcome, group};
-use crate::{CaptureMode, Code, EventFlags, Image, MemoryAccess};
+use crate::{CaptureMode, Code, EventFlags, Image, MemoryAccess, PhysicalFlags};
 
 group! {
     "devices":
@@ -59,7 +59,7 @@ fn an_unknown_device_is_refused(fixture: &Fixture) -> Outcome {
         if properties.virtual_memory {
             let bytes = properties.virtual_memory_granularity_bytes;
             refused(driver.address_reserve(unknown, bytes), no, "address_reserve")?;
-            refused(driver.physical_create(unknown, bytes), no, "physical_create")?;
+            refused(driver.physical_create(unknown, bytes, PhysicalFlags::default()), no, "physical_create")?;
             let range = driver.address_reserve(here, bytes)?;
             let access = driver.memory_set_access(range, bytes, unknown, MemoryAccess::ReadWrite);
             refused(access, &[Code::InvalidDevice, Code::InvalidValue], "memory_set_access")?;

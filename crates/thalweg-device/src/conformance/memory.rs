@@ -2,7 +2,9 @@
 
 use super::fixture::{Fixture, equal, holds, refused, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
-use crate::{Code, HostFlags, Label};
+use crate::{
+    Code, DevicePointer, Endpoint, HostFlags, HostMethod, Label, MemoryAdvice, MemoryLocation, PoolAttributes,
+};
 
 group! {
     "memory":
@@ -16,12 +18,19 @@ group! {
     pool_memory_outlives_its_pool,
     a_pool_free_counts_once,
     a_pool_is_given_up_once,
+    a_pool_says_what_it_holds,
+    a_pool_keeps_its_attributes,
+    managed_memory_is_memory,
+    only_managed_memory_is_advised,
     pinned_memory_is_zeroed,
     pinned_memory_is_read_and_written,
     pinned_memory_is_bounded,
     pinned_memory_is_freed_once,
     a_pinned_free_waits_for_the_work,
     every_kind_of_pinned_memory_works,
+    registered_memory_is_pinned_memory,
+    a_registered_free_waits_for_the_work,
+    registered_memory_is_not_write_combined,
 }
 
 fn allocations_are_aligned_and_apart(fixture: &Fixture) -> Outcome {
@@ -167,6 +176,112 @@ fn a_pool_is_given_up_once(fixture: &Fixture) -> Outcome {
     refused(allocation, no, "memory_allocate_async from a pool that was given up")
 }
 
+fn a_pool_says_what_it_holds(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let driver = fixture.driver();
+    let stream = fixture.stream()?;
+    let pool = driver.pool_create(fixture.device)?;
+    let fresh = driver.pool_usage(pool)?;
+    equal((fresh.reserved_bytes, fresh.used_bytes), (0, 0), "what a new pool holds and uses")?;
+    let (one, two) = (1 << 20, 3 << 20);
+    let pointers = [one, two].map(|bytes| driver.memory_allocate_async(pool, bytes, stream.handle));
+    driver.stream_synchronize(stream.handle)?;
+    let full = driver.pool_usage(pool)?;
+    for pointer in pointers {
+        driver.memory_free_async(pointer?, stream.handle)?;
+    }
+    driver.stream_synchronize(stream.handle)?;
+    let freed = driver.pool_usage(pool)?;
+    driver.pool_trim(pool, 0)?;
+    let trimmed = driver.pool_usage(pool)?;
+    driver.pool_destroy(pool)?;
+    holds(full.used_bytes >= one + two, "what is allocated counts as used")?;
+    holds(full.reserved_bytes >= full.used_bytes, "a pool holds what it uses")?;
+    equal(freed.used_bytes, 0, "what is used once all is freed")?;
+    equal(freed.reserved_bytes, full.reserved_bytes, "what is held once all is freed: it is kept")?;
+    equal(trimmed.reserved_bytes, 0, "what is held after a trim")?;
+    let peaks = (trimmed.used_peak_bytes, trimmed.reserved_peak_bytes);
+    equal(peaks, (full.used_bytes, full.reserved_bytes), "the peaks after a trim")?;
+    refused(driver.pool_usage(pool), &[Code::InvalidHandle], "pool_usage of a pool that was given up")
+}
+
+fn a_pool_keeps_its_attributes(fixture: &Fixture) -> Outcome {
+    require_pools(fixture)?;
+    let driver = fixture.driver();
+    let pool = driver.pool_create(fixture.device)?;
+    equal(driver.pool_attributes(pool)?, PoolAttributes::default(), "the attributes of a new pool")?;
+    let changed = PoolAttributes {
+        release_threshold_bytes: 5 << 32,
+        reuse_allow_opportunistic: false,
+        reuse_allow_internal_dependencies: false,
+        ..PoolAttributes::default()
+    };
+    driver.pool_set_attributes(pool, changed)?;
+    equal(driver.pool_attributes(pool)?, changed, "attributes that were changed")?;
+    driver.pool_destroy(pool)?;
+    let codes = &[Code::InvalidHandle];
+    refused(driver.pool_attributes(pool), codes, "pool_attributes of a pool that was given up")?;
+    refused(driver.pool_set_attributes(pool, changed), codes, "pool_set_attributes of such a pool")
+}
+
+/// 256 KiB of managed memory, or the reason why there is none.
+fn managed(fixture: &Fixture) -> Outcome<DevicePointer> {
+    if !fixture.driver.device_properties(fixture.device)?.managed_memory {
+        skip("the device has no managed memory")?;
+    }
+    Ok(fixture.driver.memory_allocate_managed(fixture.device, 256 << 10)?)
+}
+
+fn managed_memory_is_memory(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let pointer = managed(fixture)?;
+    let stream = fixture.stream()?;
+    if driver.device_properties(fixture.device)?.concurrent_managed_access {
+        let here = MemoryLocation::Device(fixture.device);
+        for advice in [
+            MemoryAdvice::PreferredLocation(Some(here)),
+            MemoryAdvice::AccessedBy(here),
+            MemoryAdvice::AccessedBy(MemoryLocation::Host),
+            MemoryAdvice::NotAccessedBy(MemoryLocation::Host),
+            MemoryAdvice::ReadMostly(true),
+            MemoryAdvice::ReadMostly(false),
+            MemoryAdvice::PreferredLocation(Some(MemoryLocation::Host)),
+            MemoryAdvice::PreferredLocation(None),
+        ] {
+            driver.memory_advise(pointer, 256 << 10, advice)?;
+        }
+    }
+    let pinned = fixture.pinned(4096)?;
+    fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, 3))?;
+    fixture.copy(&stream, pinned.end_at(0), Endpoint::Device(pointer), 4096)?;
+    let seen = fixture.words_on(stream.handle, pointer, 1024)?;
+    driver.memory_free(pointer)?;
+    equal(seen, (3..1027).collect(), "managed memory, written by a kernel")?;
+    let copied: Vec<u8> = (3..1027_u32).flat_map(u32::to_le_bytes).collect();
+    equal(pinned.bytes(4096)?, copied, "what was copied from managed memory")?;
+    refused_argument(driver.memory_free(pointer), "memory_free of managed memory, twice")
+}
+
+fn only_managed_memory_is_advised(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let pointer = managed(fixture)?;
+    let advise = |pointer, bytes| driver.memory_advise(pointer, bytes, MemoryAdvice::ReadMostly(true));
+    let plain = fixture.buffer(1024)?;
+    let answers = [
+        refused_argument(advise(plain.pointer, 4096), "memory_advise of plain memory"),
+        refused_argument(advise(pointer, (256 << 10) + 1), "memory_advise of more than there is"),
+        refused_argument(advise(pointer, 0), "memory_advise of no bytes"),
+        refused_argument(
+            driver.memory_advise(pointer, 4096, MemoryAdvice::AccessedBy(MemoryLocation::Device(u32::MAX))),
+            "memory_advise for no device",
+        ),
+        refused_argument(driver.memory_allocate_managed(fixture.device, 0), "managed memory of 0 bytes"),
+    ];
+    driver.memory_free(pointer)?;
+    answers.into_iter().collect::<Outcome>()?;
+    refused_argument(advise(pointer, 4096), "memory_advise of memory that was freed")
+}
+
 fn pinned_memory_is_zeroed(fixture: &Fixture) -> Outcome {
     for _ in 0..3 {
         let pinned = fixture.pinned(5000)?;
@@ -232,15 +347,15 @@ fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> Outcome {
     let buffer = fixture.iota(16, 0)?;
     let kinds = [
         HostFlags { write_combined: true, ..HostFlags::default() },
-        HostFlags { register_threads: 1, ..HostFlags::default() },
-        HostFlags { register_threads: 8, ..HostFlags::default() },
+        registered(fixture, 1)?,
+        registered(fixture, 8)?,
     ];
     for (fill, flags) in (3..).zip(kinds) {
         let pointer = driver.host_allocate(64, flags)?;
         let mut fresh = [1; 64];
         driver.host_read(pointer, &mut fresh)?;
         driver.host_write(pointer, &[fill; 64])?;
-        let copied = fixture.copy(&stream, buffer.end(), crate::Endpoint::Pinned(pointer), 64);
+        let copied = fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), 64);
         driver.stream_synchronize(stream.handle)?;
         driver.host_free(pointer)?;
         copied?;
@@ -250,4 +365,66 @@ fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> Outcome {
         equal(seen, [fill; 64], &format!("what came from pinned memory with {flags:?}"))?;
     }
     Ok(())
+}
+
+/// Flags for memory that some threads touch before it is pinned, or the reason why there is none.
+fn registered(fixture: &Fixture, prefault_threads: u32) -> Outcome<HostFlags> {
+    if !fixture.driver.device_properties(fixture.device)?.host_register {
+        skip("the device cannot pin memory where it is")?;
+    }
+    Ok(HostFlags { method: HostMethod::Register { prefault_threads }, ..HostFlags::default() })
+}
+
+fn registered_memory_is_pinned_memory(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let stream = fixture.stream()?;
+    for (threads, bytes) in [(0, 1), (1, 4096), (3, 40_001), (16, 1 << 20)] {
+        let pointer = driver.host_allocate(bytes, registered(fixture, threads)?)?;
+        let mut content = vec![1; bytes as usize];
+        driver.host_read(pointer, &mut content)?;
+        equal(content.iter().all(|byte| *byte == 0), true, "fresh registered memory is zeroed")?;
+        let buffer = fixture.buffer(bytes.div_ceil(4))?;
+        driver.host_write(pointer.offset(bytes - 1), &[77])?;
+        fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), bytes)?;
+        driver.host_write(pointer, &[0])?;
+        driver.stream_synchronize(stream.handle)?;
+        driver.host_write(pointer.offset(bytes - 1), &[0])?;
+        fixture.copy(&stream, Endpoint::Pinned(pointer), buffer.end(), bytes)?;
+        driver.stream_synchronize(stream.handle)?;
+        driver.host_read(pointer.offset(bytes - 1), &mut content[..1])?;
+        driver.host_free(pointer)?;
+        if bytes > 1 {
+            equal(content[0], 77, "the last byte, to the device and back")?;
+        }
+        refused_argument(driver.host_free(pointer), "host_free of registered memory, twice")?;
+    }
+    Ok(())
+}
+
+fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let flags = registered(fixture, 1)?;
+    let stream = fixture.stream()?;
+    let buffer = fixture.buffer(1 << 20)?;
+    let pointer = driver.host_allocate(4 << 20, flags)?;
+    driver.host_write(pointer, &[5; 64])?;
+    let slow = Arguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
+    fixture.launch(&stream, Kernel::Constant, slow)?;
+    fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), 4 << 20)?;
+    driver.host_free(pointer)?;
+    // The memory may be somebody else's by now: the copy must have read it before.
+    let next = driver.host_allocate(4 << 20, flags)?;
+    driver.host_write(next, &[8; 64])?;
+    driver.stream_synchronize(stream.handle)?;
+    driver.host_free(next)?;
+    equal(
+        buffer.words()?[..16].to_vec(),
+        vec![0x0505_0505; 16],
+        "what was copied from memory freed meanwhile",
+    )
+}
+
+fn registered_memory_is_not_write_combined(fixture: &Fixture) -> Outcome {
+    let flags = HostFlags { write_combined: true, ..registered(fixture, 1)? };
+    refused_argument(fixture.driver.host_allocate(4096, flags), "registered write-combined memory")
 }

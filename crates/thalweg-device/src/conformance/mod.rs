@@ -35,6 +35,7 @@ pub(crate) mod json;
 mod kernels;
 mod library;
 mod memory;
+mod sharing;
 mod streams;
 mod threads;
 mod virtual_memory;
@@ -105,6 +106,7 @@ pub fn cases() -> &'static [Case] {
             handles::CASES,
             memory::CASES,
             virtual_memory::CASES,
+            sharing::CASES,
             copies::CASES,
             streams::CASES,
             events::CASES,

@@ -2,7 +2,7 @@
 
 use super::fixture::{Fixture, equal, refused, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
-use crate::{Code, DevicePointer, MemoryAccess, PhysicalHandle, Result};
+use crate::{CaptureMode, Code, DevicePointer, MemoryAccess, PhysicalFlags, PhysicalHandle, Result};
 
 group! {
     "virtual_memory":
@@ -17,6 +17,10 @@ group! {
     unmapped_memory_is_not_there,
     handles_are_given_up_once,
     a_mapping_is_unmapped_whole,
+    aliases_are_ordered_by_streams,
+    memory_moves_while_work_uses_it,
+    pages_are_mapped_one_by_one_and_opened_at_once,
+    captures_allow_all_of_it,
 }
 
 /// A reserved range and physical memory, given back at the end of the case.
@@ -40,7 +44,11 @@ impl<'f> Pages<'f> {
     }
 
     fn create(&mut self, pages: u64) -> Result<PhysicalHandle> {
-        let physical = self.fixture.driver.physical_create(self.fixture.device, pages * self.page)?;
+        let physical = self.fixture.driver.physical_create(
+            self.fixture.device,
+            pages * self.page,
+            PhysicalFlags::default(),
+        )?;
         self.physical.push(physical);
         Ok(physical)
     }
@@ -152,7 +160,7 @@ fn parts_of_physical_memory_are_mapped(fixture: &Fixture) -> Outcome {
 
 fn memory_outlives_its_handle(fixture: &Fixture) -> Outcome {
     let pages = Pages::reserve(fixture, 1)?;
-    let physical = fixture.driver.physical_create(fixture.device, pages.page)?;
+    let physical = fixture.driver.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
     pages.map(0, 1, physical, 0)?;
     fixture.driver.physical_release(physical)?;
     pages.write(pages.at(0), 31)?;
@@ -187,7 +195,7 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> Outcome {
             "address_reserve of no multiple of the granularity",
         )?;
         refused(
-            driver.physical_create(device, bytes),
+            driver.physical_create(device, bytes, PhysicalFlags::default()),
             no,
             "physical_create of no multiple of the granularity",
         )?;
@@ -238,7 +246,7 @@ fn unmapped_memory_is_not_there(fixture: &Fixture) -> Outcome {
 fn handles_are_given_up_once(fixture: &Fixture) -> Outcome {
     let pages = Pages::reserve(fixture, 2)?;
     let driver = fixture.driver();
-    let physical = driver.physical_create(fixture.device, pages.page)?;
+    let physical = driver.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
     driver.physical_release(physical)?;
     refused_argument(driver.physical_release(physical), "physical_release twice")?;
     let map = driver.memory_map(pages.at(0), pages.page, physical, 0);
@@ -257,5 +265,100 @@ fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> Outcome {
     pages.write(pages.at(1), 61)?;
     pages.expect(pages.at(1), 61, "the mapping after a refused unmap")?;
     pages.unmap(0, 2)?;
+    Ok(())
+}
+
+/// Work at two addresses of the same memory, with nothing but streams and events between.
+fn aliases_are_ordered_by_streams(fixture: &Fixture) -> Outcome {
+    let mut pages = Pages::reserve(fixture, 2)?;
+    let physical = pages.create(1)?;
+    pages.map(0, 1, physical, 0)?;
+    pages.map(1, 1, physical, 0)?;
+    let (one, two) = (fixture.stream()?, fixture.stream()?);
+    let event = fixture.event()?;
+    for round in 0..20 {
+        let slow = Arguments::new(pages.at(0), 1024, round).with_delay_us(300);
+        fixture.launch(&one, Kernel::Constant, slow)?;
+        // The same stream, through the other address; then another stream, through the first.
+        fixture.launch(&one, Kernel::Add, Arguments::new(pages.at(1), 1024, 100).with_delay_us(300))?;
+        fixture.driver.event_record(event.handle, one.handle)?;
+        fixture.driver.stream_wait_event(two.handle, event.handle)?;
+        fixture.launch(&two, Kernel::Add, Arguments::new(pages.at(0), 1024, 1000))?;
+        let seen = fixture.words_on(two.handle, pages.at(1), 1024)?;
+        equal(seen, vec![1100 + round; 1024], "memory that was used through two addresses")?;
+    }
+    pages.unmap(0, 2)?;
+    Ok(())
+}
+
+/// How an allocator makes room without waiting: pages get a second address while work at the first is under way, and lose
+/// the first when that work is done and work at the second is under way.
+fn memory_moves_while_work_uses_it(fixture: &Fixture) -> Outcome {
+    let mut pages = Pages::reserve(fixture, 4)?;
+    let physical = [pages.create(1)?, pages.create(1)?];
+    pages.map(0, 1, physical[0], 0)?;
+    let stream = fixture.stream()?;
+    let event = fixture.event()?;
+    fixture.launch(&stream, Kernel::Iota, Arguments::new(pages.at(0), 1024, 7).with_delay_us(3_000))?;
+    fixture.driver.event_record(event.handle, stream.handle)?;
+    pages.map(2, 1, physical[0], 0)?;
+    pages.map(3, 1, physical[1], 0)?;
+    fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(2), 1024, 1).with_delay_us(3_000))?;
+    fixture.driver.event_synchronize(event.handle)?;
+    pages.unmap(0, 1)?;
+    fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(2), 1024, 1))?;
+    let seen = fixture.words_on(stream.handle, pages.at(2), 1024)?;
+    equal(seen, (9..1033).collect(), "memory that moved while work used it")?;
+    pages.unmap(2, 2)?;
+    Ok(())
+}
+
+/// One call opens many mappings to a device, and one call unmaps them.
+fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> Outcome {
+    const COUNT: u64 = 5;
+    let mut pages = Pages::reserve(fixture, COUNT + 1)?;
+    let driver = fixture.driver();
+    for page in 0..COUNT {
+        let physical = pages.create(1)?;
+        driver.memory_map(pages.at(page), pages.page, physical, 0)?;
+    }
+    let all = COUNT * pages.page;
+    driver.memory_set_access(pages.base, all, fixture.device, MemoryAccess::ReadWrite)?;
+    for page in 1..COUNT {
+        let seam = DevicePointer::new(pages.at(page).address() - 512);
+        pages.write(seam, page as u32)?;
+        pages.expect(seam, page as u32, "a range over a seam")?;
+    }
+    let more = driver.memory_unmap(pages.base, all + pages.page);
+    refused(more, &[Code::InvalidValue, Code::UnmapFailed], "memory_unmap of more than is mapped")?;
+    pages.expect(DevicePointer::new(pages.at(1).address() - 512), 1, "mappings after a refused unmap")?;
+    pages.unmap(0, COUNT)?;
+    Ok(())
+}
+
+fn captures_allow_all_of_it(fixture: &Fixture) -> Outcome {
+    for mode in [CaptureMode::Relaxed, CaptureMode::ThreadLocal, CaptureMode::Global] {
+        let stream = fixture.stream()?;
+        let buffer = fixture.iota(8, 0)?;
+        let mut kept = None;
+        let graph = fixture.capture(&stream, mode, || {
+            fixture.add(&stream, &buffer, 1)?;
+            let mut pages = Pages::reserve(fixture, 2)?;
+            let physical = pages.create(1)?;
+            pages.map(0, 1, physical, 0)?;
+            pages.map(1, 1, physical, 0)?;
+            fixture.launch(&stream, Kernel::Constant, Arguments::new(pages.at(1), 8, 5))?;
+            pages.unmap(0, 1)?;
+            kept = Some(pages);
+            Ok(())
+        })?;
+        equal(fixture.driver.graph_describe(graph.handle)?.nodes.len(), 2, "the nodes of the capture")?;
+        graph.replay(&stream, 2)?;
+        equal(buffer.words()?, (2..10).collect(), "plain memory after two launches")?;
+        if let Some(pages) = &kept {
+            let seen = fixture.words_on(stream.handle, pages.at(1), 8)?;
+            equal(seen, vec![5; 8], "memory that was mapped while the graph was captured")?;
+        }
+    }
     Ok(())
 }

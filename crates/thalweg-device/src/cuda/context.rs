@@ -19,7 +19,7 @@ use super::staging::Staging;
 use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};
 use super::table::{EntryPoint, Outcome, function_at, text_at};
 use crate::fork::Process;
-use crate::{Code, DeviceProperties, Error, Result, StreamHandle, Version};
+use crate::{Code, DeviceProperties, Error, PhysicalFlags, Result, StreamHandle, Version};
 
 /// The process that initialised CUDA.
 static INITIALISED: OnceLock<Process> = OnceLock::new();
@@ -243,6 +243,11 @@ impl Device {
         Ok(device)
     }
 
+    /// Whether an attribute of an ability is there and set. Drivers older than the attribute do not know it.
+    pub(super) fn is_able(&self, cuda: &Cuda, ability: sys::DeviceAttribute) -> bool {
+        self.attribute(cuda, ability).is_ok_and(|value| value != 0)
+    }
+
     pub(super) fn attribute(&self, cuda: &Cuda, attribute: sys::DeviceAttribute) -> Result<u32> {
         let mut value: c_int = 0;
         // SAFETY: writes one number; `raw` is a device of this driver.
@@ -293,7 +298,7 @@ impl Device {
         let supported = self.attribute(cuda, sys::DeviceAttribute::VirtualMemorySupported)? != 0;
         let mut bytes = 0_usize;
         if supported {
-            let properties = AllocationProperties::of_device(self.raw);
+            let properties = AllocationProperties::of_device(self.raw, PhysicalFlags::default());
             // SAFETY: reads a whole properties struct and writes one number.
             let outcome = unsafe {
                 cuda.table.allocation_granularity(

@@ -25,8 +25,8 @@ use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
     Code, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags, EventHandle,
     FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostFlags,
-    HostPointer, MemoryAccess, MemoryInfo, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
-    Version,
+    HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
+    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
 };
 
 /// NVIDIA's driver.
@@ -166,6 +166,7 @@ impl CudaDriver {
             major: get(DeviceAttribute::ComputeCapabilityMajor)?,
             minor: get(DeviceAttribute::ComputeCapabilityMinor)?,
         };
+        let able = |ability| device.is_able(cuda, ability);
         let granularity = device.granularity(cuda)?;
         Ok(DeviceProperties {
             name: Device::text(&name),
@@ -188,7 +189,15 @@ impl CudaDriver {
             is_integrated: get(DeviceAttribute::Integrated)? != 0,
             virtual_memory: granularity != 0,
             virtual_memory_granularity_bytes: granularity,
-            memory_pools: get(DeviceAttribute::MemoryPoolsSupported)? != 0,
+            shares_file_descriptors: able(DeviceAttribute::FileDescriptorHandlesSupported),
+            shares_fabric_handles: able(DeviceAttribute::FabricHandlesSupported),
+            gpu_direct_rdma_with_virtual_memory: able(
+                DeviceAttribute::GpuDirectRdmaWithVirtualMemorySupported,
+            ),
+            memory_pools: able(DeviceAttribute::MemoryPoolsSupported),
+            managed_memory: able(DeviceAttribute::ManagedMemory),
+            concurrent_managed_access: able(DeviceAttribute::ConcurrentManagedAccess),
+            host_register: able(DeviceAttribute::HostRegisterSupported),
             stream_priority_range: self.priority_range(device)?,
             libraries: LibrarySupport { matmul: self.blas_lt().is_ok() },
         })
@@ -305,17 +314,27 @@ impl Driver for CudaDriver {
         fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32;
 
         fn memory_allocate(device: u32, bytes: u64) -> DevicePointer;
+        fn memory_allocate_managed(device: u32, bytes: u64) -> DevicePointer;
+        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> ();
         fn memory_free(pointer: DevicePointer) -> ();
         fn address_reserve(device: u32, bytes: u64) -> DevicePointer;
         fn address_free(pointer: DevicePointer, bytes: u64) -> ();
-        fn physical_create(device: u32, bytes: u64) -> PhysicalHandle;
+        fn physical_create(device: u32, bytes: u64, flags: PhysicalFlags) -> PhysicalHandle;
         fn physical_release(physical: PhysicalHandle) -> ();
         fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> ();
         fn memory_unmap(pointer: DevicePointer, bytes: u64) -> ();
         fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> ();
+        fn physical_export(physical: PhysicalHandle) -> ShareableHandle;
+        fn physical_import(device: u32, bytes: u64, handle: &ShareableHandle) -> PhysicalHandle;
+        fn ipc_export(pointer: DevicePointer) -> IpcHandle;
+        fn ipc_open(device: u32, handle: IpcHandle) -> DevicePointer;
+        fn ipc_close(pointer: DevicePointer) -> ();
         fn pool_create(device: u32) -> PoolHandle;
         fn pool_destroy(pool: PoolHandle) -> ();
         fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> ();
+        fn pool_attributes(pool: PoolHandle) -> PoolAttributes;
+        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> ();
+        fn pool_usage(pool: PoolHandle) -> PoolUsage;
         fn memory_allocate_async(pool: PoolHandle, bytes: u64, stream: StreamHandle) -> DevicePointer;
         fn memory_free_async(pointer: DevicePointer, stream: StreamHandle) -> ();
 
@@ -344,6 +363,7 @@ impl Driver for CudaDriver {
             stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
         ) -> ();
         fn thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
+        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Vec<GraphNodeHandle>;
         fn graph_describe(graph: GraphHandle) -> GraphDescription;
         fn graph_destroy(graph: GraphHandle) -> ();
         fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;

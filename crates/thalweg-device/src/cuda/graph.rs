@@ -5,7 +5,8 @@
 //! and the use; the question whether a stream captures at all, which hot paths ask, takes none.
 //!
 //! A node's handle is the driver's own pointer. It is never followed here, and is only given back to the driver after it was
-//! found among the nodes of the capture that it is used in.
+//! found among the nodes of the graph that it is used in. To find it there takes a look at all of them, so a capture remembers
+//! the nodes that it handed out.
 //!
 //! Locks are taken in this order: entries of tables, the captures, one graph. Nothing waits for an entry while it holds the
 //! captures.
@@ -39,8 +40,18 @@ pub(super) struct GraphExec {
     device: u32,
 }
 
-/// Handles of the graphs under construction, by the number of their capture.
-pub(super) type Captures = Mutex<FxHashMap<u64, GraphHandle>>;
+/// The graphs under construction, by the number of their capture.
+pub(super) type Captures = Mutex<FxHashMap<u64, UnderConstruction>>;
+
+/// A graph under construction.
+pub(super) struct UnderConstruction {
+    handle: GraphHandle,
+    /// Nodes of it that callers were told of. A capture only adds nodes, so they stay its own.
+    known: FxHashSet<RawGraphNode>,
+}
+
+/// How many predecessors a node has that a first question has room for.
+const USUAL_PREDECESSORS: usize = 8;
 
 /// What the driver says of a stream's capture.
 struct RawInfo {
@@ -72,6 +83,10 @@ const fn node_kind(number: u32) -> GraphNodeKind {
         11 => GraphNodeKind::Free,
         _ => GraphNodeKind::Other,
     }
+}
+
+fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
+    GraphNodeHandle::from_raw(node.0 as u64)
 }
 
 impl CudaDriver {
@@ -157,7 +172,7 @@ impl CudaDriver {
         let ended = self.cuda.check(outcome, || format!("a stream of device {}", stream.device));
         // A capture that was broken is over; one that another stream has to end is not.
         let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
-        let known = id.filter(|_| over).and_then(|id| captures.remove(&id));
+        let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
         drop(captures);
         if let Err(error) = ended {
             if let Some(graph) = known {
@@ -196,14 +211,15 @@ impl CudaDriver {
                 return Ok(CaptureInfo { status: CaptureStatus::Invalidated, id: info.id, ..none });
             }
         };
-        let graph = *captures.entry(info.id).or_insert_with(|| {
+        let graph = captures.entry(info.id).or_insert_with(|| {
             let capture = Mutex::new(Some((info.id, handle)));
             let graph = Graph { raw: Mutex::new(info.graph), device: stream.device, capture };
-            GraphHandle::from_raw(self.graphs.insert(graph))
+            let handle = GraphHandle::from_raw(self.graphs.insert(graph));
+            UnderConstruction { handle, known: FxHashSet::default() }
         });
-        let dependencies =
-            info.dependencies.iter().map(|node| GraphNodeHandle::from_raw(node.0 as u64)).collect();
-        Ok(CaptureInfo { status, id: info.id, graph: Some(graph), dependencies })
+        graph.known.extend(&info.dependencies);
+        let dependencies = info.dependencies.into_iter().map(handle_of).collect();
+        Ok(CaptureInfo { status, id: info.id, graph: Some(graph.handle), dependencies })
     }
 
     pub(super) fn stream_update_capture_dependencies(
@@ -269,7 +285,7 @@ impl CudaDriver {
         &self,
         graph: &Graph,
         call: &'static str,
-    ) -> Result<MutexGuard<'_, FxHashMap<u64, GraphHandle>>> {
+    ) -> Result<MutexGuard<'_, FxHashMap<u64, UnderConstruction>>> {
         self.enter(graph.device)?;
         let builder = *lock(&graph.capture);
         let Some((id, stream)) = builder else { return Ok(lock(&self.captures)) };
@@ -336,6 +352,56 @@ impl CudaDriver {
         Ok(from.into_iter().zip(to).take(count).collect())
     }
 
+    pub(super) fn graph_node_predecessors(
+        &self,
+        graph: GraphHandle,
+        node: GraphNodeHandle,
+    ) -> Result<Vec<GraphNodeHandle>> {
+        let call = "cuGraphNodeGetDependencies";
+        let graph = self.graphs.get(graph.raw(), call)?;
+        let mut captures = self.check_alive(&graph, call)?;
+        let raw = lock(&graph.raw);
+        let mut builder = lock(&graph.capture).and_then(|(id, _)| captures.get_mut(&id));
+        let wanted = RawGraphNode(node.raw() as usize);
+        let is_known = builder.as_ref().is_some_and(|builder| builder.known.contains(&wanted));
+        if !is_known && !self.raw_nodes(*raw)?.contains(&wanted) {
+            return Err(Error::new(Code::InvalidValue, call, format!("{node:?} is not a node of the graph")));
+        }
+        let predecessors = self.raw_predecessors(wanted)?;
+        if let Some(builder) = &mut builder {
+            builder.known.extend(&predecessors);
+        }
+        Ok(predecessors.into_iter().map(handle_of).collect())
+    }
+
+    /// The predecessors of a node of a graph that is alive.
+    fn raw_predecessors(&self, node: RawGraphNode) -> Result<Vec<RawGraphNode>> {
+        let table = &self.cuda.table;
+        let mut room = USUAL_PREDECESSORS;
+        loop {
+            let mut nodes = vec![RawGraphNode::default(); room];
+            let mut edges = vec![EdgeData::default(); room];
+            let mut count = room;
+            // SAFETY: the node is alive; both arrays have room for `count` items, and `count` says so.
+            let outcome = unsafe {
+                let first = nodes.as_mut_ptr();
+                let newer = table.graph_node_predecessors_v2(node, first, edges.as_mut_ptr(), &raw mut count);
+                if newer.missing.is_none() {
+                    newer
+                } else {
+                    table.graph_node_predecessors_v1(node, first, &raw mut count)
+                }
+            };
+            self.cuda.check(outcome, || "what a node depends on".to_owned())?;
+            if count < room {
+                nodes.truncate(count);
+                return Ok(nodes);
+            }
+            // The answer may have been cut off: the driver fills the room that there is.
+            room *= 4;
+        }
+    }
+
     pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         let call = "cuGraphGetNodes";
         let graph = self.graphs.get(graph.raw(), call)?;
@@ -350,8 +416,11 @@ impl CudaDriver {
             // SAFETY: the node was just read from a graph that is alive; writes one number.
             let outcome = unsafe { self.cuda.table.graph_node_get_type(*node, &raw mut kind) };
             self.cuda.check(outcome, || "the kind of a node".to_owned())?;
-            let handle = GraphNodeHandle::from_raw(node.0 as u64);
-            description.nodes.push(GraphNode { handle, kind: node_kind(kind), label: None });
+            description.nodes.push(GraphNode {
+                handle: handle_of(*node),
+                kind: node_kind(kind),
+                label: None,
+            });
         }
         for (from, to) in self.raw_edges(*raw)? {
             if let (Some(&from), Some(&to)) = (index.get(&from), index.get(&to)) {

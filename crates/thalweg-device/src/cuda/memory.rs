@@ -1,25 +1,26 @@
 //! Device memory: plain, virtual and stream-ordered; copies and fills.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::driver::CudaDriver;
 use super::ranges::{Lookup, Range, RangeKind};
 use super::sys::{
-    self, AccessDescription, AllocationProperties, MemoryLocation, PoolProperties, RawPhysical, RawPointer,
-    RawPool,
+    self, AccessDescription, AllocationProperties, MemoryLocation, PoolProperties, RawDevice, RawPhysical,
+    RawPointer, RawPool,
 };
 use crate::command::{Copy, Endpoint, Fill, FillPattern, Label};
 use crate::{
-    Code, DevicePointer, Error, HostPointer, MemoryAccess, MemoryInfo, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Code, DevicePointer, Error, HandleType, HostPointer, MemoryAccess, MemoryAdvice, MemoryInfo,
+    PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, StreamHandle,
 };
 
 /// Physical memory.
 pub(super) struct Physical {
-    raw: RawPhysical,
-    bytes: u64,
-    device: u32,
+    pub(super) raw: RawPhysical,
+    pub(super) bytes: u64,
+    pub(super) device: u32,
+    pub(super) share_as: Option<HandleType>,
 }
 
 /// A pool of the stream-ordered allocator.
@@ -57,8 +58,8 @@ impl CudaDriver {
     pub(super) fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         let call = "cuMemFree";
         let address = pointer.address();
-        let range =
-            self.take_range(address, call, "memory_allocate", |range| range.kind == RangeKind::Plain)?;
+        let is_ours = |range: &Range| matches!(range.kind, RangeKind::Plain | RangeKind::Managed);
+        let range = self.take_range(address, call, "memory_allocate", is_ours)?;
         let freed = self.enter(range.device).and_then(|_| {
             // SAFETY: `memory_allocate` gave this address, and it was in the table until now: it is freed once.
             let outcome = unsafe { self.cuda.table.memory_free(address) };
@@ -66,6 +67,67 @@ impl CudaDriver {
                 .check(outcome, || format!("{} bytes at {pointer:?} on device {}", range.bytes, range.device))
         });
         freed.inspect_err(|_| self.ranges.insert(address, range))
+    }
+
+    pub(super) fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let call = "cuMemAllocManaged";
+        let entered = self.enter(device)?;
+        non_zero(bytes, call)?;
+        if !entered.is_able(&self.cuda, sys::DeviceAttribute::ManagedMemory) {
+            let detail = format!("device {device} has no managed memory");
+            return Err(Error::new(Code::NotSupported, call, detail));
+        }
+        let mut pointer: RawPointer = 0;
+        // SAFETY: writes one address.
+        let outcome = unsafe {
+            self.cuda.table.memory_allocate_managed(&raw mut pointer, size(bytes), sys::ATTACH_GLOBAL)
+        };
+        self.cuda.check(outcome, || format!("{bytes} bytes of managed memory for device {device}"))?;
+        self.ranges.insert(pointer, Range { bytes, kind: RangeKind::Managed, device });
+        Ok(DevicePointer::new(pointer))
+    }
+
+    pub(super) fn memory_advise(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        advice: MemoryAdvice,
+    ) -> Result<()> {
+        let call = "cuMemAdvise";
+        let managed = self.ranges.around(pointer.address(), bytes);
+        let Some(range) = managed.filter(|range| range.kind == RangeKind::Managed && bytes > 0) else {
+            let detail = format!("{bytes} bytes at {pointer:?} are not within managed memory");
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        };
+        let own = self.enter(range.device)?.raw;
+        let (number, location) = match advice {
+            MemoryAdvice::ReadMostly(true) => (sys::ADVISE_SET_READ_MOSTLY, None),
+            MemoryAdvice::ReadMostly(false) => (sys::ADVISE_UNSET_READ_MOSTLY, None),
+            MemoryAdvice::PreferredLocation(Some(location)) => {
+                (sys::ADVISE_SET_PREFERRED_LOCATION, Some(location))
+            }
+            MemoryAdvice::PreferredLocation(None) => (sys::ADVISE_UNSET_PREFERRED_LOCATION, None),
+            MemoryAdvice::AccessedBy(location) => (sys::ADVISE_SET_ACCESSED_BY, Some(location)),
+            MemoryAdvice::NotAccessedBy(location) => (sys::ADVISE_UNSET_ACCESSED_BY, Some(location)),
+        };
+        let (kind, id): (u32, RawDevice) = match location {
+            Some(crate::MemoryLocation::Device(device)) => (sys::LOCATION_DEVICE, self.device(device)?.raw),
+            Some(crate::MemoryLocation::Host) => (sys::LOCATION_HOST, 0),
+            // Looked at by none of these kinds of advice.
+            None => (sys::LOCATION_DEVICE, own),
+        };
+        let (table, start, length) = (&self.cuda.table, pointer.address(), size(bytes));
+        // SAFETY: the range lies in managed memory; advice changes no content.
+        let outcome = unsafe {
+            let newer = table.advise_v2(start, length, number, MemoryLocation { kind, id });
+            if newer.missing.is_none() {
+                newer
+            } else {
+                let device = if kind == sys::LOCATION_HOST { sys::DEVICE_CPU } else { id };
+                table.advise_v1(start, length, number, device)
+            }
+        };
+        self.cuda.check(outcome, || format!("{advice:?} for {bytes} bytes at {pointer:?}"))
     }
 
     /// Takes a range of memory out of the table, or says how the address is wrong.
@@ -126,7 +188,7 @@ impl CudaDriver {
     }
 
     /// Enters the device and checks that `bytes` is a multiple of its pages.
-    fn check_granularity(&self, device: u32, bytes: u64, call: &'static str) -> Result<()> {
+    pub(super) fn check_granularity(&self, device: u32, bytes: u64, call: &'static str) -> Result<()> {
         let granularity = self.enter(device)?.granularity(&self.cuda)?;
         if granularity == 0 {
             let detail = format!("device {device} has no virtual memory");
@@ -159,15 +221,22 @@ impl CudaDriver {
         freed.inspect_err(|_| self.ranges.insert(address, range))
     }
 
-    pub(super) fn physical_create(&self, device: u32, bytes: u64) -> Result<PhysicalHandle> {
+    pub(super) fn physical_create(
+        &self,
+        device: u32,
+        bytes: u64,
+        flags: PhysicalFlags,
+    ) -> Result<PhysicalHandle> {
         self.check_granularity(device, bytes, "cuMemCreate")?;
-        let properties = AllocationProperties::of_device(self.device(device)?.raw);
+        let properties = AllocationProperties::of_device(self.device(device)?.raw, flags);
         let mut raw: RawPhysical = 0;
         // SAFETY: reads a whole properties struct, writes one handle.
         let outcome =
             unsafe { self.cuda.table.physical_create(&raw mut raw, size(bytes), &raw const properties, 0) };
-        self.cuda.check(outcome, || format!("{bytes} bytes of physical memory on device {device}"))?;
-        Ok(PhysicalHandle::from_raw(self.physicals.insert(Physical { raw, bytes, device })))
+        self.cuda
+            .check(outcome, || format!("{bytes} bytes of physical memory on device {device}, {flags:?}"))?;
+        let physical = Physical { raw, bytes, device, share_as: flags.share_as };
+        Ok(PhysicalHandle::from_raw(self.physicals.insert(physical)))
     }
 
     pub(super) fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
@@ -263,22 +332,77 @@ impl CudaDriver {
         // SAFETY: reads a whole properties struct, writes one handle.
         let outcome = unsafe { self.cuda.table.pool_create(&raw mut raw, &raw const properties) };
         self.cuda.check(outcome, || format!("a pool of device {device}"))?;
+        let pool = Pool { raw, device };
         // Keep everything until `pool_trim`: the driver's default gives it all back whenever the host waits.
-        let mut keep = u64::MAX;
-        // SAFETY: the attribute is one 64-bit number; the pool was just made.
-        let outcome = unsafe {
-            self.cuda.table.pool_set_attribute(
-                raw,
-                sys::POOL_RELEASE_THRESHOLD,
-                (&raw mut keep).cast::<c_void>(),
-            )
-        };
-        if let Err(error) = self.cuda.check(outcome, || format!("a pool of device {device}")) {
+        if let Err(error) = self.write_pool_attributes(&pool, PoolAttributes::default()) {
             // SAFETY: the pool was just made, and nobody knows it.
             let _ = unsafe { self.cuda.table.pool_destroy(raw) };
             return Err(error);
         }
-        Ok(PoolHandle::from_raw(self.pools.insert(Pool { raw, device })))
+        Ok(PoolHandle::from_raw(self.pools.insert(pool)))
+    }
+
+    fn write_pool_attributes(&self, pool: &Pool, attributes: PoolAttributes) -> Result<()> {
+        let what = || format!("{attributes:?} of a pool of device {}", pool.device);
+        let mut threshold = attributes.release_threshold_bytes;
+        let value = (&raw mut threshold).cast::<c_void>();
+        // SAFETY: the attribute is one 64-bit number; the caller holds the pool.
+        let outcome =
+            unsafe { self.cuda.table.pool_set_attribute(pool.raw, sys::POOL_RELEASE_THRESHOLD, value) };
+        self.cuda.check(outcome, what)?;
+        for (attribute, is_on) in [
+            (sys::POOL_REUSE_FOLLOW_EVENT_DEPENDENCIES, attributes.reuse_follow_event_dependencies),
+            (sys::POOL_REUSE_ALLOW_OPPORTUNISTIC, attributes.reuse_allow_opportunistic),
+            (sys::POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES, attributes.reuse_allow_internal_dependencies),
+        ] {
+            let mut number = c_int::from(is_on);
+            let value = (&raw mut number).cast::<c_void>();
+            // SAFETY: each of these attributes is one `int`; the caller holds the pool.
+            let outcome = unsafe { self.cuda.table.pool_set_attribute(pool.raw, attribute, value) };
+            self.cuda.check(outcome, what)?;
+        }
+        Ok(())
+    }
+
+    /// An attribute of a pool: `T` is its type, `c_int` or `u64`.
+    fn pool_attribute<T: Default>(&self, pool: &Pool, attribute: c_uint) -> Result<T> {
+        debug_assert_eq!(size_of::<T>() == 4, attribute <= sys::POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES);
+        let mut value = T::default();
+        // SAFETY: the attribute is as wide as `T`: the first three are an `int`, the others a 64-bit number.
+        let outcome = unsafe {
+            self.cuda.table.pool_get_attribute(pool.raw, attribute, (&raw mut value).cast::<c_void>())
+        };
+        self.cuda.check(outcome, || format!("attribute {attribute} of a pool of device {}", pool.device))?;
+        Ok(value)
+    }
+
+    pub(super) fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
+        let pool = self.pools.get(pool.raw(), "cuMemPoolGetAttribute")?;
+        self.enter(pool.device)?;
+        let is_on = |attribute| Ok::<_, Error>(self.pool_attribute::<c_int>(&pool, attribute)? != 0);
+        Ok(PoolAttributes {
+            release_threshold_bytes: self.pool_attribute(&pool, sys::POOL_RELEASE_THRESHOLD)?,
+            reuse_follow_event_dependencies: is_on(sys::POOL_REUSE_FOLLOW_EVENT_DEPENDENCIES)?,
+            reuse_allow_opportunistic: is_on(sys::POOL_REUSE_ALLOW_OPPORTUNISTIC)?,
+            reuse_allow_internal_dependencies: is_on(sys::POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES)?,
+        })
+    }
+
+    pub(super) fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
+        let pool = self.pools.get(pool.raw(), "cuMemPoolSetAttribute")?;
+        self.enter(pool.device)?;
+        self.write_pool_attributes(&pool, attributes)
+    }
+
+    pub(super) fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
+        let pool = self.pools.get(pool.raw(), "cuMemPoolGetAttribute")?;
+        self.enter(pool.device)?;
+        Ok(PoolUsage {
+            reserved_bytes: self.pool_attribute(&pool, sys::POOL_RESERVED_CURRENT)?,
+            reserved_peak_bytes: self.pool_attribute(&pool, sys::POOL_RESERVED_HIGH)?,
+            used_bytes: self.pool_attribute(&pool, sys::POOL_USED_CURRENT)?,
+            used_peak_bytes: self.pool_attribute(&pool, sys::POOL_USED_HIGH)?,
+        })
     }
 
     pub(super) fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
@@ -309,12 +433,14 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), call)?;
         self.enter(stream.device)?;
         non_zero(bytes, call)?;
+        let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
+        let kind = if captures { RangeKind::Graph } else { RangeKind::Pool };
         let mut pointer: RawPointer = 0;
         // SAFETY: pool and stream are looked up; writes one address.
         let outcome =
             unsafe { self.cuda.table.pool_allocate(&raw mut pointer, size(bytes), pool.raw, stream.raw) };
         self.cuda.check(outcome, || format!("{bytes} bytes of a pool of device {}", pool.device))?;
-        self.ranges.insert(pointer, Range { bytes, kind: RangeKind::Pool, device: pool.device });
+        self.ranges.insert(pointer, Range { bytes, kind, device: pool.device });
         Ok(DevicePointer::new(pointer))
     }
 
@@ -323,8 +449,18 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), call)?;
         self.enter(stream.device)?;
         let address = pointer.address();
-        let of_pool = |range: &Range| range.kind == RangeKind::Pool;
-        let range = self.take_range(address, call, "memory_allocate_async", of_pool)?;
+        let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
+        // A capture frees what it allocated itself; what other graphs own is not looked at.
+        let wanted = if captures { RangeKind::Graph } else { RangeKind::Pool };
+        let is_of_graph =
+            self.ranges.starting_at(address).is_some_and(|range| range.kind == RangeKind::Graph);
+        if is_of_graph && !captures {
+            // SAFETY: the address is one of a graph; the driver refuses it unless a launch has left it allocated.
+            let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
+            return self.cuda.check(outcome, || format!("memory of a graph at {pointer:?}"));
+        }
+        let is_wanted = |range: &Range| range.kind == wanted;
+        let range = self.take_range(address, call, "memory_allocate_async", is_wanted)?;
         // SAFETY: the address is one of a pool, and was in the table until now: it is freed once.
         let outcome = unsafe { self.cuda.table.memory_free_async(address, stream.raw) };
         let freed = self.cuda.check(outcome, || format!("{} bytes at {pointer:?}", range.bytes));

@@ -61,9 +61,70 @@ fn compare(ours: Vec<(&'static CStr, Vec<usize>)>, theirs: &[(&str, Vec<usize>)]
     }
 }
 
+fn calls_of_memory() -> Vec<(&'static str, Vec<usize>)> {
+    generated! {
+        cuda:
+            cuMemGetInfo_v2(_, _);
+            cuMemAlloc_v2(_, _);
+            cuMemFree_v2(_);
+            cuMemHostAlloc(_, _, _);
+            cuMemAllocManaged(_, _, _);
+            cuMemAdvise_v2(_, _, _, _);
+            cuMemGetAddressRange_v2(_, _, _);
+            cuIpcGetMemHandle(_, _);
+            cuIpcOpenMemHandle_v2(_, _, _);
+            cuIpcCloseMemHandle(_);
+            cuMemFreeHost(_);
+            cuMemHostRegister_v2(_, _, _);
+            cuMemHostUnregister(_);
+            cuPointerGetAttribute(_, _, _);
+            cuMemAddressReserve(_, _, _, _, _);
+            cuMemAddressFree(_, _);
+            cuMemCreate(_, _, _, _);
+            cuMemRelease(_);
+            cuMemExportToShareableHandle(_, _, _, _);
+            cuMemImportFromShareableHandle(_, _, _);
+            cuMemGetAllocationPropertiesFromHandle(_, _);
+            cuMemMap(_, _, _, _, _);
+            cuMemUnmap(_, _);
+            cuMemSetAccess(_, _, _, _);
+            cuMemGetAllocationGranularity(_, _, _);
+            cuMemPoolCreate(_, _);
+            cuMemPoolDestroy(_);
+            cuMemPoolSetAttribute(_, _, _);
+            cuMemPoolGetAttribute(_, _, _);
+            cuMemPoolTrimTo(_, _);
+            cuMemAllocFromPoolAsync(_, _, _, _);
+            cuMemFreeAsync(_, _);
+    }
+}
+
+fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
+    generated! {
+        cuda:
+            cuStreamBeginCapture_v2(_, _);
+            cuStreamEndCapture(_, _);
+            cuStreamIsCapturing(_, _);
+            cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
+            cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
+            cuThreadExchangeStreamCaptureMode(_);
+            cuGraphGetNodes(_, _, _);
+            cuGraphGetEdges_v2(_, _, _, _, _);
+            cuGraphNodeGetDependencies_v2(_, _, _, _);
+            cuGraphNodeGetType(_, _);
+            cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphLaunch(_, _);
+            cuGraphDestroy(_);
+            cuGraphExecDestroy(_);
+            cuUserObjectCreate(_, _, _, _, _);
+            cuUserObjectRelease(_, _);
+            cuGraphRetainUserObject(_, _, _, _);
+    }
+}
+
 #[test]
 fn arguments_of_the_driver() {
-    let theirs = generated! {
+    let mut theirs = generated! {
         cuda:
             cuInit(_);
             cuGetErrorName(_, _);
@@ -83,28 +144,6 @@ fn arguments_of_the_driver() {
             cuCtxGetStreamPriorityRange(_, _);
             cuCtxEnablePeerAccess(_, _);
             cuCtxDisablePeerAccess(_);
-            cuMemGetInfo_v2(_, _);
-            cuMemAlloc_v2(_, _);
-            cuMemFree_v2(_);
-            cuMemHostAlloc(_, _, _);
-            cuMemFreeHost(_);
-            cuMemHostRegister_v2(_, _, _);
-            cuMemHostUnregister(_);
-            cuPointerGetAttribute(_, _, _);
-            cuMemAddressReserve(_, _, _, _, _);
-            cuMemAddressFree(_, _);
-            cuMemCreate(_, _, _, _);
-            cuMemRelease(_);
-            cuMemMap(_, _, _, _, _);
-            cuMemUnmap(_, _);
-            cuMemSetAccess(_, _, _, _);
-            cuMemGetAllocationGranularity(_, _, _);
-            cuMemPoolCreate(_, _);
-            cuMemPoolDestroy(_);
-            cuMemPoolSetAttribute(_, _, _);
-            cuMemPoolTrimTo(_, _);
-            cuMemAllocFromPoolAsync(_, _, _, _);
-            cuMemFreeAsync(_, _);
             cuMemcpyAsync(_, _, _, _);
             cuMemcpyHtoDAsync_v2(_, _, _, _);
             cuMemcpyDtoHAsync_v2(_, _, _, _);
@@ -132,29 +171,17 @@ fn arguments_of_the_driver() {
             cuFuncSetAttribute(_, _, _);
             cuFuncGetParamInfo(_, _, _, _);
             cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
-            cuStreamBeginCapture_v2(_, _);
-            cuStreamEndCapture(_, _);
-            cuStreamIsCapturing(_, _);
-            cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
-            cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
-            cuThreadExchangeStreamCaptureMode(_);
-            cuGraphGetNodes(_, _, _);
-            cuGraphGetEdges_v2(_, _, _, _, _);
-            cuGraphNodeGetType(_, _);
-            cuGraphInstantiateWithFlags(_, _, _);
-            cuGraphLaunch(_, _);
-            cuGraphDestroy(_);
-            cuGraphExecDestroy(_);
-            cuUserObjectCreate(_, _, _, _, _);
-            cuUserObjectRelease(_, _);
-            cuGraphRetainUserObject(_, _, _, _);
     };
+    theirs.extend(calls_of_memory());
+    theirs.extend(calls_of_graphs());
     let older = [
         "cuDeviceGetUuid_v2",
         "cuEventElapsedTime",
         "cuStreamGetCaptureInfo_v2",
         "cuStreamUpdateCaptureDependencies",
         "cuGraphGetEdges",
+        "cuGraphNodeGetDependencies",
+        "cuMemAdvise",
     ];
     compare(CudaTable::signatures(), &theirs, &older);
 }
@@ -248,6 +275,8 @@ fn layouts_of_structs() {
         reserved = reserved,
     });
     same_struct!([u8; 16], cuda::CUuuid {});
+    same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
+    same_struct!([u8; 64], cuda::CUmemFabricHandle {});
     same_struct!(RawHostFunction, cuda::CUhostFn {});
     same_struct!(Algorithm, blas::cublasLtMatmulAlgo_t { data = data });
     same_struct!(HeuristicResult, blas::cublasLtMatmulHeuristicResult_t {
@@ -289,6 +318,28 @@ fn constants_of_the_driver() {
         sys::ACCESS_READ_WRITE => cuda::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         sys::GRANULARITY_MINIMUM =>
             cuda::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        sys::LOCATION_HOST => cuda::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+        sys::HANDLE_TYPE_FILE_DESCRIPTOR =>
+            cuda::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
+        sys::HANDLE_TYPE_FABRIC => cuda::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
+        sys::POOL_REUSE_FOLLOW_EVENT_DEPENDENCIES =>
+            cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES;
+        sys::POOL_REUSE_ALLOW_OPPORTUNISTIC =>
+            cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC;
+        sys::POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES =>
+            cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+        sys::POOL_RESERVED_CURRENT => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        sys::POOL_RESERVED_HIGH => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        sys::POOL_USED_CURRENT => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+        sys::POOL_USED_HIGH => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        sys::ATTACH_GLOBAL => cuda::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+        sys::ADVISE_SET_READ_MOSTLY => cuda::CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;
+        sys::ADVISE_UNSET_READ_MOSTLY => cuda::CUmem_advise::CU_MEM_ADVISE_UNSET_READ_MOSTLY;
+        sys::ADVISE_SET_PREFERRED_LOCATION => cuda::CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
+        sys::ADVISE_UNSET_PREFERRED_LOCATION => cuda::CUmem_advise::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
+        sys::ADVISE_SET_ACCESSED_BY => cuda::CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY;
+        sys::ADVISE_UNSET_ACCESSED_BY => cuda::CUmem_advise::CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+        sys::IPC_LAZY_ENABLE_PEER_ACCESS => cuda::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
         sys::POOL_RELEASE_THRESHOLD => cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         sys::STREAM_NON_BLOCKING => cuda::CUstream_flags::CU_STREAM_NON_BLOCKING;
         sys::EVENT_BLOCKING_SYNC => cuda::CUevent_flags::CU_EVENT_BLOCKING_SYNC;
@@ -343,6 +394,14 @@ fn attributes_of_devices_and_functions() {
         DeviceAttribute::ComputeCapabilityMinor => Device::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
         DeviceAttribute::MaxRegistersPerMultiprocessor =>
             Device::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR;
+        DeviceAttribute::ManagedMemory => Device::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
+        DeviceAttribute::ConcurrentManagedAccess => Device::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        DeviceAttribute::HostRegisterSupported => Device::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED;
+        DeviceAttribute::FileDescriptorHandlesSupported =>
+            Device::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        DeviceAttribute::GpuDirectRdmaWithVirtualMemorySupported =>
+            Device::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        DeviceAttribute::FabricHandlesSupported => Device::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
         DeviceAttribute::MaxSharedMemoryPerBlockOptin =>
             Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         DeviceAttribute::VirtualMemorySupported =>

@@ -9,10 +9,8 @@
 //! of different widths at the ends of a range. Rust has not said what that means; the compiler and the processor treat it
 //! as any other torn access.)
 
-use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -20,21 +18,17 @@ use super::context::Cuda;
 use super::driver::CudaDriver;
 use super::handles::lock;
 use super::sys;
-use crate::{Code, Error, HostFlags, HostPointer, Result};
+use crate::anonymous::Anonymous;
+use crate::{Code, Error, HostFlags, HostMethod, HostPointer, Result};
 
-/// One allocation of pinned memory. Dropping it gives nothing back: see [`PinnedBlock::free`].
+/// One allocation of pinned memory. Dropping it unpins nothing: see [`PinnedBlock::free`].
 #[derive(Debug)]
 pub(super) struct PinnedBlock {
     start: u64,
     bytes: u64,
-    /// The layout of ordinary memory that was registered; `None` for memory that the driver allocated.
-    registered: Option<Layout>,
+    /// Memory of the process that the driver was given to pin; `None` where the driver allocated it.
+    registered: Option<Anonymous>,
 }
-
-/// Registered memory begins at a page.
-const PAGE_BYTES: usize = 4096;
-/// What a thread touches at a time.
-const PIECE_BYTES: usize = 8 << 20;
 
 impl PinnedBlock {
     /// Allocates in the current context, for all devices. Zeroed.
@@ -50,29 +44,19 @@ impl PinnedBlock {
         Ok(Self { start: pointer as u64, bytes, registered: None })
     }
 
-    /// Allocates ordinary memory, lets some threads touch it, and registers it in the current context, for all devices.
-    /// Zeroed.
-    fn register(cuda: &Cuda, bytes: u64, threads: u32) -> Result<Self> {
-        let what = || format!("{bytes} bytes of pinned host memory");
-        let out_of_memory = || Error::new(Code::OutOfMemory, "cuMemHostRegister", what());
-        let size = usize::try_from(bytes).map_err(|_| out_of_memory())?;
-        let layout = Layout::from_size_align(size, PAGE_BYTES).map_err(|_| out_of_memory())?;
-        assert!(size > 0, "a block of pinned memory has bytes");
-        // SAFETY: the size is not 0.
-        let pointer = unsafe { std::alloc::alloc(layout) };
-        if pointer.is_null() {
-            return Err(out_of_memory());
-        }
-        // SAFETY: these bytes were allocated just now and nobody else knows them; uninitialised ones are no other type's.
-        zero(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<MaybeUninit<u8>>(), size) }, threads);
-        // SAFETY: the range is allocated, and stays so until it is unregistered in `free`.
-        let outcome = unsafe { cuda.table.host_register(pointer.cast(), size, sys::HOST_REGISTER_PORTABLE) };
-        if let Err(error) = cuda.check(outcome, what) {
-            // SAFETY: allocated above with this layout; the driver refused it, and nobody else knows it.
-            unsafe { std::alloc::dealloc(pointer, layout) };
-            return Err(error);
-        }
-        Ok(Self { start: pointer as u64, bytes, registered: Some(layout) })
+    /// Takes memory from the system, has some threads touch it, and pins it, for all devices. Zeroed.
+    pub(super) fn register(cuda: &Cuda, bytes: u64, prefault_threads: u32) -> Result<Self> {
+        let what = || format!("{bytes} bytes of pinned host memory, touched by {prefault_threads} threads");
+        let mut memory = Anonymous::new(bytes).map_err(|error| {
+            Error::new(Code::OutOfMemory, "cuMemHostRegister", format!("{}: {error}", what()))
+        })?;
+        memory.prefault(prefault_threads);
+        let pointer = memory.pointer();
+        // SAFETY: the range is our own mapping, which stays until the driver has let go of it.
+        let outcome =
+            unsafe { cuda.table.host_register(pointer.cast(), bytes as usize, sys::HOST_REGISTER_PORTABLE) };
+        cuda.check(outcome, what)?;
+        Ok(Self { start: pointer as u64, bytes, registered: Some(memory) })
     }
 
     /// The address for the driver.
@@ -86,21 +70,15 @@ impl PinnedBlock {
 
     /// Gives the memory back. The caller has the only share of the block, and drops it on success.
     fn free(&self, cuda: &Cuda) -> Result<()> {
-        let what = || format!("{} bytes at {:#x}", self.bytes, self.start);
-        // SAFETY: `host_allocate` or `host_register` had this pointer. No host access or captured graph uses the block, since
-        // nobody else has a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
+        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nobody else has
+        // a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
         let outcome = unsafe {
             match self.registered {
                 None => cuda.table.host_free(self.pointer()),
                 Some(_) => cuda.table.host_unregister(self.pointer()),
             }
         };
-        cuda.check(outcome, what)?;
-        if let Some(layout) = self.registered {
-            // SAFETY: allocated with this layout, registered no more, and nobody else has a share of it.
-            unsafe { std::alloc::dealloc(self.pointer().cast(), layout) };
-        }
-        Ok(())
+        cuda.check(outcome, || format!("{} bytes at {:#x}", self.bytes, self.start))
     }
 
     /// Copies out of the block. The range must lie in it.
@@ -218,25 +196,6 @@ impl Pinned {
     }
 }
 
-/// Zeroes memory with up to so many threads, and thereby gives every page of it a frame.
-fn zero(memory: &mut [MaybeUninit<u8>], threads: u32) {
-    let pieces = Mutex::new(memory.chunks_mut(PIECE_BYTES));
-    let work = || {
-        // The lock is held only while a piece is taken.
-        let next = || lock(&pieces).next();
-        while let Some(piece) = next() {
-            piece.fill(MaybeUninit::new(0));
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // This thread does the work of those that the system has no room for.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-}
-
 impl CudaDriver {
     pub(super) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         if bytes == 0 {
@@ -245,9 +204,15 @@ impl CudaDriver {
         // The memory is for all devices, so any context will do: one that exists, if there is one.
         let device = self.devices.iter().find(|device| device.existing_context().is_some());
         self.enter(device.map_or(0, |device| device.index))?;
-        let block = match flags.register_threads {
-            0 => PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?,
-            threads => PinnedBlock::register(&self.cuda, bytes, threads)?,
+        let block = match flags.method {
+            HostMethod::Allocate => PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?,
+            HostMethod::Register { .. } if flags.write_combined => {
+                let detail = "memory of the process cannot be made write-combined: use HostMethod::Allocate";
+                return Err(Error::new(Code::InvalidValue, "cuMemHostRegister", detail));
+            }
+            HostMethod::Register { prefault_threads } => {
+                PinnedBlock::register(&self.cuda, bytes, prefault_threads)?
+            }
         };
         let start = block.start;
         let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
@@ -317,16 +282,6 @@ mod tests {
     use super::*;
 
     /// A block over memory of the test's own.
-    #[test]
-    fn every_byte_is_zeroed_whatever_the_number_of_threads() {
-        for threads in [1, 2, 8] {
-            let mut memory = vec![MaybeUninit::new(7); 3 * PIECE_BYTES + 1];
-            zero(&mut memory, threads);
-            // SAFETY: each byte was initialised at the start.
-            assert!(memory.iter().all(|byte| unsafe { byte.assume_init() } == 0));
-        }
-    }
-
     fn block(memory: &mut [u64]) -> PinnedBlock {
         PinnedBlock { start: memory.as_mut_ptr() as u64, bytes: memory.len() as u64 * 8, registered: None }
     }

@@ -15,8 +15,15 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub(super) enum RangeKind {
     /// `memory_allocate`.
     Plain,
+    /// `memory_allocate_managed`.
+    Managed,
+    /// `ipc_open`, so many times.
+    Ipc { opened: u32 },
     /// `memory_allocate_async`.
     Pool,
+    /// `memory_allocate_async` on a stream that captured: the graph's. It may be freed after each launch, so it stays listed
+    /// until a node frees it, or its addresses are given out again.
+    Graph,
     /// `address_reserve`.
     Reserved,
 }
@@ -44,7 +51,53 @@ pub(super) enum Lookup {
 #[derive(Default)]
 pub(super) struct Ranges {
     ranges: RwLock<BTreeMap<u64, Range>>,
-    mappings: RwLock<BTreeMap<u64, u64>>,
+    mappings: RwLock<Mappings>,
+}
+
+/// What is mapped. A large allocation is made of thousands of mappings side by side, and a copy asks about all of it at once:
+/// so neighbours are also kept as one run.
+#[derive(Default)]
+struct Mappings {
+    /// The length of each mapping by its first address.
+    lengths: BTreeMap<u64, u64>,
+    /// The same addresses as stretches without a gap: first address and the one after the last. No two of them touch.
+    runs: BTreeMap<u64, u64>,
+}
+
+impl Mappings {
+    fn add(&mut self, start: u64, bytes: u64) {
+        self.lengths.insert(start, bytes);
+        let (mut first, mut end) = (start, start + bytes);
+        if let Some(next) = self.runs.remove(&end) {
+            end = next;
+        }
+        if let Some((&before, _)) = self.runs.range(..start).next_back().filter(|(_, stop)| **stop == start) {
+            first = before;
+        }
+        self.runs.insert(first, end);
+    }
+
+    /// Removes whole mappings side by side.
+    fn remove(&mut self, start: u64, bytes: u64) {
+        let end = start + bytes;
+        let gone: Vec<u64> = self.lengths.range(start..end).map(|(&first, _)| first).collect();
+        for first in gone {
+            self.lengths.remove(&first);
+        }
+        let Some((&first, &stop)) = self.runs.range(..=start).next_back() else { return };
+        self.runs.remove(&first);
+        if first < start {
+            self.runs.insert(first, start);
+        }
+        if end < stop {
+            self.runs.insert(end, stop);
+        }
+    }
+
+    fn covers(&self, start: u64, bytes: u64) -> bool {
+        let run = self.runs.range(..=start).next_back();
+        run.is_some_and(|(_, &stop)| start < stop && bytes <= stop - start)
+    }
 }
 
 impl Ranges {
@@ -79,39 +132,68 @@ impl Ranges {
         }
     }
 
-    /// Whether all of the range, which ends inside the address space, is mapped.
+    /// Whether all of the range is mapped.
     fn is_mapped(&self, start: u64, bytes: u64) -> bool {
-        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
-        let Some((&first, _)) = mappings.range(..=start).next_back() else { return false };
-        let end = start.saturating_add(bytes);
-        let mut covered = first;
-        for (&first, &length) in mappings.range(first..end.max(first + 1)) {
-            if first != covered {
-                break;
-            }
-            covered = first + length;
+        self.read_mappings().covers(start, bytes)
+    }
+
+    fn read_mappings(&self) -> RwLockReadGuard<'_, Mappings> {
+        self.mappings.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_mappings(&self) -> RwLockWriteGuard<'_, Mappings> {
+        self.mappings.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The range that starts there.
+    pub(super) fn starting_at(&self, start: u64) -> Option<Range> {
+        self.read().get(&start).copied()
+    }
+
+    /// The range that `[start, start + bytes)` lies in.
+    pub(super) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
+        let ranges = self.read();
+        let (&first, range) = ranges.range(..=start).next_back()?;
+        let offset = start - first;
+        (offset < range.bytes && bytes <= range.bytes - offset).then_some(*range)
+    }
+
+    /// Notes that memory of another process was opened there, which may be open already.
+    pub(super) fn open(&self, start: u64, range: Range) {
+        let mut ranges = self.write();
+        match ranges.get_mut(&start).map(|known| &mut known.kind) {
+            Some(RangeKind::Ipc { opened }) => *opened += 1,
+            _ => drop(ranges.insert(start, range)),
         }
-        start < covered && end <= covered
+    }
+
+    /// Notes that memory of another process that starts there was closed once.
+    pub(super) fn close(&self, start: u64) -> Option<Range> {
+        let mut ranges = self.write();
+        let range = ranges.get_mut(&start)?;
+        let closed = *range;
+        let RangeKind::Ipc { opened } = &mut range.kind else { return None };
+        *opened -= 1;
+        if *opened == 0 {
+            ranges.remove(&start);
+        }
+        Some(closed)
     }
 
     /// Whether the range lies in one that was reserved.
     pub(super) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
-        let ranges = self.read();
-        ranges.range(..=start).next_back().is_some_and(|(&first, range)| {
-            let offset = start - first;
-            range.kind == RangeKind::Reserved && offset < range.bytes && bytes <= range.bytes - offset
-        })
+        self.around(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
     }
 
     pub(super) fn note_mapping(&self, start: u64, bytes: u64) {
-        self.mappings.write().unwrap_or_else(PoisonError::into_inner).insert(start, bytes);
+        self.write_mappings().add(start, bytes);
     }
 
     /// Whether `[start, start + bytes)` is made of whole mappings.
     pub(super) fn is_whole_mappings(&self, start: u64, bytes: u64) -> bool {
-        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
+        let mappings = self.read_mappings();
         let mut next = start;
-        for (&first, &length) in mappings.range(start..start.saturating_add(bytes)) {
+        for (&first, &length) in mappings.lengths.range(start..start.saturating_add(bytes)) {
             if first != next {
                 return false;
             }
@@ -120,16 +202,14 @@ impl Ranges {
         bytes > 0 && next == start.saturating_add(bytes)
     }
 
-    /// Forgets the mappings in the range.
+    /// Forgets the mappings in the range, which is made of whole ones.
     pub(super) fn forget_mappings(&self, start: u64, bytes: u64) {
-        let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
-        mappings.retain(|&first, _| first < start || first >= start.saturating_add(bytes));
+        self.write_mappings().remove(start, bytes);
     }
 
     /// Whether anything is mapped in the range.
     pub(super) fn has_mapping(&self, start: u64, bytes: u64) -> bool {
-        let mappings = self.mappings.read().unwrap_or_else(PoisonError::into_inner);
-        mappings.range(start..start.saturating_add(bytes)).next().is_some()
+        self.read_mappings().lengths.range(start..start.saturating_add(bytes)).next().is_some()
     }
 }
 
@@ -183,5 +263,46 @@ mod tests {
         ranges.forget_mappings(0, 30);
         assert!(!ranges.has_mapping(0, 40));
         assert!(ranges.has_mapping(0, 41));
+    }
+
+    /// Pages come and go one by one and in groups; the runs always say the same as the pages.
+    #[test]
+    fn runs_are_what_the_mappings_say() {
+        let ranges = Ranges::default();
+        ranges.insert(0, Range { bytes: 640, kind: RangeKind::Reserved, device: 0 });
+        let mut mapped = [false; 64];
+        let mut state = 1_u64;
+        for _ in 0..3000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (first, count) = ((state >> 33) as usize % 64, (state >> 45) as usize % 5 + 1);
+            let last = (first + count).min(64);
+            let pages = &mut mapped[first..last];
+            if pages.iter().all(|page| *page) {
+                ranges.forget_mappings(first as u64 * 10, (last - first) as u64 * 10);
+                pages.fill(false);
+            } else if pages.iter().all(|page| !*page) {
+                (first..last).for_each(|page| ranges.note_mapping(page as u64 * 10, 10));
+                pages.fill(true);
+            }
+            let (from, to) = ((state >> 20) as usize % 64, (state >> 27) as usize % 64);
+            let (from, to) = (from.min(to), from.max(to) + 1);
+            let expected = mapped[from..to].iter().all(|page| *page);
+            let seen = ranges.look_up(from as u64 * 10 + 3, (to - from) as u64 * 10 - 5);
+            assert_eq!(seen == Lookup::Inside, expected, "pages {from} to {to} of {mapped:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_another_process_is_closed_as_often_as_it_was_opened() {
+        let ranges = Ranges::default();
+        let range = Range { bytes: 100, kind: RangeKind::Ipc { opened: 1 }, device: 0 };
+        ranges.open(1000, range);
+        ranges.open(1000, range);
+        assert!(ranges.close(1000).is_some());
+        assert_eq!(ranges.look_up(1000, 100), Lookup::Inside);
+        assert!(ranges.close(1000).is_some());
+        assert!(ranges.close(1000).is_none());
+        ranges.insert(2000, plain(10));
+        assert!(ranges.close(2000).is_none(), "plain memory was not opened");
     }
 }

@@ -10,6 +10,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use super::table::entry_points;
+use crate::{HandleType, PhysicalFlags};
 
 macro_rules! raw_handles {
     ($($name:ident)*) => {$(
@@ -55,19 +56,35 @@ pub(super) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Plain memory of a device.
-    pub(super) const fn of_device(device: RawDevice) -> Self {
+    /// Memory of a device.
+    pub(super) const fn of_device(device: RawDevice, flags: PhysicalFlags) -> Self {
         Self {
             kind: ALLOCATION_PINNED,
-            handle_types: 0,
+            handle_types: handle_type_number(flags.share_as),
             location: MemoryLocation { kind: LOCATION_DEVICE, id: device },
             windows_metadata: 0,
             compression_kind: 0,
-            gpu_direct_capable: 0,
+            gpu_direct_capable: flags.gpu_direct_rdma as u8,
             usage: 0,
             reserved: [0; 4],
         }
     }
+}
+
+/// `CUmemAllocationHandleType`.
+pub(super) const fn handle_type_number(handle_type: Option<HandleType>) -> c_uint {
+    match handle_type {
+        None => 0,
+        Some(HandleType::FileDescriptor) => HANDLE_TYPE_FILE_DESCRIPTOR,
+        Some(HandleType::Fabric) => HANDLE_TYPE_FABRIC,
+    }
+}
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RawIpcHandle {
+    pub(super) bytes: [u8; 64],
 }
 
 /// `CUmemAccessDesc`.
@@ -103,11 +120,31 @@ pub(super) struct EdgeData {
 
 pub(super) const ALLOCATION_PINNED: c_uint = 1;
 pub(super) const LOCATION_DEVICE: c_uint = 1;
+pub(super) const LOCATION_HOST: c_uint = 2;
+pub(super) const HANDLE_TYPE_FILE_DESCRIPTOR: c_uint = 1;
+pub(super) const HANDLE_TYPE_FABRIC: c_uint = 8;
 pub(super) const ACCESS_NONE: c_uint = 0;
 pub(super) const ACCESS_READ: c_uint = 1;
 pub(super) const ACCESS_READ_WRITE: c_uint = 3;
 pub(super) const GRANULARITY_MINIMUM: c_uint = 0;
+pub(super) const POOL_REUSE_FOLLOW_EVENT_DEPENDENCIES: c_uint = 1;
+pub(super) const POOL_REUSE_ALLOW_OPPORTUNISTIC: c_uint = 2;
+pub(super) const POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES: c_uint = 3;
 pub(super) const POOL_RELEASE_THRESHOLD: c_uint = 4;
+pub(super) const POOL_RESERVED_CURRENT: c_uint = 5;
+pub(super) const POOL_RESERVED_HIGH: c_uint = 6;
+pub(super) const POOL_USED_CURRENT: c_uint = 7;
+pub(super) const POOL_USED_HIGH: c_uint = 8;
+pub(super) const ATTACH_GLOBAL: c_uint = 1;
+pub(super) const ADVISE_SET_READ_MOSTLY: c_uint = 1;
+pub(super) const ADVISE_UNSET_READ_MOSTLY: c_uint = 2;
+pub(super) const ADVISE_SET_PREFERRED_LOCATION: c_uint = 3;
+pub(super) const ADVISE_UNSET_PREFERRED_LOCATION: c_uint = 4;
+pub(super) const ADVISE_SET_ACCESSED_BY: c_uint = 5;
+pub(super) const ADVISE_UNSET_ACCESSED_BY: c_uint = 6;
+/// The host as a device, for the call that knows no locations.
+pub(super) const DEVICE_CPU: RawDevice = -1;
+pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -151,9 +188,15 @@ pub(super) enum DeviceAttribute {
     ComputeCapabilityMajor = 75,
     ComputeCapabilityMinor = 76,
     MaxRegistersPerMultiprocessor = 82,
+    ManagedMemory = 83,
+    ConcurrentManagedAccess = 89,
     MaxSharedMemoryPerBlockOptin = 97,
+    HostRegisterSupported = 99,
     VirtualMemorySupported = 102,
+    FileDescriptorHandlesSupported = 103,
+    GpuDirectRdmaWithVirtualMemorySupported = 110,
     MemoryPoolsSupported = 115,
+    FabricHandlesSupported = 128,
 }
 
 /// `CUfunction_attribute`.
@@ -205,6 +248,18 @@ entry_points! {
         memory_free = "cuMemFree" @ 3020 c"cuMemFree_v2" (pointer: RawPointer);
         host_allocate = "cuMemHostAlloc" @ 2020 c"cuMemHostAlloc"
             (pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
+        memory_allocate_managed = "cuMemAllocManaged" @ 6000 c"cuMemAllocManaged"
+            (pointer: *mut RawPointer, bytes: usize, flags: c_uint);
+        advise_v1 = "cuMemAdvise" @ 8000 c"cuMemAdvise"
+            (pointer: RawPointer, bytes: usize, advice: c_uint, device: RawDevice);
+        advise_v2 = "cuMemAdvise" @ 12020 c"cuMemAdvise_v2"
+            (pointer: RawPointer, bytes: usize, advice: c_uint, location: MemoryLocation);
+        address_range = "cuMemGetAddressRange" @ 3020 c"cuMemGetAddressRange_v2"
+            (start: *mut RawPointer, bytes: *mut usize, pointer: RawPointer);
+        ipc_export = "cuIpcGetMemHandle" @ 4010 c"cuIpcGetMemHandle" (handle: *mut RawIpcHandle, pointer: RawPointer);
+        ipc_open = "cuIpcOpenMemHandle" @ 11000 c"cuIpcOpenMemHandle_v2"
+            (pointer: *mut RawPointer, handle: RawIpcHandle, flags: c_uint);
+        ipc_close = "cuIpcCloseMemHandle" @ 4010 c"cuIpcCloseMemHandle" (pointer: RawPointer);
         host_free = "cuMemFreeHost" @ 2000 c"cuMemFreeHost" (pointer: *mut c_void);
         host_register = "cuMemHostRegister" @ 6050 c"cuMemHostRegister_v2"
             (pointer: *mut c_void, bytes: usize, flags: c_uint);
@@ -217,6 +272,12 @@ entry_points! {
         physical_create = "cuMemCreate" @ 10020 c"cuMemCreate"
             (physical: *mut RawPhysical, bytes: usize, properties: *const AllocationProperties, flags: c_ulonglong);
         physical_release = "cuMemRelease" @ 10020 c"cuMemRelease" (physical: RawPhysical);
+        physical_export = "cuMemExportToShareableHandle" @ 10020 c"cuMemExportToShareableHandle"
+            (target: *mut c_void, physical: RawPhysical, handle_type: c_uint, flags: c_ulonglong);
+        physical_import = "cuMemImportFromShareableHandle" @ 10020 c"cuMemImportFromShareableHandle"
+            (physical: *mut RawPhysical, source: *mut c_void, handle_type: c_uint);
+        physical_properties = "cuMemGetAllocationPropertiesFromHandle" @ 10020 c"cuMemGetAllocationPropertiesFromHandle"
+            (properties: *mut AllocationProperties, physical: RawPhysical);
         memory_map = "cuMemMap" @ 10020 c"cuMemMap"
             (pointer: RawPointer, bytes: usize, offset: usize, physical: RawPhysical, flags: c_ulonglong);
         memory_unmap = "cuMemUnmap" @ 10020 c"cuMemUnmap" (pointer: RawPointer, bytes: usize);
@@ -228,6 +289,8 @@ entry_points! {
             (pool: *mut RawPool, properties: *const PoolProperties);
         pool_destroy = "cuMemPoolDestroy" @ 11020 c"cuMemPoolDestroy" (pool: RawPool);
         pool_set_attribute = "cuMemPoolSetAttribute" @ 11020 c"cuMemPoolSetAttribute"
+            (pool: RawPool, attribute: c_uint, value: *mut c_void);
+        pool_get_attribute = "cuMemPoolGetAttribute" @ 11020 c"cuMemPoolGetAttribute"
             (pool: RawPool, attribute: c_uint, value: *mut c_void);
         pool_trim = "cuMemPoolTrimTo" @ 11020 c"cuMemPoolTrimTo" (pool: RawPool, keep_bytes: usize);
         pool_allocate = "cuMemAllocFromPoolAsync" @ 11020 c"cuMemAllocFromPoolAsync"
@@ -310,6 +373,10 @@ entry_points! {
             (graph: RawGraph, from: *mut RawGraphNode, to: *mut RawGraphNode, count: *mut usize);
         graph_get_edges_v2 = "cuGraphGetEdges" @ 12030 c"cuGraphGetEdges_v2"
             (graph: RawGraph, from: *mut RawGraphNode, to: *mut RawGraphNode, edges: *mut EdgeData, count: *mut usize);
+        graph_node_predecessors_v1 = "cuGraphNodeGetDependencies" @ 10000 c"cuGraphNodeGetDependencies"
+            (node: RawGraphNode, nodes: *mut RawGraphNode, count: *mut usize);
+        graph_node_predecessors_v2 = "cuGraphNodeGetDependencies" @ 12030 c"cuGraphNodeGetDependencies_v2"
+            (node: RawGraphNode, nodes: *mut RawGraphNode, edges: *mut EdgeData, count: *mut usize);
         graph_node_get_type = "cuGraphNodeGetType" @ 10000 c"cuGraphNodeGetType"
             (node: RawGraphNode, kind: *mut c_uint);
         graph_instantiate = "cuGraphInstantiateWithFlags" @ 11040 c"cuGraphInstantiateWithFlags"

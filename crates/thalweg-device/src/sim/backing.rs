@@ -14,6 +14,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
+use crate::anonymous;
+
 /// The unit of simulated physical memory. A multiple of the page of every host that we know (4, 16 or 64 KiB).
 pub(super) const PAGE_BYTES: u64 = 64 << 10;
 
@@ -79,7 +81,7 @@ impl Backing {
 
     /// Makes a part of the reservation inaccessible again.
     pub(super) fn unmap(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        self.remap(offset, bytes, libc::PROT_NONE, INACCESSIBLE, -1, 0)
+        self.remap(offset, bytes, libc::PROT_NONE, anonymous::PRIVATE, -1, 0)
     }
 
     /// Gives the host's memory behind a part of a device's file back. It reads as zeros afterwards. A host that cannot do
@@ -132,8 +134,6 @@ impl Drop for Backing {
     }
 }
 
-const INACCESSIBLE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-
 /// Reserves addresses for a window and an area behind it: a large area, or as much as the host grants.
 fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
     let mut factor = AREA_FACTOR;
@@ -142,31 +142,24 @@ fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
             .checked_mul(1 + factor)
             .filter(|&bytes| usize::try_from(bytes).is_ok())
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory));
-        match reserved_bytes.and_then(|bytes| Ok((anonymous_mapping(bytes, libc::PROT_NONE)?, bytes))) {
+        match reserved_bytes.and_then(|bytes| Ok((anonymous::map(bytes, libc::PROT_NONE)?, bytes))) {
             Err(_) if factor > 1 => factor /= 2,
             outcome => return outcome,
         }
     }
 }
 
-fn anonymous_mapping(bytes: u64, protection: i32) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new anonymous mapping at an address that the system chooses touches nothing that exists.
-    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, INACCESSIBLE, -1, 0) };
-    if mapped == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(NonNull::new(mapped.cast()).expect("mmap does not choose address 0"))
-}
-
+/// A file of so many bytes that no name leads to.
 #[cfg(target_os = "linux")]
-fn anonymous_file(bytes: u64) -> io::Result<File> {
+pub(super) fn anonymous_file(bytes: u64) -> io::Result<File> {
     // SAFETY: a system call with a valid C string.
     let file = unsafe { libc::memfd_create(c"thalweg-simulated-gpu".as_ptr(), libc::MFD_CLOEXEC) };
     sized(file, bytes)
 }
 
+/// A file of so many bytes that no name leads to.
 #[cfg(not(target_os = "linux"))]
-fn anonymous_file(bytes: u64) -> io::Result<File> {
+pub(super) fn anonymous_file(bytes: u64) -> io::Result<File> {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -188,37 +181,4 @@ fn sized(descriptor: i32, bytes: u64) -> io::Result<File> {
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(bytes)?;
     Ok(file)
-}
-
-/// Host memory of its own: what pinned memory is made of. Zeroed.
-#[derive(Debug)]
-pub(super) struct Anonymous {
-    pointer: NonNull<u8>,
-    bytes: u64,
-}
-
-// SAFETY: as for `Backing`.
-unsafe impl Send for Anonymous {}
-// SAFETY: as for `Backing`.
-unsafe impl Sync for Anonymous {}
-
-impl Anonymous {
-    /// `bytes` of zeroed memory.
-    pub(super) fn new(bytes: u64) -> io::Result<Self> {
-        let pointer = anonymous_mapping(bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(Self { pointer, bytes })
-    }
-
-    /// Its first byte.
-    pub(super) fn pointer(&self) -> *mut u8 {
-        self.pointer.as_ptr()
-    }
-}
-
-impl Drop for Anonymous {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping of `new`; the executor has made sure that no running command uses it.
-        let status = unsafe { libc::munmap(self.pointer.as_ptr().cast(), self.bytes as usize) };
-        debug_assert_eq!(status, 0, "munmap of our own mapping");
-    }
 }

@@ -153,6 +153,13 @@ impl State {
         found.expect("a stream's capture is under way")
     }
 
+    /// The serial number of the graph that the stream captures into, if it captures.
+    pub(super) fn graph_of_capture(&self, own: u64) -> Option<u64> {
+        let branch = self.stream(own).capture.as_ref()?;
+        let graph = self.capture(branch.capture).graph;
+        Some(self.graphs.get(graph).expect("a capture owns its graph").serial())
+    }
+
     // ---- Building -------------------------------------------------------------------------------------------------
 
     /// Adds a node after the stream's branch.

@@ -7,7 +7,7 @@ use super::capture;
 use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use super::executor::{Body, CommandId};
 use super::machine::Locked;
-use super::memory::Piece;
+use super::memory::{Piece, Sharing};
 use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
 use super::stream::PRIORITY_RANGE;
@@ -15,10 +15,12 @@ use super::task::{HostTarget, Task, Work};
 use super::virtual_memory::GRANULARITY_BYTES;
 use super::{SimDriver, transfer};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
-use crate::driver::{
-    Driver, EventFlags, FunctionAttributes, HostFlags, HostFunction, MemoryAccess, MemoryInfo,
-};
+use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::memory::{
+    HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags, PoolAttributes, PoolUsage,
+    ShareableHandle,
+};
 use crate::module::Image;
 use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
 use crate::{
@@ -126,7 +128,13 @@ impl Driver for SimDriver {
             is_integrated: false,
             virtual_memory: true,
             virtual_memory_granularity_bytes: GRANULARITY_BYTES,
+            shares_file_descriptors: true,
+            shares_fabric_handles: true,
+            gpu_direct_rdma_with_virtual_memory: false,
             memory_pools: true,
+            managed_memory: true,
+            concurrent_managed_access: true,
+            host_register: true,
             stream_priority_range: PRIORITY_RANGE,
             libraries: LibrarySupport { matmul: true },
         })
@@ -297,7 +305,31 @@ impl Driver for SimDriver {
         self.enter("cuMemAlloc", |state| {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate")?;
-            state.memory.plain_allocate(device, bytes).map(DevicePointer::new)
+            state.memory.plain_allocate(device, bytes, Sharing::Plain).map(DevicePointer::new)
+        })
+    }
+
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.enter("cuMemAllocManaged", |state| {
+            state.usable(device)?;
+            state.forbid_in_capture("memory_allocate_managed")?;
+            state.memory.plain_allocate(device, bytes, Sharing::Managed).map(DevicePointer::new)
+        })
+    }
+
+    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
+        self.enter("cuMemAdvise", |state| {
+            use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
+            state.memory.check_managed(pointer.address(), bytes)?;
+            match advice {
+                PreferredLocation(Some(location)) | AccessedBy(location) | NotAccessedBy(location) => {
+                    match location {
+                        MemoryLocation::Device(device) => state.usable(device),
+                        MemoryLocation::Host => Ok(()),
+                    }
+                }
+                PreferredLocation(None) | ReadMostly(_) => Ok(()),
+            }
         })
     }
 
@@ -305,9 +337,13 @@ impl Driver for SimDriver {
         let address = pointer.address();
         self.enter_and_wait("cuMemFree", |mut locked| {
             let (device, _) = locked.memory.plain_pieces(address)?;
+            locked.memory.check_not_open(address)?;
             locked.forbid_in_capture("memory_free")?;
             let work = locked.device_frontier(device);
-            let find = |state: &State| state.memory.plain_pieces(address).map(|(_, pieces)| pieces);
+            let find = |state: &State| {
+                state.memory.check_not_open(address)?;
+                state.memory.plain_pieces(address).map(|(_, pieces)| pieces)
+            };
             take_away(locked.wait_for(&work), find, |state| state.memory.plain_free(address))
         })
     }
@@ -323,10 +359,14 @@ impl Driver for SimDriver {
         self.enter("cuMemAddressFree", |state| state.memory.address_free(pointer.address(), bytes))
     }
 
-    fn physical_create(&self, device: u32, bytes: u64) -> Result<PhysicalHandle> {
+    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
         self.enter("cuMemCreate", |state| {
             state.usable(device)?;
-            state.memory.physical_create(device, bytes).map(PhysicalHandle::from_raw)
+            if flags.gpu_direct_rdma {
+                let detail = "no network card reaches simulated memory: leave `gpu_direct_rdma` off";
+                return Err(Refusal::new(Code::NotSupported, detail));
+            }
+            state.memory.physical_create(device, bytes, flags.share_as).map(PhysicalHandle::from_raw)
         })
     }
 
@@ -365,6 +405,39 @@ impl Driver for SimDriver {
         })
     }
 
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
+        self.enter("cuMemExportToShareableHandle", |state| state.memory.physical_export(physical.raw()))
+    }
+
+    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
+        self.enter("cuMemImportFromShareableHandle", |state| {
+            state.usable(device)?;
+            state.memory.physical_import(device, bytes, handle).map(PhysicalHandle::from_raw)
+        })
+    }
+
+    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
+        self.enter("cuIpcGetMemHandle", |state| state.memory.ipc_export(pointer.address()))
+    }
+
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
+        self.enter("cuIpcOpenMemHandle", |state| {
+            state.usable(device)?;
+            state.forbid_in_capture("ipc_open")?;
+            state.memory.ipc_open(device, handle).map(DevicePointer::new)
+        })
+    }
+
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
+        let address = pointer.address();
+        self.enter_and_wait("cuIpcCloseMemHandle", |mut locked| {
+            locked.memory.opened_pieces(address)?;
+            locked.forbid_in_capture("ipc_close")?;
+            let find = |state: &State| state.memory.opened_pieces(address);
+            take_away(locked, find, |state| state.memory.ipc_close(address))
+        })
+    }
+
     fn pool_create(&self, device: u32) -> Result<PoolHandle> {
         self.enter("cuMemPoolCreate", |state| {
             state.usable(device)?;
@@ -389,6 +462,28 @@ impl Driver for SimDriver {
         })
     }
 
+    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
+        self.enter("cuMemPoolGetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            Ok(*state.pools.attributes(pool))
+        })
+    }
+
+    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
+        self.enter("cuMemPoolSetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            *state.pools.attributes(pool) = attributes;
+            Ok(())
+        })
+    }
+
+    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
+        self.enter("cuMemPoolGetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            Ok(state.pools.usage(pool))
+        })
+    }
+
     fn memory_allocate_async(
         &self,
         pool: PoolHandle,
@@ -400,12 +495,16 @@ impl Driver for SimDriver {
             let pool = locked.pool(pool.raw())?;
             let device = locked.pools.device(pool);
             locked.check_alive(device)?;
-            transfer::refuse_pools_in_capture(&locked, own)?;
+            locked.check_capture(own)?;
             loop {
                 let State { pools, memory, .. } = &mut *locked;
                 let refusal = match pools.allocate(pool, bytes, memory) {
                     Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-                    outcome => return outcome.map(DevicePointer::new),
+                    outcome => {
+                        let address = outcome?;
+                        locked.capture_allocation(stream.raw(), address)?;
+                        return Ok(DevicePointer::new(address));
+                    }
                 };
                 // Memory that is free in stream order but not yet in fact is worth waiting for.
                 let frees = locked.pools.pending_frees(pool);
@@ -423,7 +522,12 @@ impl Driver for SimDriver {
         self.submit("cuMemFreeAsync", |state| {
             let own = state.enter(stream.raw())?;
             state.pools.check_live(address)?;
-            transfer::refuse_pools_in_capture(state, own)?;
+            if state.stream(own).capture.is_some() {
+                return state.capture_free(own, address);
+            }
+            if state.free_of_graph(address)? {
+                return Ok(());
+            }
             let command = state.append(own, Body::PoolFree(address));
             state.pools.set_freeing(address, SmallVec::from_slice(&[command]));
             Ok(())
@@ -432,10 +536,19 @@ impl Driver for SimDriver {
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
 
-    fn host_allocate(&self, bytes: u64, _flags: HostFlags) -> Result<HostPointer> {
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         self.enter("cuMemHostAlloc", |state| {
             state.forbid_in_capture("host_allocate")?;
-            state.memory.pinned_allocate(bytes).map(HostPointer::new)
+            let prefault_threads = match flags.method {
+                HostMethod::Allocate => 0,
+                HostMethod::Register { .. } if flags.write_combined => {
+                    let detail =
+                        "memory of the process cannot be made write-combined: use HostMethod::Allocate";
+                    return Err(Refusal::new(Code::InvalidValue, detail));
+                }
+                HostMethod::Register { prefault_threads } => prefault_threads,
+            };
+            state.memory.pinned_allocate(bytes, prefault_threads).map(HostPointer::new)
         })
     }
 
@@ -602,6 +715,14 @@ impl Driver for SimDriver {
 
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         Ok(capture::exchange_thread_mode(mode))
+    }
+
+    fn graph_node_predecessors(
+        &self,
+        graph: GraphHandle,
+        node: GraphNodeHandle,
+    ) -> Result<Vec<GraphNodeHandle>> {
+        self.enter("cuGraphNodeGetDependencies", |state| state.graph_node_predecessors(graph.raw(), node))
     }
 
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {

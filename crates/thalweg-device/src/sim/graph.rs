@@ -44,11 +44,17 @@ pub(super) struct Executable {
     /// The nodes that no other comes after.
     sinks: SmallVec<[u32; 2]>,
     last_launch: Frontier,
+    /// The graph whose memory it holds, if that has any.
+    memory: Option<u64>,
 }
 
 impl Graph {
     pub(super) fn new(serial: u64) -> Self {
         Self { serial, nodes: Vec::new(), is_complete: false }
+    }
+
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// Adds a node and returns its number.
@@ -126,6 +132,19 @@ impl State {
         Ok(self.graph(handle)?.describe())
     }
 
+    pub(super) fn graph_node_predecessors(
+        &self,
+        handle: u64,
+        node: GraphNodeHandle,
+    ) -> Outcome<Vec<GraphNodeHandle>> {
+        let graph = self.graph(handle)?;
+        let index = graph.index(node).ok_or_else(|| {
+            Refusal::new(Code::InvalidValue, format!("{node:?} is not a node of the graph"))
+        })?;
+        let predecessors = &graph.nodes[index as usize].predecessors;
+        Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
+    }
+
     pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
         if !self.graph(handle)?.is_complete {
             let detail = "the graph is under construction and belongs to its capture: end that first";
@@ -137,20 +156,26 @@ impl State {
 
     pub(super) fn drop_graph(&mut self, handle: u64) {
         if let Some(graph) = self.graphs.remove(handle) {
+            self.let_go_of_graph_memory(graph.serial);
             self.trash.push(Box::new(graph));
         }
     }
 
     pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
-        let nodes: Arc<[Node]> = self.graph(handle)?.nodes.as_slice().into();
-        let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new() };
+        let graph = self.graph(handle)?;
+        let (nodes, serial): (Arc<[Node]>, u64) = (graph.nodes.as_slice().into(), graph.serial);
+        let memory = self.hold_graph_memory(serial);
+        let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new(), memory };
         Ok(self.executables.insert(executable))
     }
 
     pub(super) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
         let executable =
             self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
+        if let Some(memory) = executable.memory {
+            self.let_go_of_graph_memory(memory);
+        }
         self.trash.push(Box::new(executable));
         Ok(())
     }
@@ -183,6 +208,9 @@ impl State {
         self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);
         let executable = self.executables.get_mut(handle).expect("found above");
         executable.last_launch = Frontier::from_slice(&[exit]);
+        if let Some(memory) = executable.memory {
+            self.launched_graph_memory(memory, &Frontier::from_slice(&[exit]));
+        }
         Ok(())
     }
 }

@@ -25,12 +25,14 @@ use std::io;
 
 use smallvec::SmallVec;
 
-use super::backing::{Anonymous, Backing, PAGE_BYTES};
+use super::backing::{Backing, PAGE_BYTES};
 use super::ranges::{FreeRanges, Range};
 use super::refusal::{Outcome, Refusal};
+use super::sharing::Exports;
 use super::table::Table;
 use super::virtual_memory::{PhysicalMemory, Reservation};
-use crate::command::Access;
+use crate::anonymous::Anonymous;
+use crate::command::{Access, AccessMode};
 use crate::{Code, MemoryInfo};
 
 /// The first device address.
@@ -53,8 +55,13 @@ pub(super) struct Memory {
     devices: Vec<DeviceMemory>,
     pub(super) area: FreeRanges,
     pinned_addresses: FreeRanges,
+    /// The number of the driver, for what it exports.
+    pub(super) machine: u16,
     spans: BTreeMap<u64, Span>,
-    allocations: BTreeMap<u64, Allocation>,
+    pub(super) allocations: BTreeMap<u64, Allocation>,
+    pub(super) exports: Exports,
+    /// Exported plain memory that is mapped a second time, by that address.
+    pub(super) opened: BTreeMap<u64, Opened>,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) physicals: Table<std::sync::Arc<PhysicalMemory>>,
     /// Segments that go as soon as nothing that runs touches them.
@@ -83,11 +90,21 @@ pub(super) struct Span {
     pub(super) sharing: Sharing,
 }
 
+/// Plain memory at an address besides its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opened {
+    /// Its own.
+    pub(super) origin: u64,
+    pub(super) bytes: u64,
+}
+
 /// Who may touch a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sharing {
     /// Everybody.
     Pinned,
+    /// Everybody.
+    Managed,
     /// The owner, and devices that have enabled access to it.
     Plain,
     /// The owner.
@@ -116,7 +133,7 @@ impl HostAddress {
 }
 
 #[derive(Debug)]
-enum Allocation {
+pub(super) enum Allocation {
     Plain(Segment),
     Pinned { memory: Anonymous, bytes: u64 },
 }
@@ -127,7 +144,7 @@ pub(super) struct Segment {
     pub(super) device: u32,
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pieces: SmallVec<[Range; 1]>,
+    pub(super) pieces: SmallVec<[Range; 1]>,
     windowed: bool,
 }
 
@@ -175,8 +192,11 @@ impl Memory {
             devices: (0..devices).map(|_| device()).collect(),
             area: FreeRanges::new(area_start, area_bytes),
             pinned_addresses: FreeRanges::new(PINNED_BASE, PINNED_BYTES),
+            machine: driver,
             spans: BTreeMap::new(),
             allocations: BTreeMap::new(),
+            exports: Exports::default(),
+            opened: BTreeMap::new(),
             reservations: BTreeMap::new(),
             physicals: Table::new(driver),
             condemned: Vec::new(),
@@ -324,10 +344,10 @@ impl Memory {
 
     // ---- Plain and pinned allocations -----------------------------------------------------------------------------
 
-    pub(super) fn plain_allocate(&mut self, device: u32, bytes: u64) -> Outcome<u64> {
+    pub(super) fn plain_allocate(&mut self, device: u32, bytes: u64, sharing: Sharing) -> Outcome<u64> {
         let segment = self.segment_create(device, nonzero(bytes)?)?;
         let address = segment.address;
-        self.add_spans(&segment, address, bytes, Sharing::Plain);
+        self.add_spans(&segment, address, bytes, sharing);
         self.allocations.insert(address, Allocation::Plain(segment));
         Ok(address)
     }
@@ -351,13 +371,28 @@ impl Memory {
         self.segment_release(segment);
     }
 
-    pub(super) fn pinned_allocate(&mut self, bytes: u64) -> Outcome<u64> {
+    /// Checks that a range is managed memory. Here that is ordinary memory of a device: advice changes nothing.
+    pub(super) fn check_managed(&self, address: u64, bytes: u64) -> Outcome<()> {
+        let all = Access { start: address, bytes: nonzero(bytes)?, mode: AccessMode::Read };
+        let is_managed = |_| self.spans_in(address, bytes).all(|(_, span)| span.sharing == Sharing::Managed);
+        let around = self.spans.range(..=address).next_back();
+        let begins = around.is_some_and(|(_, span)| span.sharing == Sharing::Managed);
+        if begins && self.resolve(0, &[all], Toucher::Copy).is_ok_and(is_managed) {
+            return Ok(());
+        }
+        let detail = format!("{bytes} bytes at {address:#x} are not within managed memory");
+        Err(Refusal::new(Code::InvalidValue, detail))
+    }
+
+    /// Takes memory of the host, which is touched by some threads first.
+    pub(super) fn pinned_allocate(&mut self, bytes: u64, prefault_threads: u32) -> Outcome<u64> {
         let reserved = nonzero(bytes)?.checked_next_multiple_of(PINNED_PAGE_BYTES);
         let refuse = |detail| Refusal::new(Code::OutOfMemory, detail);
         let no_room = || refuse(format!("no room for {bytes} bytes of pinned memory"));
         let reserved = reserved.filter(|&bytes| bytes <= PINNED_BYTES).ok_or_else(no_room)?;
-        let memory = Anonymous::new(reserved)
+        let mut memory = Anonymous::new(reserved)
             .map_err(|error| refuse(format!("{bytes} bytes of pinned memory: {error}")))?;
+        memory.prefault(prefault_threads);
         let address = self.pinned_addresses.take(reserved, PINNED_PAGE_BYTES).ok_or_else(no_room)?;
         let span = Span {
             bytes,
@@ -520,7 +555,7 @@ impl Memory {
     fn permitted(&self, device: u32, span: &Span, writes: bool, toucher: Toucher) -> bool {
         let by_owner = device == span.owner || toucher == Toucher::Copy;
         match span.sharing {
-            Sharing::Pinned => true,
+            Sharing::Pinned | Sharing::Managed => true,
             Sharing::Pool => by_owner,
             Sharing::Plain => by_owner || self.devices[device as usize].peers & bit(span.owner) != 0,
             Sharing::Mapped { readers, writers } => {

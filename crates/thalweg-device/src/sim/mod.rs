@@ -8,8 +8,9 @@
 //! # How it is built
 //! - `executor` knows commands and the edges between them, and the range lock. `schedule` decides which ready command
 //!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
-//! - `stream`, `capture`, `graph`, `code`, `transfer` and `pool` turn calls into commands.
-//! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist.
+//! - `stream`, `capture`, `graph`, `graph_memory`, `code`, `transfer` and `pool` turn calls into commands.
+//! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
+//!   and imports them.
 //! - `driver` is the trait, thin.
 //!
 //! # Why no program is undefined behaviour
@@ -31,12 +32,14 @@ mod code;
 mod driver;
 mod executor;
 mod graph;
+mod graph_memory;
 mod machine;
 mod memory;
 mod pool;
 mod ranges;
 mod refusal;
 mod schedule;
+mod sharing;
 mod state;
 mod stream;
 mod table;

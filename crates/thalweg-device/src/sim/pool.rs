@@ -4,7 +4,7 @@
 //! order; a free is a command without work, and when it is reached the memory is free in the pool again. Until then it
 //! stays touchable, as on a card.
 //!
-//! Invariants: a pool's free ranges and its allocations make up its segments exactly; a destroyed pool has at least one
+//! Invariants: a pool's free ranges and its allocations make up its segments exactly, and its usage says how much; a destroyed pool has at least one
 //! allocation, and goes with the last.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::executor::Frontier;
 use super::memory::{Memory, Segment, Sharing, nonzero};
 use super::ranges::{FreeRanges, Range};
 use super::refusal::{Outcome, Refusal};
-use crate::Code;
+use crate::{Code, PoolAttributes, PoolUsage};
 
 /// The unit of an allocation.
 const UNIT_BYTES: u64 = 512;
@@ -32,8 +32,12 @@ pub(super) struct Pools {
 struct Pool {
     device: u32,
     destroyed: bool,
+    /// Kept for whoever asks. Memory of this pool is reused as soon as its free is over, whatever they say, and goes back
+    /// to the device when it is trimmed: what an attribute allows is not what it demands.
+    attributes: PoolAttributes,
     allocations: usize,
     segments: Vec<PoolSegment>,
+    usage: PoolUsage,
 }
 
 #[derive(Debug)]
@@ -52,7 +56,14 @@ struct Allocation {
 impl Pools {
     pub(super) fn create(&mut self, device: u32) -> u64 {
         self.last += 1;
-        let pool = Pool { device, destroyed: false, allocations: 0, segments: Vec::new() };
+        let pool = Pool {
+            device,
+            destroyed: false,
+            attributes: PoolAttributes::default(),
+            allocations: 0,
+            segments: Vec::new(),
+            usage: PoolUsage::default(),
+        };
         self.pools.insert(self.last, pool);
         self.last
     }
@@ -67,14 +78,22 @@ impl Pools {
         self.pools[&pool].device
     }
 
+    pub(super) fn attributes(&mut self, pool: u64) -> &mut PoolAttributes {
+        &mut self.pool(pool).attributes
+    }
+
+    pub(super) fn usage(&self, pool: u64) -> PoolUsage {
+        self.pools[&pool].usage
+    }
+
     /// Gives segments without an allocation back, down to `keep_bytes` in all.
     pub(super) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
-        let segments = &mut self.pool(pool).segments;
-        let mut held: u64 = segments.iter().map(|entry| entry.segment.bytes).sum();
+        let Pool { segments, usage, .. } = self.pool(pool);
+        let held = &mut usage.reserved_bytes;
         for position in (0..segments.len()).rev() {
             let PoolSegment { segment, free } = &segments[position];
-            if free.total() == segment.bytes && held - segment.bytes >= keep_bytes {
-                held -= segment.bytes;
+            if free.total() == segment.bytes && *held - segment.bytes >= keep_bytes {
+                *held -= segment.bytes;
                 memory.condemn(segments.remove(position).segment);
             }
         }
@@ -98,11 +117,16 @@ impl Pools {
                     .or_else(|_| memory.segment_create(entry.device, rounded))?;
                 let mut free = FreeRanges::new(segment.address, segment.bytes);
                 let address = free.take(rounded, UNIT_BYTES).expect("the segment is large enough");
+                entry.usage.reserved_bytes += segment.bytes;
                 entry.segments.push(PoolSegment { segment, free });
                 (entry.segments.len() - 1, address)
             }
         };
         entry.allocations += 1;
+        let usage = &mut entry.usage;
+        usage.used_bytes += rounded;
+        usage.used_peak_bytes = usage.used_peak_bytes.max(usage.used_bytes);
+        usage.reserved_peak_bytes = usage.reserved_peak_bytes.max(usage.reserved_bytes);
         memory.add_spans(&entry.segments[number].segment, address, bytes, Sharing::Pool);
         self.allocations.insert(address, Allocation { pool, bytes, freeing: None });
         Ok(address)
@@ -145,6 +169,7 @@ impl Pools {
         let entry = pool.segments.iter_mut().find(around).expect("an allocation lies in its pool");
         entry.free.release(Range { start: address, bytes });
         pool.allocations -= 1;
+        pool.usage.used_bytes -= bytes;
         self.collect(allocation.pool, memory);
     }
 

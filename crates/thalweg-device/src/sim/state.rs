@@ -5,11 +5,13 @@
 //! the critical section and never wait.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 
 use super::capture::Capture;
 use super::code::{Function, Module};
 use super::executor::{Executor, Frontier, Job};
 use super::graph::{Executable, Graph};
+use super::graph_memory::GraphMemory;
 use super::machine::Crew;
 use super::memory::Memory;
 use super::pool::Pools;
@@ -34,6 +36,8 @@ pub(super) struct State {
     pub(super) graphs: Table<Graph>,
     pub(super) executables: Table<Executable>,
     pub(super) last_graph_serial: u64,
+    /// What graphs have allocated, by their serial numbers.
+    pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
     /// What is dropped after the critical section, since it owns values of the program.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) crew: Crew,
@@ -73,6 +77,7 @@ impl State {
             graphs: Table::new(driver),
             executables: Table::new(driver),
             last_graph_serial: 0,
+            graph_memory: BTreeMap::new(),
             trash: Vec::new(),
             crew: Crew::default(),
         })

@@ -86,15 +86,3 @@ pub(super) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(
     locked.executor.release(claim);
     Ok(())
 }
-
-/// Stream-ordered allocation does not go into a graph here.
-pub(super) fn refuse_pools_in_capture(state: &State, own: u64) -> Outcome<()> {
-    if state.stream(own).capture.is_none() {
-        return Ok(());
-    }
-    Err(Refusal::new(
-        Code::NotSupported,
-        "the simulator captures no stream-ordered allocation: allocate before the capture, or from a pool of addresses \
-         that outlives the graph",
-    ))
-}

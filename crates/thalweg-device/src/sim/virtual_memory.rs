@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::memory::{DEVICE_BASE, Memory, Piece, Sharing, Span, bit, nonzero, physical_base};
 use super::ranges::Range;
 use super::refusal::{Outcome, Refusal};
-use crate::{Code, MemoryAccess};
+use crate::{Code, HandleType, MemoryAccess};
 
 /// The unit of reserving, creating and mapping.
 pub(super) const GRANULARITY_BYTES: u64 = 2 << 20;
@@ -34,8 +34,10 @@ struct Mapping {
 /// Physical memory without an address.
 #[derive(Debug)]
 pub(super) struct PhysicalMemory {
-    device: u32,
-    bytes: u64,
+    pub(super) device: u32,
+    pub(super) bytes: u64,
+    /// As what it can be exported.
+    pub(super) share_as: Option<HandleType>,
     pieces: SmallVec<[Range; 1]>,
 }
 
@@ -86,10 +88,19 @@ impl Memory {
         }
     }
 
-    pub(super) fn physical_create(&mut self, device: u32, bytes: u64) -> Outcome<u64> {
+    pub(super) fn physical_create(
+        &mut self,
+        device: u32,
+        bytes: u64,
+        share_as: Option<HandleType>,
+    ) -> Outcome<u64> {
         granular("bytes", nonzero(bytes)?)?;
         let pieces = self.take_pages(device, bytes)?;
-        Ok(self.physicals.insert(Arc::new(PhysicalMemory { device, bytes, pieces })))
+        Ok(self.physicals.insert(Arc::new(PhysicalMemory { device, bytes, share_as, pieces })))
+    }
+
+    pub(super) fn physical(&self, handle: u64) -> Outcome<&Arc<PhysicalMemory>> {
+        self.physicals.get(handle).ok_or_else(|| no_physical(handle))
     }
 
     pub(super) fn physical_release(&mut self, handle: u64) -> Outcome<()> {
@@ -102,7 +113,7 @@ impl Memory {
         granular("bytes", nonzero(bytes)?)?;
         granular("offset", offset)?;
         granular("address", address)?;
-        let physical = Arc::clone(self.physicals.get(handle).ok_or_else(|| no_physical(handle))?);
+        let physical = Arc::clone(self.physical(handle)?);
         if offset.checked_add(bytes).is_none_or(|end| end > physical.bytes) {
             return Err(Refusal::new(
                 Code::InvalidValue,

@@ -3,7 +3,7 @@
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
     Access, Code, Copy, DevicePointer, Driver, Endpoint, Fill, FillPattern, HostFlags, Label, MemoryAccess,
-    StreamHandle,
+    PhysicalFlags, StreamHandle,
 };
 
 use super::sim_support::{Gate, append, code, launch, number, read, sim};
@@ -124,7 +124,7 @@ fn mapped_memory_can_be_moved_and_aliased() {
     let page = driver.device_properties(0).unwrap().virtual_memory_granularity_bytes;
     let range = driver.address_reserve(0, 4 * page).unwrap();
     assert_eq!(driver.memory_info(0).unwrap().free_bytes, 64 * MIB, "addresses cost no memory");
-    let physical = driver.physical_create(0, 2 * page).unwrap();
+    let physical = driver.physical_create(0, 2 * page, PhysicalFlags::default()).unwrap();
     driver.memory_map(range, page, physical, 0).unwrap();
     driver.memory_map(range.offset(page), page, physical, page).unwrap();
     driver.memory_map(range.offset(2 * page), page, physical, 0).unwrap();
@@ -158,7 +158,7 @@ fn aliases_are_one_memory_to_the_range_lock() {
     let driver = SimDriver::new(SimConfig { workers: 4, ..SimConfig::default() }).unwrap();
     let page = driver.device_properties(0).unwrap().virtual_memory_granularity_bytes;
     let range = driver.address_reserve(0, 2 * page).unwrap();
-    let physical = driver.physical_create(0, page).unwrap();
+    let physical = driver.physical_create(0, page, PhysicalFlags::default()).unwrap();
     for offset in [0, page] {
         driver.memory_map(range.offset(offset), page, physical, 0).unwrap();
     }
@@ -200,7 +200,7 @@ fn mapped_memory_is_closed_until_access_is_set() {
     let driver = sim(1);
     let page = driver.device_properties(0).unwrap().virtual_memory_granularity_bytes;
     let range = driver.address_reserve(0, page).unwrap();
-    let physical = driver.physical_create(0, page).unwrap();
+    let physical = driver.physical_create(0, page, PhysicalFlags::default()).unwrap();
     assert_eq!(code(driver.memory_map(range.offset(4096), page, physical, 0)), Code::InvalidValue);
     assert_eq!(code(driver.memory_map(range, 2 * page, physical, 0)), Code::InvalidValue);
     driver.memory_map(range, page, physical, 0).unwrap();

@@ -1,0 +1,94 @@
+//! Memory: the driver as the allocators' upstream, and [`Buffer`], what a tensor holds.
+//!
+//! [`DriverUpstream`] is the only place where the allocators' words (segments, pages, stream numbers) and the driver's
+//! (pointers, physical memory, streams) meet. Each of its modules implements one trait of `thalweg_memory`.
+
+mod captures;
+mod managed;
+mod pages;
+mod stream_ordered;
+#[cfg(test)]
+mod tests;
+mod upstream;
+
+use std::sync::Arc;
+
+use thalweg_device::{CaptureMode, DevicePointer, Driver};
+use thalweg_memory::{AllocationError, Block};
+
+pub use self::managed::ManagedMemory;
+pub(crate) use self::upstream::DriverUpstream;
+use crate::{Device, Error, Result, Stream};
+
+/// Makes a call that a capture of another thread or device would forbid, and that is harmless to it: allocation, and asking
+/// for events that were recorded outside captures.
+pub(crate) fn outside_capture<T>(
+    driver: &Arc<dyn Driver>,
+    call: impl FnOnce() -> thalweg_device::Result<T>,
+) -> thalweg_device::Result<T> {
+    let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
+    let result = call();
+    driver.thread_exchange_capture_mode(former)?;
+    result
+}
+
+/// An allocator's refusal as an error: the driver's own error where that is the cause.
+pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(cause) = source {
+        if let Some(driver_error) = cause.downcast_ref::<thalweg_device::Error>() {
+            let answer: thalweg_device::Result<()> = Err(driver_error.clone());
+            return device.check(answer).expect_err("made from an error");
+        }
+        source = cause.source();
+    }
+    if error.is_out_of_memory() {
+        Error::out_of_memory(error.to_string())
+    } else if error.is_capture() {
+        Error::capture(format!("{device}: {error}"))
+    } else {
+        Error::invalid(format!("{device}: {error}"))
+    }
+}
+
+/// A piece of device memory from the caching allocator. It belongs to the stream it was allocated on: work there may use it
+/// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
+/// [`Buffer::record_stream`] before the drop.
+#[derive(Debug)]
+pub struct Buffer {
+    device: Device,
+    block: Block,
+}
+
+impl Buffer {
+    /// At least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
+    pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
+        let device = stream.device();
+        let block = device
+            .allocator()
+            .allocate(bytes, stream.id())
+            .map_err(|error| from_allocation(device, error))?;
+        Ok(Self { device: device.clone(), block })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The address.
+    pub fn pointer(&self) -> DevicePointer {
+        DevicePointer::new(self.block.address())
+    }
+
+    /// The bytes that were asked for.
+    pub fn size_bytes(&self) -> u64 {
+        self.block.requested_bytes()
+    }
+
+    /// Says that work on `stream` uses the memory: after the drop it is not reused before the work that the stream has at
+    /// that moment is done.
+    pub fn record_stream(&self, stream: &Stream) {
+        self.block.record_stream(stream.id());
+    }
+}

@@ -1,0 +1,92 @@
+//! Addresses apart from memory: the driver's virtual memory as the allocators ask for it.
+//!
+//! These calls are allowed in every capture and are a part of none, so nothing is wrapped here. A page is one piece of
+//! physical memory, made so that it can be shared with another process where the device can do that: making it so costs
+//! nothing, and memory that was made otherwise can never be shared.
+
+use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
+use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
+
+use super::upstream::{DriverUpstream, handle, upstream_error};
+
+impl DriverUpstream {
+    /// Maps the pages side by side and opens them to the device. On an error some of them may be mapped: how many bytes.
+    fn map_and_open(
+        &self,
+        start: DevicePointer,
+        page_bytes: u64,
+        pages: &[PageId],
+    ) -> Result<(), (u64, thalweg_device::Error)> {
+        let mut mapped = 0;
+        for page in pages {
+            let page = PhysicalHandle::from_raw(page.raw());
+            self.driver
+                .memory_map(start.offset(mapped), page_bytes, page, 0)
+                .map_err(|error| (mapped, error))?;
+            mapped += page_bytes;
+        }
+        // One call for all: on a card it costs half of what a call a page does.
+        self.driver
+            .memory_set_access(start, mapped, self.device, MemoryAccess::ReadWrite)
+            .map_err(|error| (mapped, error))
+    }
+}
+
+impl VirtualMemory for DriverUpstream {
+    fn granularity_bytes(&self) -> u64 {
+        // `virtual_memory` has asked the driver and was told that there is some.
+        self.properties().map_or(1 << 21, |properties| properties.virtual_memory_granularity_bytes)
+    }
+
+    fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        let reserved = self.driver.address_reserve(self.device, bytes);
+        reserved.map(DevicePointer::address).map_err(upstream_error)
+    }
+
+    fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.driver.address_free(DevicePointer::new(address), bytes).map_err(upstream_error)
+    }
+
+    fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
+        let can_share = self.properties().is_some_and(|properties| properties.shares_file_descriptors);
+        let share_as = can_share.then_some(HandleType::FileDescriptor);
+        let flags = PhysicalFlags { share_as, ..PhysicalFlags::default() };
+        let page = self.driver.physical_create(self.device, bytes, flags).map_err(upstream_error)?;
+        Ok(PageId::from_raw(page.raw()))
+    }
+
+    fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
+        self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)
+    }
+
+    fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let start = DevicePointer::new(address);
+        let (mapped, error) = match self.map_and_open(start, page_bytes, pages) {
+            Ok(()) => return Ok(()),
+            Err(failure) => failure,
+        };
+        if mapped == 0 {
+            return Err(upstream_error(error));
+        }
+        match self.driver.memory_unmap(start, mapped) {
+            Ok(()) => Err(upstream_error(error)),
+            // The device is beyond help, most likely: whoever reads this should know that the range is not empty.
+            Err(second) => {
+                let more =
+                    format!("and {mapped} bytes stay mapped at {address:#x}, since undoing failed: {second}");
+                Err(UpstreamError::Other(Box::new(error.with_detail(&more))))
+            }
+        }
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.driver.memory_unmap(DevicePointer::new(address), bytes).map_err(upstream_error)
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError> {
+        self.wait_for_stream(handle(stream)).map_err(upstream_error)
+    }
+}

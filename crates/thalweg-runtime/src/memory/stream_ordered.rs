@@ -1,0 +1,52 @@
+//! The driver's stream-ordered allocator, as the allocators ask for it.
+//!
+//! Each device has a pool of its own, made at the first request: the driver's default pool is shared with every other
+//! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
+
+use thalweg_device::{DevicePointer, PoolHandle};
+use thalweg_memory::{StreamId, StreamOrdered, UpstreamError};
+
+use super::outside_capture;
+use super::upstream::{DriverUpstream, handle, lock, upstream_error};
+
+impl DriverUpstream {
+    fn pool(&self) -> Result<PoolHandle, UpstreamError> {
+        let mut pool = lock(&self.pool);
+        match *pool {
+            Some(pool) => Ok(pool),
+            None => {
+                let made = outside_capture(&self.driver, || self.driver.pool_create(self.device));
+                Ok(*pool.insert(made.map_err(upstream_error)?))
+            }
+        }
+    }
+}
+
+impl StreamOrdered for DriverUpstream {
+    fn allocate_async(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
+        let allocated = self.driver.memory_allocate_async(self.pool()?, bytes, handle(stream));
+        allocated.map(DevicePointer::address).map_err(upstream_error)
+    }
+
+    fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError> {
+        let freed = self
+            .stream_behind(handle(stream))
+            .and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
+        freed.map_err(upstream_error)
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError> {
+        let Some(pool) = *lock(&self.pool) else { return Ok(()) };
+        outside_capture(&self.driver, || self.driver.pool_trim(pool, keep_bytes)).map_err(upstream_error)
+    }
+
+    fn reserved_bytes(&self) -> Result<u64, UpstreamError> {
+        let Some(pool) = *lock(&self.pool) else { return Ok(0) };
+        let usage = self.driver.pool_usage(pool).map_err(upstream_error)?;
+        Ok(usage.reserved_bytes)
+    }
+
+    fn synchronize(&self) -> Result<(), UpstreamError> {
+        outside_capture(&self.driver, || self.driver.device_synchronize(self.device)).map_err(upstream_error)
+    }
+}

@@ -1,0 +1,240 @@
+//! The driver as the source of segments, pinned memory and events.
+//!
+//! # Streams that are gone
+//! An allocator may name a stream whose handle was given up since ([`ForgottenStreams`]): memory outlives the streams that
+//! used it. What is asked of such a stream is asked of a *stand-in*, a stream of our own that is made to wait for the last
+//! work of the forgotten one. Several threads may use it at a time, and then wait for more than they need.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustc_hash::FxHashMap;
+use thalweg_device::{
+    CaptureStatus, Code, DevicePointer, DeviceProperties, Driver, EventFlags, EventHandle, HostFlags,
+    HostPointer, PoolHandle, StreamHandle,
+};
+use thalweg_memory::{
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, StreamOrdered, Upstream,
+    UpstreamError, VirtualMemory,
+};
+
+use super::outside_capture;
+use crate::forgotten::{ForgottenStreams, LastWork};
+
+/// A driver as what the allocators stand on.
+pub(crate) struct DriverUpstream {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) device: u32,
+    forgotten: Arc<ForgottenStreams>,
+    /// Stands for forgotten streams; made when first needed.
+    stand_in: Mutex<Option<StreamHandle>>,
+    events: Mutex<EventCache>,
+    /// The stream-ordered pool; made when first needed.
+    pub(super) pool: Mutex<Option<PoolHandle>>,
+    properties: OnceLock<DeviceProperties>,
+}
+
+/// Events that were made once and are used again.
+#[derive(Default)]
+struct EventCache {
+    /// The device of every event that was made.
+    device_of: FxHashMap<EventHandle, u32>,
+    /// Those that nobody has, by device.
+    spare: FxHashMap<u32, Vec<EventHandle>>,
+}
+
+impl EventCache {
+    fn give_back(&mut self, event: EventHandle) {
+        let device = self.device_of[&event];
+        self.spare.entry(device).or_default().push(event);
+    }
+}
+
+pub(super) fn upstream_error(error: thalweg_device::Error) -> UpstreamError {
+    if error.is_out_of_memory() { UpstreamError::OutOfMemory } else { UpstreamError::Other(Box::new(error)) }
+}
+
+pub(super) const fn handle(stream: StreamId) -> StreamHandle {
+    StreamHandle::from_raw(stream.raw())
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DriverUpstream {
+    pub(crate) fn new(driver: Arc<dyn Driver>, device: u32, forgotten: Arc<ForgottenStreams>) -> Self {
+        Self {
+            driver,
+            device,
+            forgotten,
+            stand_in: Mutex::new(None),
+            events: Mutex::default(),
+            pool: Mutex::new(None),
+            properties: OnceLock::new(),
+        }
+    }
+
+    /// What the device can do, if the driver says. (The cache of pinned memory never asks, so it makes no context.)
+    pub(super) fn properties(&self) -> Option<&DeviceProperties> {
+        if self.properties.get().is_none() {
+            let properties = self.driver.device_properties(self.device).ok()?;
+            return Some(self.properties.get_or_init(|| properties));
+        }
+        self.properties.get()
+    }
+
+    /// The stream that stands behind all work of `stream`: itself, while it is there.
+    pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_device::Result<StreamHandle> {
+        let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
+        let last = self.forgotten.last_work(stream);
+        if let Some(LastWork::Unknown) = last {
+            return Err(error);
+        }
+        let mut slot = lock(&self.stand_in);
+        let stand_in = match *slot {
+            Some(stand_in) => stand_in,
+            None => *slot.insert(self.driver.stream_create(self.device, 0)?),
+        };
+        drop(slot);
+        if let Some(LastWork::Event(event)) = last {
+            self.driver.stream_wait_event(stand_in, event)?;
+        }
+        Ok(stand_in)
+    }
+
+    /// Blocks until the work that the stream was given is done. A stream that captures cannot be waited for: that would
+    /// break the capture, so it is refused before.
+    pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_device::Result<()> {
+        let driver = &self.driver;
+        if let Err(error) = driver.stream_device(stream) {
+            return match self.forgotten.last_work(stream) {
+                None => Ok(()),
+                Some(LastWork::Event(event)) => outside_capture(driver, || driver.event_synchronize(event)),
+                Some(LastWork::Unknown) => Err(error),
+            };
+        }
+        if driver.stream_capture_info(stream)?.status != CaptureStatus::None {
+            return Err(thalweg_device::Error::new(
+                Code::StreamCaptureUnsupported,
+                "stream_synchronize",
+                format!("{stream:?} captures, and nothing on it runs: wait for it after the capture"),
+            ));
+        }
+        outside_capture(driver, || driver.stream_synchronize(stream))
+    }
+
+    /// Whether the stream is gone, and was not capturing when it went.
+    pub(super) fn left_no_capture(&self, stream: StreamHandle) -> bool {
+        let is_gone = self.driver.stream_device(stream).is_err();
+        is_gone && !matches!(self.forgotten.last_work(stream), Some(LastWork::Unknown))
+    }
+
+    fn take_event(&self, device: u32) -> thalweg_device::Result<EventHandle> {
+        let mut events = lock(&self.events);
+        if let Some(event) = events.spare.get_mut(&device).and_then(Vec::pop) {
+            return Ok(event);
+        }
+        let event = self.driver.event_create(device, EventFlags::default())?;
+        events.device_of.insert(event, device);
+        Ok(event)
+    }
+}
+
+impl Events for DriverUpstream {
+    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
+        let stream = self.stream_behind(handle(stream)).map_err(upstream_error)?;
+        let device = self.driver.stream_device(stream).map_err(upstream_error)?;
+        let event = self.take_event(device).map_err(upstream_error)?;
+        match self.driver.event_record(event, stream) {
+            Ok(()) => Ok(EventId::from_raw(event.raw())),
+            Err(error) => {
+                lock(&self.events).give_back(event);
+                Err(upstream_error(error))
+            }
+        }
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
+        let event = EventHandle::from_raw(event.raw());
+        outside_capture(&self.driver, || self.driver.event_query(event)).map_err(upstream_error)
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
+        let event = EventHandle::from_raw(event.raw());
+        outside_capture(&self.driver, || self.driver.event_synchronize(event)).map_err(upstream_error)
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+        let event = EventHandle::from_raw(event.raw());
+        self.driver.stream_wait_event(handle(stream), event).map_err(upstream_error)
+    }
+
+    fn release_event(&self, event: EventId) {
+        lock(&self.events).give_back(EventHandle::from_raw(event.raw()));
+    }
+}
+
+impl Upstream for DriverUpstream {
+    fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
+        outside_capture(&self.driver, || self.driver.memory_allocate(self.device, bytes))
+            .map(DevicePointer::address)
+            .map_err(upstream_error)
+    }
+
+    fn free(&self, address: u64, _bytes: u64, _stream: StreamId) -> Result<(), UpstreamError> {
+        outside_capture(&self.driver, || self.driver.memory_free(DevicePointer::new(address)))
+            .map_err(upstream_error)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
+        let info = self.driver.memory_info(self.device).map_err(upstream_error)?;
+        Ok(MemoryInfo { free_bytes: info.free_bytes, total_bytes: info.total_bytes })
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.properties()?.virtual_memory.then_some(self)
+    }
+
+    fn stream_ordered(&self) -> Option<&dyn StreamOrdered> {
+        self.properties()?.memory_pools.then_some(self)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
+    }
+}
+
+impl HostUpstream for DriverUpstream {
+    fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
+        let method = match method {
+            HostMethod::Allocate => thalweg_device::HostMethod::Allocate,
+            HostMethod::Register { threads } => {
+                thalweg_device::HostMethod::Register { prefault_threads: threads }
+            }
+        };
+        let flags = HostFlags { method, ..HostFlags::default() };
+        outside_capture(&self.driver, || self.driver.host_allocate(bytes, flags))
+            .map(HostPointer::address)
+            .map_err(upstream_error)
+    }
+
+    fn free_host(&self, address: u64, _bytes: u64, _method: HostMethod) -> Result<(), UpstreamError> {
+        outside_capture(&self.driver, || self.driver.host_free(HostPointer::new(address)))
+            .map_err(upstream_error)
+    }
+}
+
+impl Drop for DriverUpstream {
+    /// The driver may have lost its context; then it has lost these too, and what it answers says nothing new.
+    fn drop(&mut self) {
+        for event in lock(&self.events).device_of.keys() {
+            let _ = self.driver.event_destroy(*event);
+        }
+        if let Some(stand_in) = lock(&self.stand_in).take() {
+            let _ = self.driver.stream_destroy(stand_in);
+        }
+        if let Some(pool) = lock(&self.pool).take() {
+            let _ = self.driver.pool_destroy(pool);
+        }
+    }
+}
