@@ -548,19 +548,20 @@ pub struct Block {
     requested_bytes: u64,
     /// Not the arena's if the block is borrowed from another stream.
     stream: StreamId,
-    uses: Mutex<Uses>,
+    /// Nearly always none: a block is small, because it is moved about a lot.
+    uses: Mutex<Option<Box<Uses>>>,
 }
 
 impl Block {
     #[inline]
     fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
         let Span { block, address, size_bytes } = span;
-        let uses = Mutex::new(Uses::new());
+        let uses = Mutex::new(None);
         Self { arena, block: Some(block), address, size_bytes, requested_bytes, stream, uses }
     }
 
     fn null(arena: Arc<Arena>) -> Self {
-        let (stream, uses) = (arena.home.stream, Mutex::default());
+        let (stream, uses) = (arena.home.stream, Mutex::new(None));
         Self { arena, block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
     }
 
@@ -594,7 +595,7 @@ impl Block {
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
         if stream != self.stream && !self.is_null() {
-            use_of(&mut self.uses(), stream).at_free = true;
+            use_of(self.uses().get_or_insert_default(), stream).at_free = true;
         }
     }
 
@@ -613,7 +614,7 @@ impl Block {
         }
         let around = self.arena.common.surroundings();
         let mut uses = self.uses();
-        let one = use_of(&mut uses, stream);
+        let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
             return;
         }
@@ -634,7 +635,7 @@ impl Block {
         }
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
+    fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -642,15 +643,26 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        if let Some(block) = self.block {
-            let mut uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-            if self.stream != self.arena.home.stream {
-                // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-                use_of(&mut uses, self.stream).at_free = true;
-                self.arena.forget_own_use(&mut uses);
-            }
-            self.arena.take_back(block, uses);
+        let Some(block) = self.block else { return };
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if uses.is_none() && self.stream == self.arena.home.stream {
+            self.arena.take_back(block, Uses::new());
+        } else {
+            let uses = uses.take().map(|uses| *uses).unwrap_or_default();
+            self.give_back_behind(block, uses);
         }
+    }
+}
+
+impl Block {
+    #[cold]
+    fn give_back_behind(&self, block: BlockId, mut uses: Uses) {
+        if self.stream != self.arena.home.stream {
+            // A borrowed block: all that its borrower was given so far comes before its owner has it back.
+            use_of(&mut uses, self.stream).at_free = true;
+            self.arena.forget_own_use(&mut uses);
+        }
+        self.arena.take_back(block, uses);
     }
 }
 

@@ -374,7 +374,7 @@ pub(crate) struct ArenaState {
     pub(crate) idle: Idle,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
-    hand: Option<Span>,
+    hand: Option<(BlockId, u64)>,
 }
 
 impl ArenaState {
@@ -397,18 +397,21 @@ impl ArenaState {
     /// The block in the hand, if it is just what is asked for.
     #[inline]
     pub(crate) fn from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
-        let span = self.hand.filter(|span| span.size_bytes == request.size_bytes)?;
+        let (block, size_bytes) = self.hand?;
+        if size_bytes != request.size_bytes {
+            return None;
+        }
         self.hand = None;
-        self.blocks.take_again(span.block, request.requested_bytes);
-        self.count_taken(arena, span, request);
-        Some(span)
+        let (address, class) = self.blocks.take_again(block, request.requested_bytes);
+        self.count_taken(arena, class.class, size_bytes, request);
+        Some(Span { block, address, size_bytes })
     }
 
     /// Puts the block in the hand into its bin.
     #[inline]
     pub(crate) fn empty_hand(&mut self, arena: &Arena) {
-        if let Some(span) = self.hand.take() {
-            self.return_to_bins(arena, span.block);
+        if let Some((block, _)) = self.hand.take() {
+            self.return_to_bins(arena, block);
         }
     }
 
@@ -500,20 +503,19 @@ impl ArenaState {
             gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
             gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
         }
-        self.count_taken(arena, span, request);
+        self.count_taken(arena, class, span.size_bytes, request);
         span
     }
 
     #[inline]
-    fn count_taken(&mut self, arena: &Arena, span: Span, request: &Request) {
-        let class = self.blocks.tag(span.block).class;
+    fn count_taken(&mut self, arena: &Arena, class: SizeClass, size_bytes: u64, request: &Request) {
         let gauges = &mut self.gauges;
         gauges.add(class, Quantity::Allocation, 1);
-        gauges.add(class, Quantity::AllocatedBytes, span.size_bytes);
+        gauges.add(class, Quantity::AllocatedBytes, size_bytes);
         gauges.add(class, Quantity::Active, 1);
-        gauges.add(class, Quantity::ActiveBytes, span.size_bytes);
+        gauges.add(class, Quantity::ActiveBytes, size_bytes);
         gauges.add(class, Quantity::RequestedBytes, request.requested_bytes);
-        if span.size_bytes >= self.policy.max_split_bytes {
+        if size_bytes >= self.policy.max_split_bytes {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
         arena.common.totals.changed(arena.number, gauges, class);
@@ -521,10 +523,7 @@ impl ArenaState {
 
     /// Nothing uses a block any more.
     #[inline]
-    fn count_inactive(&mut self, block: BlockId) {
-        let Span { size_bytes, .. } = self.blocks.span(block);
-        let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
-        let class = self.blocks.tag(block).class;
+    fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Active, 1);
         gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
@@ -548,8 +547,7 @@ impl ArenaState {
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
-        let Span { size_bytes, .. } = self.blocks.span(block);
-        let class = self.blocks.tag(block).class;
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Allocation, 1);
         gauges.subtract(class, Quantity::AllocatedBytes, size_bytes);
@@ -559,11 +557,10 @@ impl ArenaState {
         if self.policy.direct {
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
-            self.count_inactive(block);
+            self.count_inactive(class, size_bytes, requested_bytes);
             if self.policy.keeps_hand {
-                let before = self.hand.replace(self.blocks.span(block));
-                if let Some(before) = before {
-                    self.return_to_bins(arena, before.block);
+                if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
+                    self.return_to_bins(arena, before);
                 }
             } else {
                 self.return_to_bins(arena, block);
@@ -583,7 +580,8 @@ impl ArenaState {
             } else if self.policy.direct {
                 self.release_directly(arena, block);
             } else {
-                self.count_inactive(block);
+                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+                self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
             }
         }
