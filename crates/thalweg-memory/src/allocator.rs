@@ -149,7 +149,7 @@ impl DeviceAllocator {
         }
         state.process_events(arena);
         let request = state.request(bytes);
-        if let Some(span) = state.from_hand(arena, &request) {
+        if let Some(span) = state.take_from_hand(arena, &request) {
             drop(state);
             return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
         }

@@ -396,7 +396,7 @@ impl ArenaState {
 
     /// The block in the hand, if it is just what is asked for.
     #[inline]
-    pub(crate) fn from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
+    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
         let (block, size_bytes) = self.hand?;
         if size_bytes != request.size_bytes {
             return None;

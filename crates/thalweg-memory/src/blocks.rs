@@ -279,10 +279,10 @@ impl<Tag: Copy> Blocks<Tag> {
     }
 
     fn are_alike(&self, one: BlockId, other: BlockId) -> bool {
-        match (self.records[one.0].usage, self.records[other.0].usage) {
-            (BlockUse::Free { .. }, BlockUse::Free { .. }) | (BlockUse::Unmapped, BlockUse::Unmapped) => true,
-            _ => false,
-        }
+        matches!(
+            (self.records[one.0].usage, self.records[other.0].usage),
+            (BlockUse::Free { .. }, BlockUse::Free { .. }) | (BlockUse::Unmapped, BlockUse::Unmapped)
+        )
     }
 
     /// Adds the bytes of a removed neighbour. What is free in part since later is free as a whole since later.

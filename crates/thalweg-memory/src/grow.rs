@@ -90,6 +90,19 @@ pub(crate) enum Legal {
     Ordered,
 }
 
+/// Pages that somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageOrder {
+    /// What they are for.
+    pub(crate) request: Request,
+    /// Which blocks may be taken apart.
+    pub(crate) legal: Legal,
+    /// Whether they are for the very arena that gives them.
+    pub(crate) own: bool,
+    /// How many at most.
+    pub(crate) wanted: usize,
+}
+
 /// Where an arena could grow.
 struct Plan {
     /// The first block of the range: free, or unmapped.
@@ -326,20 +339,18 @@ impl ArenaState {
         movable
     }
 
-    /// Takes up to `wanted` free pages of `page_bytes` away, for `class`. The block where the request itself will grow is
-    /// left alone, if it is this arena's. Nothing waits.
+    /// Takes free pages away, as `order` says. The block where the request itself will grow is left alone, if it is this
+    /// arena's. Nothing waits.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
         ledger: &mut Ledger,
-        request: &Request,
-        legal: Legal,
-        own: bool,
-        wanted: usize,
+        order: &PageOrder,
         pages: &mut Vec<PageId>,
     ) {
+        let PageOrder { request, legal, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        let keep = if own { self.plan(request).map(|plan| plan.first) } else { None };
+        let keep = if own { self.plan(&request).map(|plan| plan.first) } else { None };
         let mut missing = wanted;
         for (whole, mut part) in self.movable(legal, keep) {
             if missing == 0 {
@@ -412,10 +423,11 @@ impl ArenaState {
         let pages = self.unmapped(block);
         ledger.bytes_returned(arena.home.owner, class, part.size_bytes);
         // A page that cannot be destroyed is lost to us, and nobody could use it: it has no address.
-        pages
-            .into_iter()
-            .fold(Ok(()), |result, page| result.and(memory.destroy_page(page)))
-            .map_err(|error| AllocationError::upstream("destroy_page", error))
+        let mut result = Ok(());
+        for page in pages {
+            result = result.and(memory.destroy_page(page));
+        }
+        result.map_err(|error| AllocationError::upstream("destroy_page", error))
     }
 
     /// Gives a segment back as it is, at the end. What is refused is lost.

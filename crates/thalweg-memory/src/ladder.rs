@@ -30,7 +30,7 @@ use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Request};
 use crate::blocks::{BlockId, Span};
 use crate::error::{AllocationError, Kind, OutOfMemory};
-use crate::grow::{Legal, found};
+use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
 use crate::settings::CrossStreamReuse;
 use crate::stats::SizeClass;
@@ -131,8 +131,8 @@ impl<'a> Climb<'a> {
     fn after_callbacks(&mut self) -> Step {
         let callbacks = self.cold().free_memory_callbacks.clone();
         // Every one is called: each may free what the others cannot.
-        let freed = callbacks.iter().fold(false, |freed, callback| callback() || freed);
-        if freed { self.cached() } else { Ok(None) }
+        let freed = callbacks.iter().filter(|callback| callback()).count();
+        if freed > 0 { self.cached() } else { Ok(None) }
     }
 
     /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
@@ -366,9 +366,9 @@ impl<'a> Climb<'a> {
         if !own && matches!(legal, Legal::Ordered) && !self.wait_for(donor) {
             return Ok(());
         }
-        let request = self.request;
+        let order = PageOrder { request: self.request, legal, own, wanted };
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
-        state.give_pages(donor, ledger, &request, legal, own, wanted, pages);
+        state.give_pages(donor, ledger, &order, pages);
         Ok(())
     }
 
