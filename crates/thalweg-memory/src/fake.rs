@@ -239,6 +239,16 @@ impl FakeUpstream {
         self.lock().faults.clear();
     }
 
+    /// How many failures have not happened yet.
+    pub fn pending_faults(&self) -> usize {
+        self.lock().faults.len()
+    }
+
+    /// Whether it offers memory that is mapped by hand.
+    pub fn has_virtual_memory(&self) -> bool {
+        self.has_virtual_memory
+    }
+
     /// How often each method was called so far.
     pub fn calls(&self) -> Calls {
         self.lock().calls

@@ -106,6 +106,7 @@ pub mod replay;
 pub mod settings;
 mod slots;
 pub mod snapshot;
+mod spare;
 pub mod stats;
 mod summary;
 pub mod upstream;

@@ -1,5 +1,6 @@
 //! The allocators from outside, on the fake upstream.
 
+mod conformance;
 mod decisions;
 mod faults;
 mod harness;
