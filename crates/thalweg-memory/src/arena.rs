@@ -551,10 +551,10 @@ impl ArenaState {
         span
     }
 
-    /// Puts a block that was taken out of its bin back.
-    pub(crate) fn put_back(&mut self, span: Span) {
+    /// Takes a free block out of its bin.
+    pub(crate) fn take_out(&mut self, span: Span) {
         let Tag { class, registration, .. } = self.blocks.tag(span.block);
-        self.free[class as usize].insert(span, registration);
+        self.free[class as usize].remove(span, registration);
     }
 
     /// Since when a block is free, in searches.
@@ -587,14 +587,16 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Returns to the bins what the order holds back no longer.
+    /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
+    /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
-        while let Some(block) = self.order.pop_ready() {
+        while let Some(block) = self.order.first_ready() {
             if self.holes.contains_key(&block) {
-                self.close_hole(arena, block);
+                self.close_first_hole(arena, block);
             } else if self.policy.direct {
-                self.release_directly(arena, block);
+                self.release_first_directly(arena, block);
             } else {
+                self.order.pop_ready();
                 self.return_to_bins(arena, block);
             }
         }

@@ -239,11 +239,6 @@ impl FakeUpstream {
         self.lock().faults.clear();
     }
 
-    /// How many failures have not happened yet.
-    pub fn pending_faults(&self) -> usize {
-        self.lock().faults.len()
-    }
-
     /// Whether it offers memory that is mapped by hand.
     pub fn has_virtual_memory(&self) -> bool {
         self.has_virtual_memory

@@ -385,11 +385,13 @@ impl ArenaState {
         self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
     }
 
-    /// Nothing in flight touches a hole any more: its addresses are unmapped.
-    pub(crate) fn close_hole(&mut self, arena: &Arena, block: BlockId) {
+    /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
+    pub(crate) fn close_first_hole(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let memory = arena.common.upstream.virtual_memory().expect("who made the hole had virtual memory");
-        if memory.unmap(address, size_bytes).is_err() {
+        let unmapped = memory.unmap(address, size_bytes);
+        self.order.pop_ready();
+        if unmapped.is_err() {
             // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
             self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
             return;
@@ -512,9 +514,9 @@ impl ArenaState {
         }
     }
 
-    /// A free block for a request of another stream, out of its bin. Under `lenient` every block serves that is large
+    /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
     /// enough, whatever its class and size.
-    pub(crate) fn lend(&mut self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
+    pub(crate) fn find_to_lend(&self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
         let classes = [
             request.class,
             if request.class == SizeClass::Small { SizeClass::Large } else { SizeClass::Small },
@@ -525,8 +527,6 @@ impl ArenaState {
                     && (lenient || self.policy.may_serve(request.size_bytes, entry.size_bytes))
             })
         })?;
-        let class = self.blocks.tag(entry.block).class;
-        self.free[class as usize].remove(entry.span(), entry.registration);
         Some(entry.span())
     }
 }

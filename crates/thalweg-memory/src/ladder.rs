@@ -389,12 +389,14 @@ impl<'a> Climb<'a> {
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let around = self.arena.common.surroundings();
         let Ok(recorded) = around.record(donor.home.stream) else { return false };
+        // Kept first, so that it is not lost in a panic.
+        self.waits.push(recorded.event);
         if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
+            self.waits.pop();
             around.events.release_event(recorded.event);
             return false;
         }
         self.arena.common.count_wait();
-        self.waits.push(recorded.event);
         self.waits_left = self.waits_left.saturating_sub(1);
         true
     }
@@ -416,11 +418,11 @@ impl<'a> Climb<'a> {
             }
             let mut state = donor.lock();
             let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
-            let Some(span) = state.lend(&self.request, legal, lenient) else { continue };
+            let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
             if !own && matches!(legal, Legal::Ordered) && !self.wait_for(&donor) {
-                state.put_back(span);
                 continue;
             }
+            state.take_out(span);
             return Ok(Some(self.hand_out(&donor, &mut state, span)));
         }
         Ok(None)

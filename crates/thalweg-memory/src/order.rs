@@ -213,6 +213,12 @@ impl<T: Copy + Eq> Order<T> {
         self.ready.pop_front()
     }
 
+    /// The same, left where it is.
+    #[inline]
+    pub(crate) fn first_ready(&self) -> Option<T> {
+        self.ready.front().copied()
+    }
+
     /// Whether something is ready that was not taken out yet.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
