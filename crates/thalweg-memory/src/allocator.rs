@@ -7,7 +7,6 @@
 //! lock from what is cached there. Only if that fails is the lock of the slow path taken ([`ladder`](crate::ladder)), which
 //! is the one lock that all streams share.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -24,8 +23,9 @@ use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
 use crate::settings::Settings;
 use crate::snapshot::SegmentSnapshot;
+use crate::spare::SparePage;
 use crate::stats::{DeviceStatistics, SizeClass};
-use crate::upstream::{PageId, StreamId, Upstream};
+use crate::upstream::{StreamId, Upstream};
 
 /// Called when memory is short; whether it freed any. It may drop blocks, and must not call the allocator otherwise.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -35,33 +35,7 @@ pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 pub(crate) struct Cold {
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
-    /// Pages that are mapped nowhere, with their size and the class that they are counted in.
-    pub(crate) spare_pages: VecDeque<(PageId, u64, SizeClass)>,
     pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
-}
-
-impl Cold {
-    /// Moves up to `wanted` spare pages to `pages`; how many are still wanted.
-    pub(crate) fn take_spare_pages(
-        &mut self,
-        mut wanted: usize,
-        page_bytes: u64,
-        class: SizeClass,
-        pages: &mut Vec<PageId>,
-    ) -> usize {
-        let mut others = VecDeque::new();
-        while let Some((page, bytes, from)) = self.spare_pages.pop_front() {
-            if wanted > 0 && bytes == page_bytes {
-                pages.push(page);
-                wanted -= 1;
-                self.ledger.bytes_moved(from, class, bytes);
-            } else {
-                others.push_back((page, bytes, from));
-            }
-        }
-        self.spare_pages = others;
-        wanted
-    }
 }
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
@@ -303,9 +277,11 @@ impl DeviceAllocator {
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         let mut cold = self.cold();
         self.scopes.end_streams(pool)?;
+        // First of all, so that a panic of the upstream below does not leave a capture under way for ever.
+        let last = self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1;
         cold.pools.release(pool)?;
         drop(cold);
-        if self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if last {
             for arena in self.common.all_arenas() {
                 arena.end_captures();
             }
@@ -399,10 +375,14 @@ impl DeviceAllocator {
         }
         cold.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        let mut oversize_segments = 0;
         for arena in self.common.all_arenas() {
             let no_split = cold.pools.no_split(arena.home.owner);
-            arena.lock().policy = self.policy(no_split);
+            let mut state = arena.lock();
+            state.set_policy(&arena, self.policy(no_split));
+            oversize_segments += state.oversize_segments();
         }
+        cold.ledger.recount_oversize(oversize_segments);
         Ok(())
     }
 
@@ -469,16 +449,17 @@ impl DeviceAllocator {
         let chosen: Vec<&Arc<Arena>> = arenas.iter().filter(chosen).collect();
         for class in [SizeClass::Large, SizeClass::Small] {
             for arena in &chosen {
-                arena.release_free(&mut cold.ledger, class)?;
+                arena.release_free(cold, class)?;
             }
         }
         if let Some(memory) = self.common.upstream.virtual_memory() {
-            while let Some((page, bytes, class)) = cold.spare_pages.pop_front() {
-                cold.ledger.bytes_returned(Owner::Shared, class, bytes);
-                memory
-                    .destroy_page(page)
-                    .map_err(|error| AllocationError::upstream("destroy_page", error))?;
-            }
+            let mapped = self.common.pages_in_holes();
+            let ledger = &mut cold.ledger;
+            let destroyed = |spare: &SparePage| ledger.page_destroyed(spare.class, spare.bytes);
+            self.common
+                .spare
+                .destroy(memory, &mapped, destroyed)
+                .map_err(|(call, error)| AllocationError::upstream(call, error))?;
         }
         cold.pools.forget_done();
         Ok(())
@@ -507,6 +488,16 @@ impl DeviceAllocator {
             device: self.common.upstream.memory_info().ok(),
             capturing: self.common.is_capturing(),
             rejected: false,
+        }
+    }
+}
+
+impl Drop for DeviceAllocator {
+    fn drop(&mut self) {
+        // Arenas may live on, as long as they have blocks; pages that are in no arena do not.
+        if let Some(memory) = self.common.upstream.virtual_memory() {
+            // What the upstream refuses now is offered again when an arena goes, and then there is nobody to tell.
+            let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
         }
     }
 }
@@ -595,7 +586,7 @@ impl Block {
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
         if stream != self.stream && !self.is_null() {
-            use_of(self.uses().get_or_insert_default(), stream).at_free = true;
+            use_of(self.uses().get_or_insert_default(), stream).note(self.arena.common.is_capturing());
         }
     }
 
@@ -621,17 +612,20 @@ impl Block {
         if around.capturing {
             match around.marks(stream) {
                 Some(marks) => one.marks = marks,
-                None => one.at_free = true,
+                None => one.note(true),
             }
             return;
         }
+        // Until there is an event the use is noted at least: a call that panics tells of nothing else.
+        one.at_free = true;
         match around.record(stream) {
             Ok(recorded) => {
+                one.at_free = false;
                 if let Some(before) = one.event.replace(recorded) {
                     around.events.release_event(before.event);
                 }
             }
-            Err(_) => one.at_free = true,
+            Err(_) => one.eager = true,
         }
     }
 
@@ -659,7 +653,7 @@ impl Block {
     fn give_back_behind(&self, block: BlockId, mut uses: Uses) {
         if self.stream != self.arena.home.stream {
             // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-            use_of(&mut uses, self.stream).at_free = true;
+            use_of(&mut uses, self.stream).note(false);
             self.arena.forget_own_use(&mut uses);
         }
         self.arena.take_back(block, uses);

@@ -27,24 +27,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
 use crate::inbox::Inbox;
-use crate::ledger::Ledger;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::Owner;
 use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
+use crate::spare::SparePages;
 use crate::stats::SizeClass;
-use crate::upstream::{SegmentSource, StreamId, Upstream};
+use crate::upstream::{EventId, PageId, SegmentSource, StreamId, Upstream};
 
 /// What the arenas of one allocator share.
 pub(crate) struct Common {
     pub(crate) upstream: Arc<dyn Upstream>,
     pub(crate) totals: Totals,
+    pub(crate) spare: SparePages,
     /// How many captures are under way on the device.
     pub(crate) captures: AtomicUsize,
     /// Places for recorded events.
@@ -60,6 +62,7 @@ impl Common {
         Arc::new(Self {
             upstream,
             totals: Totals::default(),
+            spare: SparePages::default(),
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
@@ -123,6 +126,15 @@ impl Common {
 
     fn arena(&self, number: u32) -> Option<Arc<Arena>> {
         self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
+    }
+
+    /// The pages that are mapped in holes.
+    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
+        let arenas = self.all_arenas();
+        arenas
+            .iter()
+            .flat_map(|arena| arena.state().holes.values().flatten().copied().collect::<Vec<_>>())
+            .collect()
     }
 
     /// All arenas that are alive, oldest first.
@@ -199,17 +211,45 @@ impl Arena {
     /// The same, but for the block that was freed last: it may still be in the hand.
     #[inline]
     pub(crate) fn lock_with_hand(&self) -> MutexGuard<'_, ArenaState> {
-        let totals = &self.common.totals;
-        if !totals.is_quiet(self.number) {
-            let turned = totals
-                .turn_to(self.number, true, &|number, change| self.common.change_gauges(number, change));
-            debug_assert!(turned, "an arena that is used is there");
-        }
         let mut state = self.state();
+        // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
+        // another arena is exclusive.
+        while !self.common.totals.is_quiet(self.number) {
+            drop(state);
+            self.turn_to();
+            state = self.state();
+        }
         if !self.returned.is_empty() || state.order.has_ready() {
             self.take_in(&mut state);
         }
         state
+    }
+
+    #[cold]
+    fn turn_to(&self) {
+        let with = |number, change: &mut dyn FnMut(&mut Gauges)| self.common.change_gauges(number, change);
+        let turned = self.common.totals.turn_to(self.number, true, &with);
+        debug_assert!(turned, "an arena that is used is there");
+    }
+
+    /// The state, if nobody is busy.
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, ArenaState>> {
+        let try_state = || match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let state = try_state()?;
+        let totals = &self.common.totals;
+        if totals.is_quiet(self.number) {
+            return Some(state);
+        }
+        drop(state);
+        let with =
+            |number, change: &mut dyn FnMut(&mut Gauges)| self.common.try_change_gauges(number, change);
+        totals.turn_to(self.number, false, &with);
+        try_state().filter(|_| totals.is_quiet(self.number))
     }
 
     /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
@@ -230,15 +270,9 @@ impl Arena {
     /// Takes a block back: at once if nobody is busy, else at the next call.
     #[inline]
     pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
-        let totals = &self.common.totals;
-        let quiet = totals.is_quiet(self.number)
-            || totals
-                .turn_to(self.number, false, &|number, change| self.common.try_change_gauges(number, change));
-        let state = if quiet { self.state.try_lock() } else { Err(TryLockError::WouldBlock) };
-        match state {
-            Ok(mut state) => state.free(self, block, uses),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().free(self, block, uses),
-            Err(TryLockError::WouldBlock) => self.returned.push((block, uses)),
+        match self.try_lock() {
+            Some(mut state) => state.free(self, block, uses),
+            None => self.returned.push((block, uses)),
         }
     }
 
@@ -251,6 +285,13 @@ impl Arena {
             }
             !own
         });
+    }
+
+    /// This stream was made to wait for these events. The upstream is not called.
+    pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
+        if events.len() > 0 {
+            self.state().order.add_waits(events);
+        }
     }
 
     /// To be called when no capture is under way any more.
@@ -276,24 +317,24 @@ impl Arena {
     ///
     /// # Errors
     /// The upstream's; the rest stays cached.
-    pub(crate) fn release_free(&self, ledger: &mut Ledger, class: SizeClass) -> Result<(), AllocationError> {
+    pub(crate) fn release_free(&self, cold: &mut Cold, class: SizeClass) -> Result<(), AllocationError> {
         let mut state = self.lock();
         let entries: Vec<Span> = state.free[class as usize].iter().map(Entry::span).collect();
         let (growing, plain): (Vec<Span>, Vec<Span>) =
             entries.into_iter().partition(|span| state.blocks.tag(span.block).grows);
         for span in plain {
             if !state.blocks.is_split(span.block) {
-                state.release_plain(self, ledger, span)?;
+                state.release_plain(self, &mut cold.ledger, span)?;
             }
         }
-        let Some(memory) = self.common.upstream.virtual_memory().filter(|_| !growing.is_empty()) else {
-            return Ok(());
-        };
-        memory
-            .synchronize_stream(self.home.stream)
-            .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
+        if !growing.is_empty() {
+            memory
+                .synchronize_stream(self.home.stream)
+                .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        }
         for span in growing {
-            state.release_pages(self, ledger, span, memory)?;
+            state.release_pages(self, cold, span, memory)?;
         }
         state.release_addresses(memory)
     }
@@ -334,9 +375,13 @@ impl Arena {
         let segments: Vec<_> = state.blocks.segments().collect();
         for segment in segments {
             match (memory, segment.tag.grows) {
-                (Some(memory), true) => state.destroy_growing(segment, memory),
+                (Some(memory), true) => state.destroy_growing(this, segment, memory),
                 _ => this.destroy_plain(segment.address, segment.size_bytes),
             }
+        }
+        drop(state);
+        if let Some(memory) = memory {
+            let _ = this.common.spare.destroy(memory, &this.common.pages_in_holes(), |_| {});
         }
     }
 
@@ -368,7 +413,7 @@ pub(crate) struct ArenaState {
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
-    pub(crate) holes: FxHashSet<BlockId>,
+    pub(crate) holes: FxHashMap<BlockId, Vec<PageId>>,
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
@@ -386,7 +431,7 @@ impl ArenaState {
             unmapped: Default::default(),
             searches: [0; 2],
             pages: FxHashMap::default(),
-            holes: FxHashSet::default(),
+            holes: FxHashMap::default(),
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
@@ -413,6 +458,30 @@ impl ArenaState {
         if let Some((block, _)) = self.hand.take() {
             self.return_to_bins(arena, block);
         }
+    }
+
+    /// From now on `policy` counts; what is oversize is told anew. Nothing that was dropped is waiting to be taken in.
+    pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
+        self.policy = policy;
+        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        for class in [SizeClass::Small, SizeClass::Large] {
+            let segments = self.blocks.segments().filter(|segment| segment.tag.class == class);
+            let oversize = segments
+                .flat_map(|segment| self.blocks.blocks_of(segment))
+                .filter(|block| self.blocks.requested_bytes(*block).is_some())
+                .filter(|block| !pending.contains(block) && !self.holes.contains_key(block))
+                .filter(|block| self.blocks.span(*block).size_bytes >= self.policy.max_split_bytes)
+                .count() as u64;
+            let before = self.gauges.current_of(class, Quantity::OversizeAllocations);
+            self.gauges.change(class, Quantity::OversizeAllocations, oversize, before);
+            arena.common.totals.changed(arena.number, &mut self.gauges, class);
+        }
+    }
+
+    /// How many plain segments are oversize.
+    pub(crate) fn oversize_segments(&self) -> u64 {
+        let plain = self.blocks.segments().filter(|segment| !segment.tag.grows);
+        plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
     }
 
     /// What a request comes to now.
@@ -530,10 +599,10 @@ impl ArenaState {
         gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
-    /// Puts a block that was taken out of its bin back.
-    pub(crate) fn put_back(&mut self, span: Span) {
+    /// Takes a free block out of its bin.
+    pub(crate) fn take_out(&mut self, span: Span) {
         let Tag { class, registration, .. } = self.blocks.tag(span.block);
-        self.free[class as usize].insert(span, registration);
+        self.free[class as usize].remove(span, registration);
     }
 
     /// Since when a block is free, in searches.
@@ -572,14 +641,16 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Returns to the bins what the order holds back no longer.
+    /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
+    /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
-        while let Some(block) = self.order.pop_ready() {
-            if self.holes.contains(&block) {
-                self.close_hole(arena, block);
+        while let Some(block) = self.order.first_ready() {
+            if self.holes.contains_key(&block) {
+                self.close_first_hole(arena, block);
             } else if self.policy.direct {
-                self.release_directly(arena, block);
+                self.release_first_directly(arena, block);
             } else {
+                self.order.pop_ready();
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
@@ -619,7 +690,7 @@ impl ArenaState {
             for block in self.blocks.blocks_of(segment) {
                 let span = self.blocks.span(block);
                 let state = match self.blocks.usage(block) {
-                    _ if self.holes.contains(&block) => None,
+                    _ if self.holes.contains_key(&block) => None,
                     BlockUse::Unmapped => None,
                     BlockUse::Free { .. } => Some(BlockState::Inactive),
                     BlockUse::Taken { .. } if pending.contains(&block) => Some(BlockState::ActivePendingFree),

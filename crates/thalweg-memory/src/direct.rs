@@ -89,10 +89,6 @@ impl DeviceAllocator {
 impl ArenaState {
     /// Takes a block back that no cache will hold.
     pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
-        if uses.is_empty() {
-            self.release_directly(arena, block);
-            return;
-        }
         let around = arena.common.surroundings();
         self.order.free(block, uses, &around);
         if self.policy.stream_ordered {
@@ -102,14 +98,15 @@ impl ArenaState {
         self.collect_ready(arena);
     }
 
-    /// Gives a block back that nothing uses any more.
-    pub(crate) fn release_directly(&mut self, arena: &Arena, block: BlockId) {
+    /// Gives the block back that is ready first.
+    pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let upstream = &arena.common.upstream;
         let freed = match upstream.stream_ordered().filter(|_| self.policy.stream_ordered) {
             Some(driver) => driver.free_async(address, arena.home.stream),
             None => upstream.free(address, size_bytes, arena.home.stream),
         };
+        self.order.pop_ready();
         if freed.is_err() {
             // It is tried again behind a later event.
             let again = vec![crate::order::Use::noted(arena.home.stream)];

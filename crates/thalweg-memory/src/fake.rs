@@ -8,12 +8,15 @@
 //! An allocator that answers failure by trying again for ever would hang a test; a *fuse* turns that into a failure: it
 //! blows after too many failed calls in a row.
 
+mod graph;
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use self::graph::Graphs;
 use crate::upstream::{
-    EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, Upstream, UpstreamError,
-    VirtualMemory,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, Upstream,
+    UpstreamError, VirtualMemory,
 };
 
 /// What an injected failure looks like.
@@ -75,6 +78,10 @@ pub struct Calls {
     pub synchronize_event: u64,
     /// Calls of [`Events::wait_event`].
     pub wait_event: u64,
+    /// Calls of [`Captures::capture_of`] and [`Captures::terminals`].
+    pub captures: u64,
+    /// Calls of [`Captures::predecessors`].
+    pub predecessors: u64,
     /// Calls of [`Events::release_event`].
     pub release_event: u64,
 }
@@ -97,6 +104,8 @@ impl Calls {
             + self.query_event
             + self.synchronize_event
             + self.wait_event
+            + self.captures
+            + self.predecessors
     }
 }
 
@@ -171,6 +180,7 @@ struct Inner {
     /// The live events: stream, and place on its timeline.
     events: BTreeMap<EventId, (StreamId, u64)>,
     next_event: u64,
+    graphs: Graphs,
     failures_in_a_row: u64,
 }
 
@@ -201,6 +211,7 @@ impl FakeUpstream {
                 timelines: BTreeMap::new(),
                 events: BTreeMap::new(),
                 next_event: 1,
+                graphs: Graphs::default(),
                 failures_in_a_row: 0,
             }),
             has_virtual_memory: false,
@@ -237,6 +248,11 @@ impl FakeUpstream {
     /// Forgets all failures that have not happened yet.
     pub fn clear_faults(&self) {
         self.lock().faults.clear();
+    }
+
+    /// Whether it offers memory that is mapped by hand.
+    pub fn has_virtual_memory(&self) -> bool {
+        self.has_virtual_memory
     }
 
     /// How often each method was called so far.
@@ -326,7 +342,13 @@ impl Inner {
         *self.events.get(&event).unwrap_or_else(|| panic!("{event:?} was never recorded, or was released"))
     }
 
+    /// A touched event would become part of a graph, or end its capture.
+    fn assert_events_may_be_touched(&self) {
+        assert!(!self.graphs.are_under_way(), "an event is touched while a capture is under way");
+    }
+
     fn has_passed(&self, event: EventId) -> bool {
+        self.assert_events_may_be_touched();
         let (stream, place) = self.event(event);
         self.timelines[&stream].passed >= place
     }
@@ -337,6 +359,7 @@ impl Events for FakeUpstream {
         self.call(
             |calls| &mut calls.record_event,
             |inner| {
+                inner.assert_events_may_be_touched();
                 let timeline = inner.timelines.entry(stream).or_default();
                 timeline.recorded += 1;
                 let event = EventId::from_raw(inner.next_event);
@@ -400,6 +423,10 @@ impl Upstream for FakeUpstream {
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.has_virtual_memory.then_some(self)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
     }
 }
 

@@ -100,6 +100,11 @@ impl Gauges {
         }
     }
 
+    /// What there is of a quantity now, in one class.
+    pub(crate) fn current_of(&self, class: SizeClass, quantity: Quantity) -> u64 {
+        self.current[class as usize][quantity as usize]
+    }
+
     /// What there is of a quantity now, in both classes.
     pub(crate) fn current(&self, quantity: Quantity) -> u64 {
         self.current[0][quantity as usize] + self.current[1][quantity as usize]
@@ -145,7 +150,7 @@ impl Totals {
     }
 
     /// Whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
-    /// any arena's lock.
+    /// any arena's lock, and ask again. Under the arena's lock the answer, if it is yes, stays so.
     #[inline]
     pub(crate) fn is_quiet(&self, number: u32) -> bool {
         let exclusive = self.exclusive.load(Ordering::Relaxed);

@@ -119,6 +119,7 @@ pub mod replay;
 pub mod settings;
 mod slots;
 pub mod snapshot;
+mod spare;
 pub mod stats;
 mod summary;
 pub mod upstream;

@@ -87,6 +87,8 @@ pub(crate) struct Use {
     pub(crate) stream: StreamId,
     /// An event is to be recorded when the block is freed.
     pub(crate) at_free: bool,
+    /// Some of that was outside a capture: no graph orders it.
+    pub(crate) eager: bool,
     /// The event behind the last use that was told of precisely.
     pub(crate) event: Option<Recorded>,
     /// The same during a capture: nodes of the graph.
@@ -95,7 +97,13 @@ pub(crate) struct Use {
 
 impl Use {
     pub(crate) fn noted(stream: StreamId) -> Self {
-        Self { stream, at_free: true, event: None, marks: Vec::new() }
+        Self { stream, at_free: true, eager: true, event: None, marks: Vec::new() }
+    }
+
+    /// The stream uses the block from now until it is freed, at most.
+    pub(crate) fn note(&mut self, capturing: bool) {
+        self.at_free = true;
+        self.eager |= !capturing;
     }
 }
 
@@ -105,7 +113,7 @@ pub(crate) type Uses = Vec<Use>;
 /// The entry of `stream`, made if there is none.
 pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
     let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
-        uses.push(Use { stream, at_free: false, event: None, marks: Vec::new() });
+        uses.push(Use { stream, at_free: false, eager: false, event: None, marks: Vec::new() });
         uses.len() - 1
     });
     &mut uses[position]
@@ -167,7 +175,7 @@ impl<T: Copy + Eq> Order<T> {
     pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
         let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
-        for Use { stream, at_free, event, marks } in uses {
+        for Use { stream, at_free, eager, event, marks } in uses {
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one.
                 if at_free || self.is_settled(stream, recorded) {
@@ -177,7 +185,7 @@ impl<T: Copy + Eq> Order<T> {
                     pending.queued_events += 1;
                 }
             }
-            match at_free.then(|| around.capturing.then(|| around.marks(stream)).flatten()) {
+            match at_free.then(|| (around.capturing && !eager).then(|| around.marks(stream)).flatten()) {
                 Some(Some(marks)) => pending.marks.extend(marks),
                 Some(None) => pending.unrecorded.push(stream),
                 None => pending.marks.extend(marks),
@@ -203,6 +211,12 @@ impl<T: Copy + Eq> Order<T> {
     #[inline]
     pub(crate) fn pop_ready(&mut self) -> Option<T> {
         self.ready.pop_front()
+    }
+
+    /// The same, left where it is.
+    #[inline]
+    pub(crate) fn first_ready(&self) -> Option<T> {
+        self.ready.front().copied()
     }
 
     /// Whether something is ready that was not taken out yet.

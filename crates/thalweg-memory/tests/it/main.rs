@@ -1,5 +1,7 @@
 //! The allocators from outside, on the fake upstream.
 
+mod captures;
+mod conformance;
 mod decisions;
 mod faults;
 mod harness;
@@ -12,6 +14,7 @@ mod host_threads;
 mod model;
 mod private_pools;
 mod random;
+mod record_use;
 mod replays;
 mod settings;
 mod snapshots;
