@@ -175,6 +175,7 @@ impl<T: Copy + Eq> Order<T> {
     pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
         let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
+        let mut unmarked = SmallVec::<[StreamId; 2]>::new();
         for Use { stream, at_free, eager, event, marks } in uses {
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one.
@@ -185,10 +186,13 @@ impl<T: Copy + Eq> Order<T> {
                     pending.queued_events += 1;
                 }
             }
-            match at_free.then(|| (around.capturing && !eager).then(|| around.marks(stream)).flatten()) {
-                Some(Some(marks)) => pending.marks.extend(marks),
-                Some(None) => pending.unrecorded.push(stream),
-                None => pending.marks.extend(marks),
+            if at_free {
+                pending.unrecorded.push(stream);
+                if around.capturing && !eager {
+                    unmarked.push(stream);
+                }
+            } else {
+                pending.marks.extend(marks);
             }
         }
         if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
@@ -199,12 +203,28 @@ impl<T: Copy + Eq> Order<T> {
         self.marked += usize::from(!pending.marks.is_empty());
         let unrecorded = !pending.unrecorded.is_empty();
         self.pending.insert(ticket, pending);
-        if unrecorded {
-            self.unrecorded.push_back(ticket);
-            if !around.capturing && self.record_uses(ticket, around) {
-                self.unrecorded.pop_back();
-            }
+        if !unrecorded {
+            return;
         }
+        self.unrecorded.push_back(ticket);
+        // From here on the upstream is asked, and nothing is lost if it fails.
+        for stream in unmarked {
+            self.mark(ticket, stream, around);
+        }
+        let has_unrecorded = self.pending.get(&ticket).is_some_and(|pending| !pending.unrecorded.is_empty());
+        if !has_unrecorded || (!around.capturing && self.record_uses(ticket, around)) {
+            self.unrecorded.pop_back();
+        }
+    }
+
+    /// If `stream` is part of a capture, the use by it is known by nodes of the graph instead of an event.
+    fn mark(&mut self, ticket: u64, stream: StreamId, around: &Surroundings<'_>) {
+        let Some(marks) = around.marks(stream) else { return };
+        let pending = self.pending.get_mut(&ticket).expect("it was just put there");
+        self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
+        pending.marks.extend(marks);
+        pending.unrecorded.retain(|other| *other != stream);
+        self.finish(ticket);
     }
 
     /// What may be used again now; the oldest first. The caller empties this after every call that may add to it.
@@ -398,7 +418,8 @@ impl<T: Copy + Eq> Order<T> {
     /// Records the events that a free lacks; whether it has them all now.
     fn record_uses(&mut self, ticket: u64, around: &Surroundings<'_>) -> bool {
         loop {
-            let pending = self.pending.get_mut(&ticket).expect("what has unrecorded uses is pending");
+            // All its uses may be known by a graph meanwhile, and those be over.
+            let Some(pending) = self.pending.get_mut(&ticket) else { return true };
             let Some(&stream) = pending.unrecorded.last() else { return true };
             let Ok(recorded) = around.record(stream) else { return false };
             pending.unrecorded.pop();
