@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::allocator::Block;
 use crate::bins::{Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
@@ -37,6 +38,7 @@ use crate::ledger::Ledger;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::Owner;
+use crate::registry::Registry;
 use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
 use crate::upstream::{SegmentSource, StreamId, Upstream};
@@ -51,6 +53,8 @@ pub(crate) struct Common {
     sequence: AtomicU64,
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
+    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
+    pub(crate) raw: Registry<Block>,
     /// All arenas, by number. They are not owned here: an arena owns this.
     arenas: RwLock<Vec<Weak<Arena>>>,
 }
@@ -63,6 +67,7 @@ impl Common {
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
+            raw: Registry::default(),
             arenas: RwLock::default(),
         })
     }
@@ -369,6 +374,8 @@ pub(crate) struct ArenaState {
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
     pub(crate) holes: FxHashSet<BlockId>,
+    /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::checkpoint)).
+    pub(crate) revoked: FxHashSet<BlockId>,
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
@@ -387,6 +394,7 @@ impl ArenaState {
             searches: [0; 2],
             pages: FxHashMap::default(),
             holes: FxHashSet::default(),
+            revoked: FxHashSet::default(),
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
@@ -547,6 +555,9 @@ impl ArenaState {
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+        if self.is_revoked(block) {
+            return self.forget_revoked(arena, block, uses);
+        }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Allocation, 1);
@@ -575,7 +586,9 @@ impl ArenaState {
     /// Returns to the bins what the order holds back no longer.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
         while let Some(block) = self.order.pop_ready() {
-            if self.holes.contains(&block) {
+            if self.is_revoked(block) {
+                self.forget_revoked(arena, block, Uses::new());
+            } else if self.holes.contains(&block) {
                 self.close_hole(arena, block);
             } else if self.policy.direct {
                 self.release_directly(arena, block);
@@ -589,7 +602,7 @@ impl ArenaState {
 
     /// Puts a block that nothing uses into its bin, merged with its free neighbours.
     #[inline]
-    fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
+    pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
         let merged = self.blocks.release(block, self.searches[class as usize]);
         let bins = &mut self.free[class as usize];

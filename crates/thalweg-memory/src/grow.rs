@@ -31,6 +31,7 @@
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
+use crate::gauges::Quantity;
 use crate::ledger::Ledger;
 use crate::order::{Recorded, Use};
 use crate::policy::MIN_BLOCK_BYTES;
@@ -291,17 +292,26 @@ impl ArenaState {
     }
 
     /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
-    fn carve(&mut self, whole: Span, part: Span) -> BlockId {
-        let bins = &mut self.free[self.blocks.tag(whole.block).class as usize];
-        bins.remove(whole, 0);
-        let mut block = whole.block;
+    pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
+        let Tag { class, grows, registration } = self.blocks.tag(whole.block);
+        let was_split = self.blocks.is_split(whole.block);
+        let bins = &mut self.free[class as usize];
+        bins.remove(whole, registration);
+        let (mut block, mut parts) = (whole.block, 1);
         if part.address > whole.address {
             let before_bytes = part.address - whole.address;
-            bins.insert(Span { size_bytes: before_bytes, ..whole }, 0);
+            bins.insert(Span { size_bytes: before_bytes, ..whole }, registration);
             block = self.blocks.split(block, before_bytes).block;
+            parts += 1;
         }
         if part.end() < whole.end() {
-            bins.insert(self.blocks.split(block, part.size_bytes), 0);
+            bins.insert(self.blocks.split(block, part.size_bytes), registration);
+            parts += 1;
+        }
+        if !grows && parts > 1 {
+            let (before, before_bytes) = if was_split { (1, whole.size_bytes) } else { (0, 0) };
+            self.gauges.change(class, Quantity::InactiveSplit, parts, before);
+            self.gauges.change(class, Quantity::InactiveSplitBytes, whole.size_bytes, before_bytes);
         }
         block
     }

@@ -99,9 +99,11 @@ mod allocator;
 mod arena;
 mod bins;
 mod blocks;
+mod checkpoint;
 mod direct;
 mod directory;
 mod error;
+mod exact;
 pub mod fake;
 mod gauges;
 mod grow;
@@ -114,7 +116,9 @@ pub mod observe;
 mod order;
 mod policy;
 mod pools;
+mod raw;
 mod reach;
+mod registry;
 pub mod replay;
 pub mod settings;
 mod slots;
@@ -124,11 +128,14 @@ mod summary;
 pub mod upstream;
 
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
-pub use error::{AllocationError, OutOfMemory};
+pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
+pub use error::{AddressProblem, AllocationError, OutOfMemory};
 pub use host::{
-    HostAllocator, HostBlock, HostSettings, HostStatistics, RawBlock, StatisticEntry, Tally, TimeStatistic,
+    HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
 pub use pools::{PoolId, PoolOptions, StreamFilter};
+pub use raw::BaseAllocation;
+pub use registry::RawBlock;
 pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
     SettingsError, SnapshotValue,

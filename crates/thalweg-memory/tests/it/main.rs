@@ -12,6 +12,7 @@ mod host_threads;
 mod model;
 mod private_pools;
 mod random;
+mod raw;
 mod replays;
 mod settings;
 mod snapshots;
