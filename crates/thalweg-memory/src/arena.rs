@@ -531,7 +531,7 @@ impl ArenaState {
 
     /// Nothing uses a block any more.
     #[inline]
-    fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
+    pub(crate) fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Active, 1);
         gauges.subtract(class, Quantity::ActiveBytes, size_bytes);

@@ -299,9 +299,12 @@ impl ArenaState {
                 freed.push(self.blocks.span(heir).address);
                 self.free(arena, heir, Uses::new());
             } else {
+                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
+                self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, heir);
             }
         }
+        self.empty_hand(arena);
     }
 
     fn saved(&self) -> Vec<SavedSegment> {

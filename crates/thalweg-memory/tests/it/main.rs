@@ -1,6 +1,8 @@
 //! The allocators from outside, on the fake upstream.
 
+mod checkpoint;
 mod decisions;
+mod exact;
 mod faults;
 mod harness;
 mod histories;
