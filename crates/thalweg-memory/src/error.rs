@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     Settings(SettingsError),
     OutOfRange { what: &'static str, value: String, allowed: &'static str },
     Checkpoint { pool: PoolId, problem: String },
+    Sharing(&'static str),
     Address { address: u64, requested_bytes: u64, problem: AddressProblem, reason: String },
 }
 
@@ -100,6 +101,7 @@ impl AllocationError {
                 | Kind::Settings(_)
                 | Kind::OutOfRange { .. }
                 | Kind::Checkpoint { .. }
+                | Kind::Sharing(_)
                 | Kind::Address { .. }
         )
     }
@@ -184,6 +186,9 @@ impl fmt::Display for AllocationError {
             Kind::Settings(error) => error.fmt(f),
             Kind::OutOfRange { what, value, allowed } => {
                 write!(f, "{what} is {value}, but must be {allowed}")
+            }
+            Kind::Sharing(why) => {
+                write!(f, "the memory cannot be shared with another process: {why}; ask is_exportable before")
             }
             Kind::Checkpoint { pool, problem } => write!(
                 f,

@@ -226,6 +226,18 @@ impl ArenaState {
         })
     }
 
+    /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
+    /// they are.
+    pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
+        let span = self.blocks.span(block);
+        let table = &self.pages[&self.blocks.segment_of(block).id];
+        let from = (span.address - table.address) / table.page_bytes;
+        let to = (span.end() - table.address).div_ceil(table.page_bytes);
+        let slots = &table.pages[from as usize..to as usize];
+        let pages = slots.iter().map(|page| page.expect("a mapped address has a page")).collect();
+        (table.address + from * table.page_bytes, table.page_bytes, pages)
+    }
+
     fn page_bytes_of(&self, block: BlockId) -> u64 {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }

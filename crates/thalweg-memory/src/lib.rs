@@ -121,6 +121,7 @@ mod reach;
 mod registry;
 pub mod replay;
 pub mod settings;
+mod sharing;
 mod slots;
 pub mod snapshot;
 pub mod stats;
@@ -140,9 +141,10 @@ pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
     SettingsError, SnapshotValue,
 };
+pub use sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 pub use stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageId,
-    SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
+    SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

@@ -17,6 +17,7 @@ mod random;
 mod raw;
 mod replays;
 mod settings;
+mod sharing;
 mod snapshots;
 mod summary;
 mod threads;
