@@ -33,6 +33,7 @@ use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
+use crate::imports::Imports;
 use crate::inbox::Inbox;
 use crate::ledger::Ledger;
 use crate::order::{Order, Surroundings, Uses};
@@ -55,6 +56,8 @@ pub(crate) struct Common {
     waits: AtomicU64,
     /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
     pub(crate) raw: Registry<Block>,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
     /// All arenas, by number. They are not owned here: an arena owns this.
     arenas: RwLock<Vec<Weak<Arena>>>,
 }
@@ -68,6 +71,7 @@ impl Common {
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
             raw: Registry::default(),
+            imports: Imports::default(),
             arenas: RwLock::default(),
         })
     }

@@ -54,6 +54,8 @@
 //! | `ladder` | what to do when memory is short; all arenas, one at a time | |
 //! | `directory`, `pools` | which arena serves whom | blocks |
 //! | `direct` | the same books for memory that is not cached here | |
+//! | `registry`, `raw`, `exact`, `checkpoint` | blocks by address, at an address, and pools put back to what they were | the upstream |
+//! | `sharing`, `imports` | memory for other processes, and theirs | |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
 //! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
@@ -109,6 +111,7 @@ mod gauges;
 mod grow;
 pub mod history;
 pub mod host;
+mod imports;
 mod inbox;
 mod ladder;
 mod ledger;
@@ -134,6 +137,7 @@ pub use error::{AddressProblem, AllocationError, OutOfMemory};
 pub use host::{
     HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
+pub use imports::SharedMemory;
 pub use pools::{PoolId, PoolOptions, StreamFilter};
 pub use raw::BaseAllocation;
 pub use registry::RawBlock;

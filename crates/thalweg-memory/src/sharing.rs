@@ -32,7 +32,8 @@
 //! Numbers are little-endian, and the gaps are those that C leaves. The offset of the block goes beside them. The bytes come
 //! from another process: whatever they are, reading them neither panics nor takes more memory than their own length.
 //!
-//! What is not here: sending the bytes, keeping blocks alive for others, and events between processes.
+//! What is not here: opening what others exported ([`imports`](crate::imports)), sending the bytes, keeping blocks alive for
+//! others, and events between processes.
 
 use std::fmt;
 

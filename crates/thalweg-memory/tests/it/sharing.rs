@@ -1,9 +1,9 @@
 //! Blocks for other processes: what is shared of them, and the bytes that stand for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
     Backend, Block, DeviceAllocator, EventId, Events, MemoryHandle, MemoryInfo, PageHandle, PageId, Settings,
     SharedExtent, Sharing, SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
@@ -12,10 +12,13 @@ use thalweg_memory::{
 use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
+/// Where the memory of others begins.
+const FOREIGN: u64 = 1 << 45;
 
-/// A fake that exports what it has: handles are made of the numbers that they stand for.
+/// A fake that exports what it has: handles are made of the numbers that they stand for. What it imports is made up.
 struct Exporter {
     inner: FakeUpstream,
+    imported: Mutex<Vec<u64>>,
 }
 
 impl Events for Exporter {
@@ -74,25 +77,33 @@ impl Sharing for Exporter {
         if is_base { Ok(handle(base_address)) } else { Err(UpstreamError::Other("not an allocation".into())) }
     }
 
-    fn import_allocation(&self, _handle: &[u8; 64]) -> Result<u64, UpstreamError> {
-        unreachable!("nothing is imported here")
+    fn import_allocation(&self, handle: &[u8; 64]) -> Result<u64, UpstreamError> {
+        self.inner.memory_info()?;
+        let address = FOREIGN + u64::from(handle[0]);
+        self.imported.lock().expect("no thread panics").push(address);
+        Ok(address)
     }
 
-    fn close_allocation(&self, _address: u64) -> Result<(), UpstreamError> {
-        unreachable!("nothing is imported here")
+    fn close_allocation(&self, address: u64) -> Result<(), UpstreamError> {
+        let mut imported = self.imported.lock().expect("no thread panics");
+        let place = imported.iter().position(|open| *open == address).expect("only what is open is closed");
+        imported.swap_remove(place);
+        Ok(())
     }
 
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError> {
         Ok(PageHandle::Descriptor(i32::try_from(page.raw()).expect("pages are few")))
     }
 
-    fn import_page(&self, _process: u32, _bytes: u64, _handle: &PageHandle) -> Result<PageId, UpstreamError> {
-        unreachable!("nothing is imported here")
+    fn import_page(&self, process: u32, bytes: u64, handle: &PageHandle) -> Result<PageId, UpstreamError> {
+        assert!(process > 0 && matches!(handle, PageHandle::Descriptor(_)));
+        self.inner.virtual_memory().expect("it has pages").create_page(bytes)
     }
 }
 
 fn allocator(settings: Settings) -> (Arc<Exporter>, Arc<DeviceAllocator>) {
-    let upstream = Arc::new(Exporter { inner: FakeUpstream::with_virtual_memory(1 << 30) });
+    let upstream =
+        Arc::new(Exporter { inner: FakeUpstream::with_virtual_memory(1 << 30), imported: Mutex::default() });
     (upstream.clone(), DeviceAllocator::new(upstream, settings))
 }
 
@@ -171,6 +182,66 @@ fn what_cannot_be_shared_says_so() {
         let error = block.share().expect_err("it cannot be");
         assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
     }
+}
+
+#[test]
+fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
+    let (upstream, allocator) = allocator(pytorch());
+    let plain = MemoryHandle::Allocation(Box::new(handle(7)));
+    let other = MemoryHandle::Allocation(Box::new(handle(8)));
+    let pages = pages(vec![PageHandle::Descriptor(5), PageHandle::Descriptor(6)]);
+    let [first, again] = [(); 2].map(|()| allocator.open_shared(&plain).expect("nothing is in the way"));
+    assert!(Arc::ptr_eq(&first, &again) && first.address() == FOREIGN + 7);
+    let other = allocator.open_shared(&other).expect("nothing is in the way");
+    let mapped = allocator.open_shared(&pages).expect("nothing is in the way");
+    let places: Vec<_> = upstream.inner.mapped_pages().iter().map(|page| (page.0, page.1)).collect();
+    assert_eq!(places, [(mapped.address(), 2 * MIB), (mapped.address() + 2 * MIB, 2 * MIB)]);
+    assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "it is another process's");
+    drop((first, other));
+    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [FOREIGN + 7], "it has an owner left");
+    drop(again);
+    let fresh = allocator.open_shared(&plain).expect("it can be opened again");
+    mapped.record_stream(stream(3));
+    drop((fresh, allocator));
+    drop(mapped);
+    assert_eq!(upstream.inner.calls().synchronize_event, 1, "the work on it is waited for");
+    assert_eq!(upstream.imported.lock().expect("no thread panics").len(), 0);
+    let left = (upstream.inner.live_pages(), upstream.inner.reserved_ranges(), upstream.inner.live_events());
+    assert_eq!(left, (0, Vec::new(), 0));
+}
+
+#[test]
+fn memory_whose_users_cannot_be_waited_for_stays_open() {
+    let (upstream, allocator) = allocator(pytorch());
+    let plain = MemoryHandle::Allocation(Box::new(handle(7)));
+    let open = allocator.open_shared(&plain).expect("nothing is in the way");
+    open.record_stream(stream(3));
+    upstream.inner.fail_call(2, Fault::Other);
+    drop(open);
+    assert_eq!(upstream.imported.lock().expect("no thread panics").len(), 1);
+    assert_eq!(upstream.inner.live_events(), 0);
+}
+
+#[test]
+fn a_failure_to_open_leaves_nothing_open() {
+    for call in 1..=5 {
+        let (upstream, allocator) = allocator(pytorch());
+        let pages = pages([1, 2, 3].map(PageHandle::Descriptor).into());
+        upstream.inner.fail_call(call, Fault::Other);
+        let error = allocator.open_shared(&pages).expect_err("a call fails");
+        assert!(error.is_upstream(), "{error}");
+        assert_eq!((upstream.inner.live_pages(), upstream.inner.reserved_ranges()), (0, Vec::new()));
+        allocator.open_shared(&pages).expect("nothing is in the way any more");
+    }
+    let (_, allocator) = allocator(pytorch());
+    for (page_bytes, count) in [(4096, 1), (2 * MIB, 0), (1 << 62, 4)] {
+        let handles = vec![PageHandle::Descriptor(1); count];
+        let pages = MemoryHandle::Pages { process: 1, page_bytes, handles };
+        assert!(allocator.open_shared(&pages).expect_err("it makes no sense").is_invalid_argument());
+    }
+    let plain = MemoryHandle::Allocation(Box::new(handle(7)));
+    let none = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), pytorch());
+    assert!(none.open_shared(&plain).expect_err("nothing is shared").is_invalid_argument());
 }
 
 fn pages(handles: Vec<PageHandle>) -> MemoryHandle {
