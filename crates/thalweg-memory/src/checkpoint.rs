@@ -136,9 +136,16 @@ impl DeviceAllocator {
         Ok(PoolCheckpoint { pool, arenas })
     }
 
-    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. All its live blocks are revoked,
-    /// also those that it lent to others (`use_on_oom`); new blocks are handed out for those that were live then. See the
-    /// [module's essay](self) for what the caller answers for. *Blocks* as [`checkpoint_pool`](Self::checkpoint_pool) does.
+    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
+    /// [`checkpoint_pool`](Self::checkpoint_pool) does.
+    ///
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`]), also those that it lent to others (`use_on_oom`),
+    /// and raw ones: their drop frees nothing from then on. New blocks are handed out for those that are live in the
+    /// checkpoint. Memory that the pool took since stays with it, and is free.
+    ///
+    /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
+    /// it, and that work on other streams which was given such memory is ordered before what comes: uses that were told of
+    /// on a revoked block are forgotten, not waited for.
     ///
     /// # Errors
     /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
