@@ -103,11 +103,15 @@ impl DeviceAllocator {
         bytes: u64,
         stream: StreamId,
     ) -> Result<Block, AllocationError> {
+        self.allocate_from(&self.private_arena(pool, stream)?, bytes)
+    }
+
+    fn private_arena(&self, pool: PoolId, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
         let arena = self.cold().pools.arena(pool, stream, |options| {
             let home = Home { stream, owner: Owner::Private(pool) };
             Arena::new(&self.common, home, options.source.clone(), self.policy(options.no_split))
         });
-        self.allocate_from(&arena.ok_or(Kind::UnknownPool(pool))?, bytes)
+        Ok(arena.ok_or(Kind::UnknownPool(pool))?)
     }
 
     #[inline]
@@ -421,6 +425,19 @@ impl DeviceAllocator {
         &self.common
     }
 
+    /// The arena that serves requests of the calling thread on `stream`.
+    ///
+    /// # Errors
+    /// If the pool that they go to has lost its last reference.
+    pub(crate) fn arena_for(&self, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
+        match self.scopes.owner_for(stream) {
+            Owner::Shared => {
+                Ok(Arc::clone(self.directory.find(stream).unwrap_or_else(|| self.add_arena(stream))))
+            }
+            Owner::Private(pool) => self.private_arena(pool, stream),
+        }
+    }
+
     /// The arenas of the shared pool.
     pub(crate) fn shared_arenas(&self) -> Vec<Arc<Arena>> {
         let all = self.common.all_arenas().into_iter();
@@ -545,13 +562,13 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
+    pub(crate) fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
         let Span { block, address, size_bytes } = span;
         let uses = Mutex::new(None);
         Self { arena, block: Some(block), address, size_bytes, requested_bytes, stream, uses }
     }
 
-    fn null(arena: Arc<Arena>) -> Self {
+    pub(crate) fn null(arena: Arc<Arena>) -> Self {
         let (stream, uses) = (arena.home.stream, Mutex::new(None));
         Self { arena, block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
     }
@@ -609,15 +626,15 @@ impl Block {
         if one.at_free {
             return;
         }
+        // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
+        one.at_free = true;
         if around.capturing {
-            match around.marks(stream) {
-                Some(marks) => one.marks = marks,
-                None => one.note(true),
+            if let Some(marks) = around.marks(stream) {
+                one.at_free = false;
+                one.marks = marks;
             }
             return;
         }
-        // Until there is an event the use is noted at least: a call that panics tells of nothing else.
-        one.at_free = true;
         match around.record(stream) {
             Ok(recorded) => {
                 one.at_free = false;
@@ -627,6 +644,11 @@ impl Block {
             }
             Err(_) => one.eager = true,
         }
+    }
+
+    /// Its arena, and its name there.
+    pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
+        (&self.arena, self.block)
     }
 
     fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {

@@ -27,16 +27,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::allocator::Cold;
+use crate::allocator::{Block, Cold};
 use crate::bins::{Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
+use crate::imports::Imports;
 use crate::inbox::Inbox;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::Owner;
+use crate::registry::Registry;
 use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::spare::SparePages;
 use crate::stats::SizeClass;
@@ -53,6 +55,10 @@ pub(crate) struct Common {
     sequence: AtomicU64,
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
+    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
+    pub(crate) raw: Registry<Block>,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
     /// All arenas, by number. They are not owned here: an arena owns this.
     arenas: RwLock<Vec<Weak<Arena>>>,
 }
@@ -66,6 +72,8 @@ impl Common {
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
+            raw: Registry::default(),
+            imports: Imports::default(),
             arenas: RwLock::default(),
         })
     }
@@ -414,6 +422,8 @@ pub(crate) struct ArenaState {
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
     pub(crate) holes: FxHashMap<BlockId, Vec<PageId>>,
+    /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::checkpoint)).
+    pub(crate) revoked: FxHashSet<BlockId>,
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
@@ -432,6 +442,7 @@ impl ArenaState {
             searches: [0; 2],
             pages: FxHashMap::default(),
             holes: FxHashMap::default(),
+            revoked: FxHashSet::default(),
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
@@ -592,7 +603,7 @@ impl ArenaState {
 
     /// Nothing uses a block any more.
     #[inline]
-    fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
+    pub(crate) fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Active, 1);
         gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
@@ -616,6 +627,9 @@ impl ArenaState {
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+        if self.is_revoked(block) {
+            return self.forget_revoked(arena, block, uses);
+        }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Allocation, 1);
@@ -645,7 +659,10 @@ impl ArenaState {
     /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
         while let Some(block) = self.order.first_ready() {
-            if self.holes.contains_key(&block) {
+            if self.is_revoked(block) {
+                self.order.pop_ready();
+                self.forget_revoked(arena, block, Uses::new());
+            } else if self.holes.contains_key(&block) {
                 self.close_first_hole(arena, block);
             } else if self.policy.direct {
                 self.release_first_directly(arena, block);
@@ -660,7 +677,7 @@ impl ArenaState {
 
     /// Puts a block that nothing uses into its bin, merged with its free neighbours.
     #[inline]
-    fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
+    pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
         let merged = self.blocks.release(block, self.searches[class as usize]);
         let bins = &mut self.free[class as usize];

@@ -245,6 +245,33 @@ impl<Tag: Copy> Blocks<Tag> {
         self.merge(block)
     }
 
+    /// Gives the place of a taken block to a new name, which is returned. The old name has no place and no neighbours from
+    /// then on, until it is [forgotten](Self::forget).
+    ///
+    /// # Panics
+    /// If it is not taken.
+    pub(crate) fn rename(&mut self, block: BlockId) -> BlockId {
+        let record = &mut self.records[block.0];
+        assert!(matches!(record.usage, BlockUse::Taken { .. }), "only what somebody has is taken from him");
+        let Record { address, size_bytes, usage, previous, next, segment, tag } = *record;
+        (record.previous, record.next) = (BlockId::NONE, BlockId::NONE);
+        let heir = Record { address, size_bytes, usage, previous, next, segment, tag };
+        let heir = BlockId(self.records.insert(heir));
+        match previous.some() {
+            Some(previous) => self.records[previous.0].next = heir,
+            None => self.segments[segment.0].first = heir,
+        }
+        if let Some(next) = next.some() {
+            self.records[next.0].previous = heir;
+        }
+        heir
+    }
+
+    /// Forgets a name that has no place.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        self.records.remove(block.0);
+    }
+
     /// Joins a block with those neighbours that are in the same state.
     #[inline]
     fn merge(&mut self, block: BlockId) -> Merged {

@@ -25,6 +25,32 @@ pub(crate) enum Kind {
     Fixed { what: &'static str },
     Settings(SettingsError),
     OutOfRange { what: &'static str, value: String, allowed: &'static str },
+    Checkpoint { pool: PoolId, problem: String },
+    Sharing(&'static str),
+    Address { address: u64, requested_bytes: u64, problem: AddressProblem, reason: String },
+}
+
+/// What stands against an allocation at an address ([`DeviceAllocator::allocate_at`](crate::DeviceAllocator::allocate_at)).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum AddressProblem {
+    /// The address is not a multiple of 512.
+    Misaligned,
+    /// Not all of the range is free: somebody has memory there, or work on other streams still uses it, or it ends too soon.
+    Occupied,
+    /// There is no such memory on this stream and in this pool.
+    Unknown,
+}
+
+impl AddressProblem {
+    /// The problem in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Misaligned => "misaligned",
+            Self::Occupied => "occupied",
+            Self::Unknown => "unknown address",
+        }
+    }
 }
 
 /// What the memory looked like when a request could not be served. Sizes are in bytes.
@@ -74,6 +100,9 @@ impl AllocationError {
                 | Kind::Fixed { .. }
                 | Kind::Settings(_)
                 | Kind::OutOfRange { .. }
+                | Kind::Checkpoint { .. }
+                | Kind::Sharing(_)
+                | Kind::Address { .. }
         )
     }
 
@@ -86,6 +115,14 @@ impl AllocationError {
     /// its error.
     pub fn is_upstream(&self) -> bool {
         matches!(*self.0, Kind::Upstream { .. })
+    }
+
+    /// Why there is no memory to be had at an address.
+    pub fn address_problem(&self) -> Option<AddressProblem> {
+        match *self.0 {
+            Kind::Address { problem, .. } => Some(problem),
+            _ => None,
+        }
     }
 
     /// The figures of an error for want of memory.
@@ -150,6 +187,18 @@ impl fmt::Display for AllocationError {
             Kind::OutOfRange { what, value, allowed } => {
                 write!(f, "{what} is {value}, but must be {allowed}")
             }
+            Kind::Sharing(why) => {
+                write!(f, "the memory cannot be shared with another process: {why}; ask is_exportable before")
+            }
+            Kind::Checkpoint { pool, problem } => write!(
+                f,
+                "{pool:?} cannot be checkpointed, or put back to this checkpoint: {problem}; nothing was changed"
+            ),
+            Kind::Address { address, requested_bytes, problem, reason } => write!(
+                f,
+                "{requested_bytes} bytes could not be allocated at the exact address {address:#x} ({}): {reason}",
+                problem.name()
+            ),
         }
     }
 }

@@ -32,6 +32,7 @@ use crate::allocator::Cold;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
+use crate::gauges::Quantity;
 use crate::ledger::Ledger;
 use crate::order::{Recorded, Use};
 use crate::policy::MIN_BLOCK_BYTES;
@@ -227,6 +228,18 @@ impl ArenaState {
         })
     }
 
+    /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
+    /// they are.
+    pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
+        let span = self.blocks.span(block);
+        let table = &self.pages[&self.blocks.segment_of(block).id];
+        let from = (span.address - table.address) / table.page_bytes;
+        let to = (span.end() - table.address).div_ceil(table.page_bytes);
+        let slots = &table.pages[from as usize..to as usize];
+        let pages = slots.iter().map(|page| page.expect("a mapped address has a page")).collect();
+        (table.address + from * table.page_bytes, table.page_bytes, pages)
+    }
+
     fn page_bytes_of(&self, block: BlockId) -> u64 {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }
@@ -293,17 +306,26 @@ impl ArenaState {
     }
 
     /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
-    fn carve(&mut self, whole: Span, part: Span) -> BlockId {
-        let bins = &mut self.free[self.blocks.tag(whole.block).class as usize];
-        bins.remove(whole, 0);
-        let mut block = whole.block;
+    pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
+        let Tag { class, grows, registration } = self.blocks.tag(whole.block);
+        let was_split = self.blocks.is_split(whole.block);
+        let bins = &mut self.free[class as usize];
+        bins.remove(whole, registration);
+        let (mut block, mut parts) = (whole.block, 1);
         if part.address > whole.address {
             let before_bytes = part.address - whole.address;
-            bins.insert(Span { size_bytes: before_bytes, ..whole }, 0);
+            bins.insert(Span { size_bytes: before_bytes, ..whole }, registration);
             block = self.blocks.split(block, before_bytes).block;
+            parts += 1;
         }
         if part.end() < whole.end() {
-            bins.insert(self.blocks.split(block, part.size_bytes), 0);
+            bins.insert(self.blocks.split(block, part.size_bytes), registration);
+            parts += 1;
+        }
+        if !grows && parts > 1 {
+            let (before, before_bytes) = if was_split { (1, whole.size_bytes) } else { (0, 0) };
+            self.gauges.change(class, Quantity::InactiveSplit, parts, before);
+            self.gauges.change(class, Quantity::InactiveSplitBytes, whole.size_bytes, before_bytes);
         }
         block
     }

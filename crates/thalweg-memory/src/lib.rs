@@ -54,6 +54,8 @@
 //! | `ladder` | what to do when memory is short; all arenas, one at a time | |
 //! | `directory`, `pools` | which arena serves whom | blocks |
 //! | `direct` | the same books for memory that is not cached here | |
+//! | `registry`, `raw`, `exact`, `checkpoint` | blocks by address, at an address, and pools put back to what they were | the upstream |
+//! | `sharing`, `imports` | memory for other processes, and theirs | |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
 //! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
@@ -99,14 +101,17 @@ mod allocator;
 mod arena;
 mod bins;
 mod blocks;
+mod checkpoint;
 mod direct;
 mod directory;
 mod error;
+mod exact;
 pub mod fake;
 mod gauges;
 mod grow;
 pub mod history;
 pub mod host;
+mod imports;
 mod inbox;
 mod ladder;
 mod ledger;
@@ -114,9 +119,12 @@ pub mod observe;
 mod order;
 mod policy;
 mod pools;
+mod raw;
 mod reach;
+mod registry;
 pub mod replay;
 pub mod settings;
+mod sharing;
 mod slots;
 pub mod snapshot;
 mod spare;
@@ -125,18 +133,23 @@ mod summary;
 pub mod upstream;
 
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
-pub use error::{AllocationError, OutOfMemory};
+pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
+pub use error::{AddressProblem, AllocationError, OutOfMemory};
 pub use host::{
-    HostAllocator, HostBlock, HostSettings, HostStatistics, RawBlock, StatisticEntry, Tally, TimeStatistic,
+    HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
+pub use imports::SharedMemory;
 pub use pools::{PoolId, PoolOptions, StreamFilter};
+pub use raw::BaseAllocation;
+pub use registry::RawBlock;
 pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
     SettingsError, SnapshotValue,
 };
+pub use sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
 pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 pub use stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageId,
-    SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
+    SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

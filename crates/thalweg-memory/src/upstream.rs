@@ -167,6 +167,11 @@ pub trait Upstream: Events {
     fn captures(&self) -> Option<&dyn Captures> {
         None
     }
+
+    /// Memory that several processes have, if the upstream can do that.
+    fn sharing(&self) -> Option<&dyn Sharing> {
+        None
+    }
 }
 
 /// Where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
@@ -319,4 +324,49 @@ pub trait HostUpstream: Events {
     /// # Errors
     /// Any; the memory is then still the allocator's, and is offered again later.
     fn free_host(&self, address: u64, bytes: u64, method: HostMethod) -> Result<(), UpstreamError>;
+}
+
+/// A page as something that another process can be given.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum PageHandle {
+    /// A file descriptor of the process that exported it.
+    Descriptor(i32),
+    /// Bytes that mean the same in all processes of the fabric.
+    Fabric(Box<[u8; 64]>),
+}
+
+/// Memory that several processes have. What is exported must stay as long as another process has it open.
+pub trait Sharing: Send + Sync {
+    /// What another process needs to open what [`Upstream::allocate`] gave: `base_address` is its first address.
+    ///
+    /// # Errors
+    /// Any: memory of some kinds cannot be shared.
+    fn export_allocation(&self, base_address: u64) -> Result<[u8; 64], UpstreamError>;
+
+    /// Opens what another process exported: the address of its beginning here. May block.
+    ///
+    /// # Errors
+    /// Any: the other process may be gone, or be this one.
+    fn import_allocation(&self, handle: &[u8; 64]) -> Result<u64, UpstreamError>;
+
+    /// Closes what [`import_allocation`](Self::import_allocation) opened, once for each time. No work in flight touches it.
+    /// May block.
+    ///
+    /// # Errors
+    /// Any; it is then still open.
+    fn close_allocation(&self, address: u64) -> Result<(), UpstreamError>;
+
+    /// A page of [`VirtualMemory`] for another process. A file descriptor stays the upstream's: it is the same each time, and
+    /// open until the page is destroyed.
+    ///
+    /// # Errors
+    /// Any.
+    fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError>;
+
+    /// A page of `bytes` that `process` exported, to be mapped as one's own, and given back by
+    /// [`VirtualMemory::destroy_page`].
+    ///
+    /// # Errors
+    /// Any: the process may be gone, or not let this one have its file descriptors.
+    fn import_page(&self, process: u32, bytes: u64, handle: &PageHandle) -> Result<PageId, UpstreamError>;
 }

@@ -65,13 +65,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::bucket::Home;
 use self::core::Core;
 use self::poller::Poller;
-use self::raw::Registry;
 use crate::error::AllocationError;
 use crate::pools::{PoolId, StreamFilter};
+use crate::registry::Registry;
 use crate::upstream::{HostUpstream, StreamId};
 
 pub use self::block::HostBlock;
-pub use self::raw::RawBlock;
 pub use self::settings::HostSettings;
 pub use self::statistics::{HostStatistics, StatisticEntry, Tally, TimeStatistic};
 
@@ -81,7 +80,7 @@ pub use self::statistics::{HostStatistics, StatisticEntry, Tally, TimeStatistic}
 /// pending uses and gives everything back to the upstream.
 pub struct HostAllocator {
     core: Arc<Core>,
-    registry: Registry,
+    registry: Registry<HostBlock>,
     poller: Mutex<Option<Poller>>,
 }
 

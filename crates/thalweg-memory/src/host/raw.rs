@@ -1,70 +1,23 @@
-//! Blocks by address, for callers that can hold nothing but a pointer (a C interface).
+//! Pinned blocks by address, for callers that can hold nothing but a pointer (a C interface).
 //!
-//! A Rust caller holds the [`HostBlock`] and never comes here. A raw block is a `HostBlock` that this registry holds in the
-//! caller's stead. The registry is cut into shards by address, so that callers seldom meet. The beginning of a block is found
-//! in its own shard; an address further inside, as a view of a tensor has it, may need a look into every shard, one ordered
-//! lookup in each.
+//! A Rust caller holds the [`HostBlock`] and never comes here. A raw block is a `HostBlock` that a
+//! [`Registry`](crate::registry) holds in the caller's stead.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::{HostAllocator, HostBlock};
-use crate::error::{AllocationError, Kind};
+use crate::error::AllocationError;
+use crate::registry::{Located, RawBlock, unknown};
 use crate::upstream::StreamId;
 
-const SHARDS: usize = 16;
-/// Pinned memory comes in pages, so that lower bits of an address say nothing.
-const PAGE_SHIFT: u32 = 12;
-
-type Shard = BTreeMap<u64, Arc<HostBlock>>;
-
-/// Raw blocks by address. See the [module's essay](self).
-#[derive(Default, Debug)]
-pub(crate) struct Registry([Mutex<Shard>; SHARDS]);
-
-impl Registry {
-    fn shard(&self, address: u64) -> MutexGuard<'_, Shard> {
-        // The product's upper bits depend on all of the page's number.
-        let mixed = (address >> PAGE_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        lock(&self.0[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
+impl Located for HostBlock {
+    fn address(&self) -> u64 {
+        self.address()
     }
 
-    fn insert(&self, block: HostBlock) -> u64 {
-        let address = block.address();
-        let former = self.shard(address).insert(address, Arc::new(block));
-        assert!(former.is_none(), "two live blocks do not begin at one address");
-        address
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes()
     }
-
-    fn remove(&self, address: u64) -> Option<Arc<HostBlock>> {
-        self.shard(address).remove(&address)
-    }
-
-    fn containing(&self, address: u64) -> Option<Arc<HostBlock>> {
-        if let Some(block) = self.shard(address).get(&address) {
-            return Some(Arc::clone(block));
-        }
-        self.0.iter().find_map(|shard| {
-            let shard = lock(shard);
-            let (&start, block) = shard.range(..=address).next_back()?;
-            (address - start < block.size_bytes()).then(|| Arc::clone(block))
-        })
-    }
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What is known of a raw block. Sizes are in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RawBlock {
-    /// Where it begins.
-    pub address: u64,
-    /// How much there is.
-    pub size_bytes: u64,
-    /// How much was asked for.
-    pub requested_bytes: u64,
 }
 
 impl HostAllocator {
@@ -86,7 +39,13 @@ impl HostAllocator {
     }
 
     fn register(&self, block: HostBlock) -> u64 {
-        if block.is_null() { 0 } else { self.registry.insert(block) }
+        if block.is_null() {
+            return 0;
+        }
+        let address = block.address();
+        let former = self.registry.insert(block);
+        assert!(former.is_none(), "two live blocks do not begin at one address");
+        address
     }
 
     /// Frees a raw block, without waiting. The address 0 is ignored.
@@ -133,10 +92,4 @@ impl HostAllocator {
             requested_bytes: block.requested_bytes(),
         })
     }
-}
-
-fn unknown(what: &'static str, address: u64) -> AllocationError {
-    let allowed =
-        "in a block that allocate_raw returned and free_raw has not freed (at its beginning, to free it)";
-    Kind::OutOfRange { what, value: format!("{address:#x}"), allowed }.into()
 }
