@@ -12,6 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::ThreadId;
 
+use rustc_hash::FxHashMap;
+
 use crate::arena::{Arena, Common, Home};
 use crate::blocks::{BlockId, Span};
 use crate::directory::Directory;
@@ -48,6 +50,7 @@ pub struct DeviceAllocator {
     scopes: Scopes,
     cold: Mutex<Cold>,
     settings: RwLock<Settings>,
+    reserve_classes: RwLock<FxHashMap<StreamId, String>>,
     /// The device's memory; asked for when it is first needed.
     total_bytes: OnceLock<u64>,
 }
@@ -61,6 +64,7 @@ impl DeviceAllocator {
             scopes: Scopes::default(),
             cold: Mutex::default(),
             settings: RwLock::new(settings.clone()),
+            reserve_classes: RwLock::default(),
             total_bytes: OnceLock::new(),
         };
         allocator.cold().ledger.allowed_bytes =
@@ -415,10 +419,38 @@ impl DeviceAllocator {
         Some((fraction * self.total_bytes()? as f64).round() as u64)
     }
 
+    /// Counts `stream` among the streams of a class, for which `expandable_segments_reserve_by_class` may say how many addresses
+    /// a segment that grows reserves; `None` takes it out again. Segments that are there already stay as they are.
+    pub fn set_expandable_segment_reserve_class(&self, stream: StreamId, class: Option<&str>) {
+        let mut classes = self.reserve_classes.write().unwrap_or_else(PoisonError::into_inner);
+        match class {
+            Some(class) => drop(classes.insert(stream, class.to_owned())),
+            None => drop(classes.remove(&stream)),
+        }
+    }
+
+    /// The class of a stream, if it has one.
+    pub fn expandable_segment_reserve_class(&self, stream: StreamId) -> Option<String> {
+        self.reserve_classes.read().unwrap_or_else(PoisonError::into_inner).get(&stream).cloned()
+    }
+
+    /// The addresses that segments that grow have reserved, in bytes, and how many such segments there are. Addresses are not
+    /// memory: most of them have none behind them.
+    pub fn expandable_segments_reserved(&self) -> (u64, usize) {
+        let arenas = self.common.all_arenas();
+        let sizes = arenas.iter().flat_map(|arena| {
+            let state = arena.lock();
+            let growing = state.blocks.segments().filter(|segment| segment.tag.grows);
+            growing.map(|segment| segment.size_bytes).collect::<Vec<_>>()
+        });
+        sizes.fold((0, 0), |(bytes, count), size_bytes| (bytes + size_bytes, count + 1))
+    }
+
     /// The addresses to reserve for a segment that grows.
-    pub(crate) fn segment_reserve_bytes(&self, _stream: StreamId) -> Option<u64> {
+    pub(crate) fn segment_reserve_bytes(&self, stream: StreamId) -> Option<u64> {
         let total_bytes = self.total_bytes()?;
-        Some(self.settings().expandable_segments_reserve_bytes(None, total_bytes))
+        let class = self.expandable_segment_reserve_class(stream);
+        Some(self.settings().expandable_segments_reserve_bytes(class.as_deref(), total_bytes))
     }
 
     pub(crate) fn common(&self) -> &Arc<Common> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{BlockState, DeviceAllocator, SizeClass};
+use thalweg_memory::{BlockState, DeviceAllocator, Settings, SizeClass};
 
 use crate::harness::{pytorch, stream};
 
@@ -265,4 +265,22 @@ fn the_statistics_have_pytorchs_keys() {
     allocator.reset_peak_memory_stats();
     assert_eq!(allocator.statistics().num_device_alloc, 0);
     assert_eq!(allocator.statistics().allocation.all.current, 1);
+}
+
+#[test]
+fn a_class_of_streams_reserves_what_its_key_says() {
+    let upstream = Arc::new(FakeUpstream::with_virtual_memory(GIB));
+    let settings =
+        Settings::parse("expandable_segments_reserve_by_class:[copy:0.25]").expect("a fraction for a class");
+    let allocator = DeviceAllocator::new(upstream.clone(), settings);
+    allocator.set_expandable_segment_reserve_class(stream(2), Some("copy"));
+    let _blocks = [1, 2].map(|on| allocator.allocate(3 * MIB, stream(on)).expect("there is room"));
+    let mut sizes: Vec<u64> = upstream.reserved_ranges().into_iter().map(|(_, bytes)| bytes).collect();
+    sizes.sort();
+    assert_eq!(sizes, [GIB / 4, GIB / 8 * 9]);
+    assert_eq!(allocator.expandable_segments_reserved(), (GIB / 4 + GIB / 8 * 9, 2));
+    // What no segment of the class can hold is refused, although there is memory.
+    let error = allocator.allocate(GIB / 2, stream(2)).expect_err("the range is too small");
+    assert!(error.is_out_of_memory());
+    assert!(allocator.allocate(GIB / 2, stream(1)).is_ok());
 }
