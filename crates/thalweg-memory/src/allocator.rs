@@ -609,15 +609,15 @@ impl Block {
         if one.at_free {
             return;
         }
+        // Until there is more the use is noted at least: a call that panics tells of nothing else.
+        one.note(true);
         if around.capturing {
-            match around.marks(stream) {
-                Some(marks) => one.marks = marks,
-                None => one.note(true),
+            if let Some(marks) = around.marks(stream) {
+                one.marks = marks;
+                one.at_free = false;
             }
             return;
         }
-        // Until there is an event the use is noted at least: a call that panics tells of nothing else.
-        one.at_free = true;
         match around.record(stream) {
             Ok(recorded) => {
                 one.at_free = false;
