@@ -658,12 +658,12 @@ impl Block {
         if one.at_free {
             return;
         }
-        // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
-        one.at_free = true;
+        // Until there is more the use is noted at least: a call that panics tells of nothing else.
+        one.note(true);
         if around.capturing {
             if let Some(marks) = around.marks(stream) {
-                one.at_free = false;
                 one.marks = marks;
+                one.at_free = false;
             }
             return;
         }
