@@ -32,19 +32,22 @@ use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
+use crate::history::StackId;
 use crate::inbox::Inbox;
 use crate::ledger::Ledger;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
-use crate::pools::Owner;
-use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
+use crate::pools::{Owner, PoolId};
+use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
 use crate::upstream::{SegmentSource, StreamId, Upstream};
+use crate::watch::{Log, Watch};
 
 /// What the arenas of one allocator share.
 pub(crate) struct Common {
     pub(crate) upstream: Arc<dyn Upstream>,
     pub(crate) totals: Totals,
+    pub(crate) watch: Watch,
     /// How many captures are under way on the device.
     pub(crate) captures: AtomicUsize,
     /// Places for recorded events.
@@ -60,6 +63,7 @@ impl Common {
         Arc::new(Self {
             upstream,
             totals: Totals::default(),
+            watch: Watch::default(),
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
@@ -139,6 +143,13 @@ pub(crate) struct Home {
     pub(crate) owner: Owner,
 }
 
+impl Home {
+    /// What snapshots call the pool.
+    pub(crate) fn pool_id(self) -> (u64, u64) {
+        (0, self.owner.pool().map_or(0, PoolId::raw))
+    }
+}
+
 /// What a segment is; all its blocks carry it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
@@ -155,6 +166,8 @@ pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
+    /// Where in the program it is made, if that is recorded.
+    pub(crate) stack: Option<StackId>,
 }
 
 /// One pool's memory on one stream.
@@ -165,7 +178,7 @@ pub(crate) struct Arena {
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: Mutex<ArenaState>,
-    returned: Inbox<(BlockId, Uses)>,
+    returned: Inbox<(BlockId, Uses, Option<StackId>)>,
 }
 
 impl Arena {
@@ -220,8 +233,8 @@ impl Arena {
 
     #[cold]
     fn take_in(&self, state: &mut ArenaState) {
-        while let Some((block, uses)) = self.returned.pop() {
-            state.free(self, block, uses);
+        while let Some((block, uses, stack)) = self.returned.pop() {
+            state.free(self, block, uses, stack);
         }
         // Only a panic of the upstream leaves something here.
         state.collect_ready(self);
@@ -230,15 +243,16 @@ impl Arena {
     /// Takes a block back: at once if nobody is busy, else at the next call.
     #[inline]
     pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
+        let stack = self.common.watch.stack_of_free();
         let totals = &self.common.totals;
         let quiet = totals.is_quiet(self.number)
             || totals
                 .turn_to(self.number, false, &|number, change| self.common.try_change_gauges(number, change));
         let state = if quiet { self.state.try_lock() } else { Err(TryLockError::WouldBlock) };
         match state {
-            Ok(mut state) => state.free(self, block, uses),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().free(self, block, uses),
-            Err(TryLockError::WouldBlock) => self.returned.push((block, uses)),
+            Ok(mut state) => state.free(self, block, uses, stack),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().free(self, block, uses, stack),
+            Err(TryLockError::WouldBlock) => self.returned.push((block, uses, stack)),
         }
     }
 
@@ -316,8 +330,8 @@ impl Arena {
         let returned: Vec<_> = std::iter::from_fn(|| self.returned.pop()).collect();
         let this = &*self;
         let mut state = this.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for (block, uses) in returned {
-            state.free(this, block, uses);
+        for (block, uses, stack) in returned {
+            state.free(this, block, uses, stack);
         }
         state.empty_hand(this);
         let around = this.common.surroundings();
@@ -338,6 +352,7 @@ impl Arena {
                 _ => this.destroy_plain(segment.address, segment.size_bytes),
             }
         }
+        this.common.watch.retire(&state.log.ring);
     }
 
     fn destroy_plain(&self, address: u64, size_bytes: u64) {
@@ -372,6 +387,7 @@ pub(crate) struct ArenaState {
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
+    pub(crate) log: Log,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
     hand: Option<Span>,
@@ -390,6 +406,7 @@ impl ArenaState {
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
+            log: Log::default(),
             hand: None,
         }
     }
@@ -416,7 +433,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let size_bytes = self.policy.round_size(requested_bytes);
-        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes) }
+        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes), stack: None }
     }
 
     /// Looks how far other streams have come.
@@ -517,11 +534,17 @@ impl ArenaState {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
         arena.common.totals.changed(arena.number, gauges, class);
+        if arena.common.watch.is_on() {
+            self.tell_allocated(arena, span, request.requested_bytes, request.stack);
+        }
     }
 
-    /// Nothing uses a block any more.
+    /// Nothing uses a block any more. The stack is that of the free, if it is the cause.
     #[inline]
-    fn count_inactive(&mut self, block: BlockId) {
+    pub(crate) fn count_inactive(&mut self, arena: &Arena, block: BlockId, stack: Option<StackId>) {
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeCompleted, block, stack);
+        }
         let Span { size_bytes, .. } = self.blocks.span(block);
         let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
         let class = self.blocks.tag(block).class;
@@ -547,7 +570,10 @@ impl ArenaState {
 
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
-    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeRequested, block, stack);
+        }
         let Span { size_bytes, .. } = self.blocks.span(block);
         let class = self.blocks.tag(block).class;
         let gauges = &mut self.gauges;
@@ -559,7 +585,7 @@ impl ArenaState {
         if self.policy.direct {
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
-            self.count_inactive(block);
+            self.count_inactive(arena, block, stack);
             if self.policy.keeps_hand {
                 let before = self.hand.replace(self.blocks.span(block));
                 if let Some(before) = before {
@@ -583,7 +609,7 @@ impl ArenaState {
             } else if self.policy.direct {
                 self.release_directly(arena, block);
             } else {
-                self.count_inactive(block);
+                self.count_inactive(arena, block, None);
                 self.return_to_bins(arena, block);
             }
         }

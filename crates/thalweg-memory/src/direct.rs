@@ -12,10 +12,11 @@ use std::sync::Arc;
 use crate::allocator::DeviceAllocator;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
-use crate::error::{AllocationError, Kind};
+use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::grow::found;
 use crate::order::Uses;
+use crate::snapshot::Action;
 use crate::stats::{ByPool, DeviceStatistics};
 
 impl DeviceAllocator {
@@ -40,9 +41,7 @@ impl DeviceAllocator {
                 return Ok(span);
             }
         }
-        let mut cold = self.cold();
-        cold.ledger.statistics.num_ooms += 1;
-        Err(Kind::OutOfMemory(self.figures(&mut cold, request.requested_bytes, arena.home.stream)).into())
+        Err(self.out_of_memory(&mut self.cold(), arena, request))
     }
 
     fn try_directly(&self, arena: &Arc<Arena>, request: &Request) -> Result<Option<Span>, AllocationError> {
@@ -66,6 +65,7 @@ impl DeviceAllocator {
         let tag = Tag { class: request.class, grows: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
+        state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
         Ok(Some(state.hand_out(arena, request, span)))
     }
 

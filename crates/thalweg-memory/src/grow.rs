@@ -34,6 +34,7 @@ use crate::error::AllocationError;
 use crate::ledger::Ledger;
 use crate::order::{Recorded, Use};
 use crate::policy::MIN_BLOCK_BYTES;
+use crate::snapshot::Action;
 use crate::stats::SizeClass;
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
@@ -151,6 +152,7 @@ impl ArenaState {
             None => arena.common.upstream.free(span.address, span.size_bytes, arena.home.stream),
         };
         freed.map_err(|error| AllocationError::upstream("free", error))?;
+        self.tell_lost(arena, Action::SegmentFree, span);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
@@ -228,6 +230,7 @@ impl ArenaState {
     /// The upstream's. Pages that were mapped before it are free memory now.
     pub(crate) fn grow(
         &mut self,
+        arena: &Arena,
         request: &Request,
         supply: &mut Vec<PageId>,
         memory: &dyn VirtualMemory,
@@ -252,7 +255,10 @@ impl ArenaState {
             if mapped.is_none() {
                 return Ok(None);
             }
-            span = self.mapped(Span { size_bytes: bytes, ..target }, &supply[pages..]);
+            let part = Span { size_bytes: bytes, ..target };
+            span = self.mapped(part, &supply[pages..]);
+            let part = Span { block: span.block, ..part };
+            self.tell_gained(arena, Action::SegmentMap, part, request.stack);
             supply.truncate(pages);
         }
         self.free[class].remove(span, 0);
@@ -359,6 +365,7 @@ impl ArenaState {
                         continue;
                     }
                     let block = self.carve(whole, part);
+                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
                     pages.extend(self.unmapped(block));
                 }
                 Legal::Ordered => pages.extend(self.make_hole(arena, whole, part)),
@@ -372,6 +379,7 @@ impl ArenaState {
     /// Takes the pages out of a range that work in flight may still touch.
     fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span) -> Vec<PageId> {
         let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let segment = self.blocks.segment_of(block).id;
         let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
         self.blocks.take(block, 0);
@@ -409,6 +417,7 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let pages = self.unmapped(block);
         ledger.bytes_returned(arena.home.owner, class, part.size_bytes);
         // A page that cannot be destroyed is lost to us, and nobody could use it: it has no address.
@@ -450,6 +459,7 @@ impl ArenaState {
                 self.unmapped[class].remove(&span.address);
                 let segment = self.blocks.remove_segment(span.block);
                 self.pages.remove(&segment);
+                self.forget_segment(segment);
             }
         }
         Ok(())

@@ -82,6 +82,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod advice;
 mod allocator;
 mod arena;
 mod bins;
@@ -89,6 +90,7 @@ mod blocks;
 mod direct;
 mod directory;
 mod error;
+mod failure;
 pub mod fake;
 mod gauges;
 mod grow;
@@ -109,7 +111,9 @@ pub mod snapshot;
 pub mod stats;
 mod summary;
 pub mod upstream;
+mod watch;
 
+pub use advice::Advice;
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
 pub use error::{AllocationError, OutOfMemory};
 pub use host::{
@@ -126,3 +130,4 @@ pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageId,
     SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
+pub use watch::SnapshotOptions;

@@ -4,6 +4,7 @@ mod decisions;
 mod faults;
 mod harness;
 mod histories;
+mod history_wiring;
 mod host;
 mod host_capture;
 mod host_harness;
