@@ -11,6 +11,7 @@ mod host_harness;
 mod host_random;
 mod host_threads;
 mod model;
+mod out_of_memory;
 mod private_pools;
 mod random;
 mod replays;
