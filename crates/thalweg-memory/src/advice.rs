@@ -264,7 +264,7 @@ impl Situation {
 }
 
 fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
-    let mut pending: Vec<BlockId> = state.order.pending().collect();
+    let mut pending: Vec<BlockId> = state.order.pending().chain(state.deferred.iter().copied()).collect();
     pending.sort_unstable();
     let block = |block: BlockId| BlockCopy {
         size_bytes: state.blocks.span(block).size_bytes,

@@ -495,6 +495,7 @@ impl DeviceAllocator {
                     .map_err(|error| AllocationError::upstream("destroy_page", error))?;
             }
         }
+        self.trim_driver()?;
         cold.pools.forget_done();
         Ok(())
     }

@@ -271,6 +271,7 @@ impl Arena {
     pub(crate) fn end_captures(&self) {
         let mut state = self.lock();
         state.order.end_captures(&self.common.surroundings());
+        state.release_deferred(self);
         state.collect_ready(self);
     }
 
@@ -388,6 +389,8 @@ pub(crate) struct ArenaState {
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
     pub(crate) log: Log,
+    /// Without a cache: what was freed during a capture and must not be given back before its end.
+    pub(crate) deferred: Vec<BlockId>,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
     hand: Option<Span>,
@@ -407,6 +410,7 @@ impl ArenaState {
             gauges: Gauges::default(),
             idle: Idle::default(),
             log: Log::default(),
+            deferred: Vec::new(),
             hand: None,
         }
     }
@@ -583,7 +587,7 @@ impl ArenaState {
             gauges.subtract(class, Quantity::OversizeAllocations, 1);
         }
         if self.policy.direct {
-            self.free_directly(arena, block, uses);
+            self.free_directly(arena, block, uses, stack);
         } else if uses.is_empty() {
             self.count_inactive(arena, block, stack);
             if self.policy.keeps_hand {
@@ -607,7 +611,7 @@ impl ArenaState {
             if self.holes.contains(&block) {
                 self.close_hole(arena, block);
             } else if self.policy.direct {
-                self.release_directly(arena, block);
+                self.release_directly(arena, block, None);
             } else {
                 self.count_inactive(arena, block, None);
                 self.return_to_bins(arena, block);
@@ -640,7 +644,7 @@ impl ArenaState {
 
     /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
     pub(crate) fn snapshot(&self, home: Home) -> Vec<SegmentSnapshot> {
-        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        let pending: FxHashSet<BlockId> = self.order.pending().chain(self.deferred.iter().copied()).collect();
         let mut shown: Vec<SegmentSnapshot> = Vec::new();
         for segment in self.blocks.segments() {
             let mut open = false;

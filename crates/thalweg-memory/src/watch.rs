@@ -188,7 +188,8 @@ impl ArenaState {
             let Span { address: from, size_bytes, .. } = self.blocks.span(*block);
             within(from, size_bytes)
         })?;
-        let waits = || self.order.pending().any(|pending| pending == block);
+        let waits =
+            || self.order.pending().chain(self.deferred.iter().copied()).any(|pending| pending == block);
         let taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains(&block);
         (taken && !waits()).then_some(block)
     }
