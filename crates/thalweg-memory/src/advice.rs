@@ -253,7 +253,7 @@ impl Situation {
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
             reserve_bytes: allocator.segment_reserve_bytes(arena.home.stream).unwrap_or(0),
             arenas: common.all_arenas().into_iter().map(copy).collect(),
-            spare_bytes: cold.spare_pages.iter().map(|(_, bytes, _)| bytes).sum(),
+            spare_bytes: common.spare.bytes(),
             reserved_bytes: figures.reserved_bytes,
             allowed_bytes: figures.allowed_bytes,
             device: figures.device.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes: 0 }),
@@ -272,7 +272,7 @@ fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
             BlockUse::Free { .. } => State::Free,
             BlockUse::Unmapped => State::Unmapped,
             // A hole has no memory, but its addresses are taken.
-            BlockUse::Taken { .. } if state.holes.contains(&block) => State::Live,
+            BlockUse::Taken { .. } if state.holes.contains_key(&block) => State::Live,
             BlockUse::Taken { .. } if pending.binary_search(&block).is_ok() => State::Pending,
             BlockUse::Taken { .. } => State::Live,
         },
@@ -387,13 +387,15 @@ impl Situation {
         if self.is_served() {
             return true;
         }
-        let rejects = self.policy.throw_on_cudamalloc_oom && !self.is_allowed(self.segment_bytes());
-        if self.capturing || rejects {
-            return !rejects && self.has_room();
+        if self.policy.throw_on_cudamalloc_oom && !self.is_allowed(self.segment_bytes()) {
+            return false;
+        }
+        if self.capturing {
+            return self.has_room() || self.is_borrowed();
         }
         let mut after = self.clone();
         after.release();
-        after.has_room() || after.is_served() || !self.policy.direct && after.is_borrowed()
+        after.has_room() || after.is_served() || after.is_borrowed()
     }
 
     fn is_served(&self) -> bool {
@@ -413,17 +415,16 @@ impl Situation {
 
     /// A free block that the last rungs of the ladder find.
     fn is_borrowed(&self) -> bool {
-        let reuse = self.policy.cross_stream_reuse != CrossStreamReuse::Never;
-        let donors = self
-            .arenas
-            .iter()
-            .filter(|arena| arena.owner == self.owner && arena.releasable && (arena.own || reuse));
-        let mut segments = donors.flat_map(|arena| arena.segments.iter());
-        segments.any(|segment| {
-            let regular = |bytes| segment.class == self.class && self.takes(bytes);
-            let lenient = |bytes| self.policy.last_resort && bytes >= self.size_bytes;
-            segment.free_blocks().any(|bytes| regular(bytes) || lenient(bytes))
-        })
+        // While a capture is under way no stream can be made to wait for another.
+        let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
+        let lends = |arena: &&ArenaCopy| arena.owner == self.owner && (arena.own || others);
+        let mut segments = self.arenas.iter().filter(lends).flat_map(|arena| arena.segments.iter());
+        !self.policy.direct
+            && segments.any(|segment| {
+                let regular = |bytes| segment.class == self.class && self.takes(bytes);
+                let lenient = |bytes| self.policy.last_resort && bytes >= self.size_bytes;
+                segment.free_blocks().any(|bytes| regular(bytes) || lenient(bytes))
+            })
     }
 
     /// Whether the driver would give what the request lacks.

@@ -7,7 +7,6 @@
 //! lock from what is cached there. Only if that fails is the lock of the slow path taken ([`ladder`](crate::ladder)), which
 //! is the one lock that all streams share.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -25,8 +24,9 @@ use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
 use crate::settings::Settings;
 use crate::snapshot::SegmentSnapshot;
+use crate::spare::SparePage;
 use crate::stats::{DeviceStatistics, SizeClass};
-use crate::upstream::{PageId, StreamId, Upstream};
+use crate::upstream::{StreamId, Upstream};
 
 /// Called when memory is short; whether it freed any. It may drop blocks, and must not call the allocator otherwise.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -36,35 +36,9 @@ pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 pub(crate) struct Cold {
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
-    /// Pages that are mapped nowhere, with their size and the class that they are counted in.
-    pub(crate) spare_pages: VecDeque<(PageId, u64, SizeClass)>,
     pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
     /// Events that concern no arena.
     pub(crate) ring: Ring,
-}
-
-impl Cold {
-    /// Moves up to `wanted` spare pages to `pages`; how many are still wanted.
-    pub(crate) fn take_spare_pages(
-        &mut self,
-        mut wanted: usize,
-        page_bytes: u64,
-        class: SizeClass,
-        pages: &mut Vec<PageId>,
-    ) -> usize {
-        let mut others = VecDeque::new();
-        while let Some((page, bytes, from)) = self.spare_pages.pop_front() {
-            if wanted > 0 && bytes == page_bytes {
-                pages.push(page);
-                wanted -= 1;
-                self.ledger.bytes_moved(from, class, bytes);
-            } else {
-                others.push_back((page, bytes, from));
-            }
-        }
-        self.spare_pages = others;
-        wanted
-    }
 }
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
@@ -153,7 +127,7 @@ impl DeviceAllocator {
         }
         state.process_events(arena);
         let request = Request { stack, ..state.request(bytes) };
-        if let Some(span) = state.from_hand(arena, &request) {
+        if let Some(span) = state.take_from_hand(arena, &request) {
             drop(state);
             return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
         }
@@ -318,9 +292,11 @@ impl DeviceAllocator {
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         let mut cold = self.cold();
         self.scopes.end_streams(pool)?;
+        // First of all, so that a panic of the upstream below does not leave a capture under way for ever.
+        let last = self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1;
         cold.pools.release(pool)?;
         drop(cold);
-        if self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if last {
             for arena in self.common.all_arenas() {
                 arena.end_captures();
             }
@@ -414,10 +390,14 @@ impl DeviceAllocator {
         }
         cold.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        let mut oversize_segments = 0;
         for arena in self.common.all_arenas() {
             let no_split = cold.pools.no_split(arena.home.owner);
-            arena.lock().policy = self.policy(no_split);
+            let mut state = arena.lock();
+            state.set_policy(&arena, self.policy(no_split));
+            oversize_segments += state.oversize_segments();
         }
+        cold.ledger.recount_oversize(oversize_segments);
         Ok(())
     }
 
@@ -484,20 +464,31 @@ impl DeviceAllocator {
         let chosen: Vec<&Arc<Arena>> = arenas.iter().filter(chosen).collect();
         for class in [SizeClass::Large, SizeClass::Small] {
             for arena in &chosen {
-                arena.release_free(&mut cold.ledger, class)?;
+                arena.release_free(cold, class)?;
             }
         }
         if let Some(memory) = self.common.upstream.virtual_memory() {
-            while let Some((page, bytes, class)) = cold.spare_pages.pop_front() {
-                cold.ledger.bytes_returned(Owner::Shared, class, bytes);
-                memory
-                    .destroy_page(page)
-                    .map_err(|error| AllocationError::upstream("destroy_page", error))?;
-            }
+            let mapped = self.common.pages_in_holes();
+            let ledger = &mut cold.ledger;
+            let destroyed = |spare: &SparePage| ledger.page_destroyed(spare.class, spare.bytes);
+            self.common
+                .spare
+                .destroy(memory, &mapped, destroyed)
+                .map_err(|(call, error)| AllocationError::upstream(call, error))?;
         }
         self.trim_driver()?;
         cold.pools.forget_done();
         Ok(())
+    }
+}
+
+impl Drop for DeviceAllocator {
+    fn drop(&mut self) {
+        // Arenas may live on, as long as they have blocks; pages that are in no arena do not.
+        if let Some(memory) = self.common.upstream.virtual_memory() {
+            // What the upstream refuses now is offered again when an arena goes, and then there is nobody to tell.
+            let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
+        }
     }
 }
 
@@ -538,19 +529,20 @@ pub struct Block {
     requested_bytes: u64,
     /// Not the arena's if the block is borrowed from another stream.
     stream: StreamId,
-    uses: Mutex<Uses>,
+    /// Nearly always none: a block is small, because it is moved about a lot.
+    uses: Mutex<Option<Box<Uses>>>,
 }
 
 impl Block {
     #[inline]
     fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
         let Span { block, address, size_bytes } = span;
-        let uses = Mutex::new(Uses::new());
+        let uses = Mutex::new(None);
         Self { arena, block: Some(block), address, size_bytes, requested_bytes, stream, uses }
     }
 
     fn null(arena: Arc<Arena>) -> Self {
-        let (stream, uses) = (arena.home.stream, Mutex::default());
+        let (stream, uses) = (arena.home.stream, Mutex::new(None));
         Self { arena, block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
     }
 
@@ -589,7 +581,7 @@ impl Block {
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
         if stream != self.stream && !self.is_null() {
-            use_of(&mut self.uses(), stream).at_free = true;
+            use_of(self.uses().get_or_insert_default(), stream).note(self.arena.common.is_capturing());
         }
     }
 
@@ -608,28 +600,31 @@ impl Block {
         }
         let around = self.arena.common.surroundings();
         let mut uses = self.uses();
-        let one = use_of(&mut uses, stream);
+        let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
             return;
         }
         if around.capturing {
             match around.marks(stream) {
                 Some(marks) => one.marks = marks,
-                None => one.at_free = true,
+                None => one.note(true),
             }
             return;
         }
+        // Until there is an event the use is noted at least: a call that panics tells of nothing else.
+        one.at_free = true;
         match around.record(stream) {
             Ok(recorded) => {
+                one.at_free = false;
                 if let Some(before) = one.event.replace(recorded) {
                     around.events.release_event(before.event);
                 }
             }
-            Err(_) => one.at_free = true,
+            Err(_) => one.eager = true,
         }
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
+    fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -637,15 +632,26 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        if let Some(block) = self.block {
-            let mut uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-            if self.stream != self.arena.home.stream {
-                // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-                use_of(&mut uses, self.stream).at_free = true;
-                self.arena.forget_own_use(&mut uses);
-            }
-            self.arena.take_back(block, uses);
+        let Some(block) = self.block else { return };
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if uses.is_none() && self.stream == self.arena.home.stream {
+            self.arena.take_back(block, Uses::new());
+        } else {
+            let uses = uses.take().map(|uses| *uses).unwrap_or_default();
+            self.give_back_behind(block, uses);
         }
+    }
+}
+
+impl Block {
+    #[cold]
+    fn give_back_behind(&self, block: BlockId, mut uses: Uses) {
+        if self.stream != self.arena.home.stream {
+            // A borrowed block: all that its borrower was given so far comes before its owner has it back.
+            use_of(&mut uses, self.stream).note(false);
+            self.arena.forget_own_use(&mut uses);
+        }
+        self.arena.take_back(block, uses);
     }
 }
 

@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak}
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
@@ -34,13 +35,13 @@ use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
 use crate::history::StackId;
 use crate::inbox::Inbox;
-use crate::ledger::Ledger;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
+use crate::spare::SparePages;
 use crate::stats::SizeClass;
-use crate::upstream::{SegmentSource, StreamId, Upstream};
+use crate::upstream::{EventId, PageId, SegmentSource, StreamId, Upstream};
 use crate::watch::{Log, Watch};
 
 /// What the arenas of one allocator share.
@@ -48,6 +49,7 @@ pub(crate) struct Common {
     pub(crate) upstream: Arc<dyn Upstream>,
     pub(crate) totals: Totals,
     pub(crate) watch: Watch,
+    pub(crate) spare: SparePages,
     /// How many captures are under way on the device.
     pub(crate) captures: AtomicUsize,
     /// Places for recorded events.
@@ -64,6 +66,7 @@ impl Common {
             upstream,
             totals: Totals::default(),
             watch: Watch::default(),
+            spare: SparePages::default(),
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
             waits: AtomicU64::new(0),
@@ -127,6 +130,15 @@ impl Common {
 
     fn arena(&self, number: u32) -> Option<Arc<Arena>> {
         self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
+    }
+
+    /// The pages that are mapped in holes.
+    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
+        let arenas = self.all_arenas();
+        arenas
+            .iter()
+            .flat_map(|arena| arena.state().holes.values().flatten().copied().collect::<Vec<_>>())
+            .collect()
     }
 
     /// All arenas that are alive, oldest first.
@@ -212,17 +224,45 @@ impl Arena {
     /// The same, but for the block that was freed last: it may still be in the hand.
     #[inline]
     pub(crate) fn lock_with_hand(&self) -> MutexGuard<'_, ArenaState> {
-        let totals = &self.common.totals;
-        if !totals.is_quiet(self.number) {
-            let turned = totals
-                .turn_to(self.number, true, &|number, change| self.common.change_gauges(number, change));
-            debug_assert!(turned, "an arena that is used is there");
-        }
         let mut state = self.state();
+        // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
+        // another arena is exclusive.
+        while !self.common.totals.is_quiet(self.number) {
+            drop(state);
+            self.turn_to();
+            state = self.state();
+        }
         if !self.returned.is_empty() || state.order.has_ready() {
             self.take_in(&mut state);
         }
         state
+    }
+
+    #[cold]
+    fn turn_to(&self) {
+        let with = |number, change: &mut dyn FnMut(&mut Gauges)| self.common.change_gauges(number, change);
+        let turned = self.common.totals.turn_to(self.number, true, &with);
+        debug_assert!(turned, "an arena that is used is there");
+    }
+
+    /// The state, if nobody is busy.
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, ArenaState>> {
+        let try_state = || match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let state = try_state()?;
+        let totals = &self.common.totals;
+        if totals.is_quiet(self.number) {
+            return Some(state);
+        }
+        drop(state);
+        let with =
+            |number, change: &mut dyn FnMut(&mut Gauges)| self.common.try_change_gauges(number, change);
+        totals.turn_to(self.number, false, &with);
+        try_state().filter(|_| totals.is_quiet(self.number))
     }
 
     /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
@@ -244,15 +284,9 @@ impl Arena {
     #[inline]
     pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
         let stack = self.common.watch.stack_of_free();
-        let totals = &self.common.totals;
-        let quiet = totals.is_quiet(self.number)
-            || totals
-                .turn_to(self.number, false, &|number, change| self.common.try_change_gauges(number, change));
-        let state = if quiet { self.state.try_lock() } else { Err(TryLockError::WouldBlock) };
-        match state {
-            Ok(mut state) => state.free(self, block, uses, stack),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().free(self, block, uses, stack),
-            Err(TryLockError::WouldBlock) => self.returned.push((block, uses, stack)),
+        match self.try_lock() {
+            Some(mut state) => state.free(self, block, uses, stack),
+            None => self.returned.push((block, uses, stack)),
         }
     }
 
@@ -265,6 +299,13 @@ impl Arena {
             }
             !own
         });
+    }
+
+    /// This stream was made to wait for these events. The upstream is not called.
+    pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
+        if events.len() > 0 {
+            self.state().order.add_waits(events);
+        }
     }
 
     /// To be called when no capture is under way any more.
@@ -291,24 +332,24 @@ impl Arena {
     ///
     /// # Errors
     /// The upstream's; the rest stays cached.
-    pub(crate) fn release_free(&self, ledger: &mut Ledger, class: SizeClass) -> Result<(), AllocationError> {
+    pub(crate) fn release_free(&self, cold: &mut Cold, class: SizeClass) -> Result<(), AllocationError> {
         let mut state = self.lock();
         let entries: Vec<Span> = state.free[class as usize].iter().map(Entry::span).collect();
         let (growing, plain): (Vec<Span>, Vec<Span>) =
             entries.into_iter().partition(|span| state.blocks.tag(span.block).grows);
         for span in plain {
             if !state.blocks.is_split(span.block) {
-                state.release_plain(self, ledger, span)?;
+                state.release_plain(self, &mut cold.ledger, span)?;
             }
         }
-        let Some(memory) = self.common.upstream.virtual_memory().filter(|_| !growing.is_empty()) else {
-            return Ok(());
-        };
-        memory
-            .synchronize_stream(self.home.stream)
-            .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
+        if !growing.is_empty() {
+            memory
+                .synchronize_stream(self.home.stream)
+                .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        }
         for span in growing {
-            state.release_pages(self, ledger, span, memory)?;
+            state.release_pages(self, cold, span, memory)?;
         }
         state.release_addresses(memory)
     }
@@ -349,11 +390,15 @@ impl Arena {
         let segments: Vec<_> = state.blocks.segments().collect();
         for segment in segments {
             match (memory, segment.tag.grows) {
-                (Some(memory), true) => state.destroy_growing(segment, memory),
+                (Some(memory), true) => state.destroy_growing(this, segment, memory),
                 _ => this.destroy_plain(segment.address, segment.size_bytes),
             }
         }
         this.common.watch.retire(&state.log.ring);
+        drop(state);
+        if let Some(memory) = memory {
+            let _ = this.common.spare.destroy(memory, &this.common.pages_in_holes(), |_| {});
+        }
     }
 
     fn destroy_plain(&self, address: u64, size_bytes: u64) {
@@ -384,7 +429,7 @@ pub(crate) struct ArenaState {
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
-    pub(crate) holes: FxHashSet<BlockId>,
+    pub(crate) holes: FxHashMap<BlockId, Vec<PageId>>,
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
@@ -393,7 +438,7 @@ pub(crate) struct ArenaState {
     pub(crate) deferred: Vec<BlockId>,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
-    hand: Option<Span>,
+    hand: Option<(BlockId, u64)>,
 }
 
 impl ArenaState {
@@ -405,7 +450,7 @@ impl ArenaState {
             unmapped: Default::default(),
             searches: [0; 2],
             pages: FxHashMap::default(),
-            holes: FxHashSet::default(),
+            holes: FxHashMap::default(),
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
@@ -417,20 +462,48 @@ impl ArenaState {
 
     /// The block in the hand, if it is just what is asked for.
     #[inline]
-    pub(crate) fn from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
-        let span = self.hand.filter(|span| span.size_bytes == request.size_bytes)?;
+    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
+        let (block, size_bytes) = self.hand?;
+        if size_bytes != request.size_bytes {
+            return None;
+        }
         self.hand = None;
-        self.blocks.take_again(span.block, request.requested_bytes);
-        self.count_taken(arena, span, request);
+        let (address, class) = self.blocks.take_again(block, request.requested_bytes);
+        let span = Span { block, address, size_bytes };
+        self.count_taken(arena, class.class, span, request);
         Some(span)
     }
 
     /// Puts the block in the hand into its bin.
     #[inline]
     pub(crate) fn empty_hand(&mut self, arena: &Arena) {
-        if let Some(span) = self.hand.take() {
-            self.return_to_bins(arena, span.block);
+        if let Some((block, _)) = self.hand.take() {
+            self.return_to_bins(arena, block);
         }
+    }
+
+    /// From now on `policy` counts; what is oversize is told anew. Nothing that was dropped is waiting to be taken in.
+    pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
+        self.policy = policy;
+        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        for class in [SizeClass::Small, SizeClass::Large] {
+            let segments = self.blocks.segments().filter(|segment| segment.tag.class == class);
+            let oversize = segments
+                .flat_map(|segment| self.blocks.blocks_of(segment))
+                .filter(|block| self.blocks.requested_bytes(*block).is_some())
+                .filter(|block| !pending.contains(block) && !self.holes.contains_key(block))
+                .filter(|block| self.blocks.span(*block).size_bytes >= self.policy.max_split_bytes)
+                .count() as u64;
+            let before = self.gauges.current_of(class, Quantity::OversizeAllocations);
+            self.gauges.change(class, Quantity::OversizeAllocations, oversize, before);
+            arena.common.totals.changed(arena.number, &mut self.gauges, class);
+        }
+    }
+
+    /// How many plain segments are oversize.
+    pub(crate) fn oversize_segments(&self) -> u64 {
+        let plain = self.blocks.segments().filter(|segment| !segment.tag.grows);
+        plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
     }
 
     /// What a request comes to now.
@@ -521,20 +594,20 @@ impl ArenaState {
             gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
             gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
         }
-        self.count_taken(arena, span, request);
+        self.count_taken(arena, class, span, request);
         span
     }
 
     #[inline]
-    fn count_taken(&mut self, arena: &Arena, span: Span, request: &Request) {
-        let class = self.blocks.tag(span.block).class;
+    fn count_taken(&mut self, arena: &Arena, class: SizeClass, span: Span, request: &Request) {
+        let Span { size_bytes, .. } = span;
         let gauges = &mut self.gauges;
         gauges.add(class, Quantity::Allocation, 1);
-        gauges.add(class, Quantity::AllocatedBytes, span.size_bytes);
+        gauges.add(class, Quantity::AllocatedBytes, size_bytes);
         gauges.add(class, Quantity::Active, 1);
-        gauges.add(class, Quantity::ActiveBytes, span.size_bytes);
+        gauges.add(class, Quantity::ActiveBytes, size_bytes);
         gauges.add(class, Quantity::RequestedBytes, request.requested_bytes);
-        if span.size_bytes >= self.policy.max_split_bytes {
+        if size_bytes >= self.policy.max_split_bytes {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
         arena.common.totals.changed(arena.number, gauges, class);
@@ -543,25 +616,19 @@ impl ArenaState {
         }
     }
 
-    /// Nothing uses a block any more. The stack is that of the free, if it is the cause.
+    /// Nothing uses a block any more.
     #[inline]
-    pub(crate) fn count_inactive(&mut self, arena: &Arena, block: BlockId, stack: Option<StackId>) {
-        if arena.common.watch.is_on() {
-            self.tell_freed(arena, Action::FreeCompleted, block, stack);
-        }
-        let Span { size_bytes, .. } = self.blocks.span(block);
-        let requested_bytes = self.blocks.requested_bytes(block).expect("what is returned was taken");
-        let class = self.blocks.tag(block).class;
+    pub(crate) fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Active, 1);
         gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
         gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
-    /// Puts a block that was taken out of its bin back.
-    pub(crate) fn put_back(&mut self, span: Span) {
+    /// Takes a free block out of its bin.
+    pub(crate) fn take_out(&mut self, span: Span) {
         let Tag { class, registration, .. } = self.blocks.tag(span.block);
-        self.free[class as usize].insert(span, registration);
+        self.free[class as usize].remove(span, registration);
     }
 
     /// Since when a block is free, in searches.
@@ -578,8 +645,7 @@ impl ArenaState {
         if arena.common.watch.is_on() {
             self.tell_freed(arena, Action::FreeRequested, block, stack);
         }
-        let Span { size_bytes, .. } = self.blocks.span(block);
-        let class = self.blocks.tag(block).class;
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
         gauges.subtract(class, Quantity::Allocation, 1);
         gauges.subtract(class, Quantity::AllocatedBytes, size_bytes);
@@ -587,13 +653,15 @@ impl ArenaState {
             gauges.subtract(class, Quantity::OversizeAllocations, 1);
         }
         if self.policy.direct {
-            self.free_directly(arena, block, uses, stack);
+            self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
-            self.count_inactive(arena, block, stack);
+            if arena.common.watch.is_on() {
+                self.tell_freed(arena, Action::FreeCompleted, block, stack);
+            }
+            self.count_inactive(class, size_bytes, requested_bytes);
             if self.policy.keeps_hand {
-                let before = self.hand.replace(self.blocks.span(block));
-                if let Some(before) = before {
-                    self.return_to_bins(arena, before.block);
+                if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
+                    self.return_to_bins(arena, before);
                 }
             } else {
                 self.return_to_bins(arena, block);
@@ -605,15 +673,21 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Returns to the bins what the order holds back no longer.
+    /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
+    /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
-        while let Some(block) = self.order.pop_ready() {
-            if self.holes.contains(&block) {
-                self.close_hole(arena, block);
+        while let Some(block) = self.order.first_ready() {
+            if self.holes.contains_key(&block) {
+                self.close_first_hole(arena, block);
             } else if self.policy.direct {
-                self.release_directly(arena, block, None);
+                self.release_first_directly(arena, block);
             } else {
-                self.count_inactive(arena, block, None);
+                self.order.pop_ready();
+                if arena.common.watch.is_on() {
+                    self.tell_freed(arena, Action::FreeCompleted, block, None);
+                }
+                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+                self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
             }
         }
@@ -651,7 +725,7 @@ impl ArenaState {
             for block in self.blocks.blocks_of(segment) {
                 let span = self.blocks.span(block);
                 let state = match self.blocks.usage(block) {
-                    _ if self.holes.contains(&block) => None,
+                    _ if self.holes.contains_key(&block) => None,
                     BlockUse::Unmapped => None,
                     BlockUse::Free { .. } => Some(BlockState::Inactive),
                     BlockUse::Taken { .. } if pending.contains(&block) => Some(BlockState::ActivePendingFree),

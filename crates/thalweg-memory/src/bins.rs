@@ -6,14 +6,14 @@
 //! are cold by the time the next request comes. Here sizes fall into bins:
 //!
 //! ```text
-//! size      512  1024 ...  64 KiB | 64..68 KiB  68..72 KiB ... 124..128 KiB | 128..136 KiB ...
-//! bin         1     2 ...     127 |        128         129 ...          143 |          144 ...
-//!           one size each         |                  sixteen an octave
+//! size      512  1024 ...  64 KiB | 64..66 KiB  66..68 KiB ... 126..128 KiB | 128..132 KiB ...
+//! bin         1     2 ...     127 |        128         129 ...          159 |          160 ...
+//!           one size each         |               thirty-two an octave
 //! ```
 //!
-//! and a bitmap says which bins have any. The first block of a bin stands in the bin itself, the others in an ordered set
-//! beside it, which is nearly always empty. So a search looks at one bin, and at one or two words of the bitmap if that bin
-//! has nothing large enough.
+//! and a bitmap says which bins have any. The first block of a bin stands in the bin itself, the others in a short sorted
+//! list beside it, which is nearly always empty, and in an ordered set when there are many of nearly one size. So a search
+//! looks at one bin, and at one or two words of the bitmap if that bin has nothing large enough.
 //!
 //! What is not here: the cutting and merging ([`blocks`](crate::blocks)), and every decision beyond the order.
 
@@ -69,47 +69,113 @@ impl Keyed {
     }
 }
 
-#[derive(Debug, Default)]
-struct Bin {
-    first: Option<Entry>,
-    rest: BTreeSet<Keyed>,
+/// More than these are kept in a tree.
+const FEW: usize = 48;
+
+/// The blocks of a bin but the first, in order.
+#[derive(Debug)]
+enum Rest {
+    /// A handful: moving them up and down is faster than walking a tree.
+    Few(Vec<Entry>),
+    Many(BTreeSet<Keyed>),
 }
 
-impl Bin {
+impl Default for Rest {
+    fn default() -> Self {
+        Self::Few(Vec::new())
+    }
+}
+
+impl Rest {
     fn insert(&mut self, entry: Entry) {
-        match &mut self.first {
-            None => self.first = Some(entry),
-            Some(first) => {
-                let later = if entry.key() < first.key() { std::mem::replace(first, entry) } else { entry };
-                let new = self.rest.insert(Keyed(later));
+        match self {
+            Self::Few(few) if few.len() < FEW => {
+                let place = few.partition_point(|other| other.key() < entry.key());
+                few.insert(place, entry);
+            }
+            Self::Few(few) => {
+                let mut many: BTreeSet<Keyed> = few.drain(..).map(Keyed).collect();
+                many.insert(Keyed(entry));
+                *self = Self::Many(many);
+            }
+            Self::Many(many) => {
+                let new = many.insert(Keyed(entry));
                 debug_assert!(new, "a free block is in its bin once");
             }
         }
     }
 
-    fn remove(&mut self, span: Span, registration: u32) {
-        let key = Entry::new(span, registration);
-        if self.first.is_some_and(|first| first.address == span.address) {
-            self.first = if self.rest.is_empty() { None } else { self.rest.pop_first().map(|keyed| keyed.0) };
-        } else {
-            let found = self.rest.remove(&Keyed(key));
-            assert!(found, "a free block is in its bin");
+    /// Whether it was there.
+    fn remove(&mut self, entry: Entry) -> bool {
+        match self {
+            Self::Few(few) => {
+                let place = few.iter().position(|other| other.address == entry.address);
+                place.map(|place| few.remove(place)).is_some()
+            }
+            Self::Many(many) => many.remove(&Keyed(entry)),
+        }
+    }
+
+    fn pop_first(&mut self) -> Option<Entry> {
+        match self {
+            Self::Few(few) if few.is_empty() => None,
+            Self::Few(few) => Some(few.remove(0)),
+            Self::Many(many) => many.pop_first().map(|keyed| keyed.0),
         }
     }
 
     fn at_least(&self, size_bytes: u64) -> Option<Entry> {
+        match self {
+            Self::Few(few) => few.iter().find(|entry| entry.size_bytes >= size_bytes).copied(),
+            Self::Many(many) => many.range(Keyed::floor(size_bytes)..).next().map(|keyed| keyed.0),
+        }
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> {
+        let (few, many) = match self {
+            Self::Few(few) => (Some(few), None),
+            Self::Many(many) => (None, Some(many)),
+        };
+        few.into_iter().flatten().copied().chain(many.into_iter().flatten().map(|keyed| keyed.0))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Bin {
+    first: Option<Entry>,
+    rest: Rest,
+}
+
+impl Bin {
+    #[inline]
+    fn insert(&mut self, entry: Entry) {
+        match &mut self.first {
+            None => self.first = Some(entry),
+            Some(first) => {
+                let later = if entry.key() < first.key() { std::mem::replace(first, entry) } else { entry };
+                self.rest.insert(later);
+            }
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, span: Span, registration: u32) {
+        if self.first.is_some_and(|first| first.address == span.address) {
+            self.first = self.rest.pop_first();
+        } else {
+            let found = self.rest.remove(Entry::new(span, registration));
+            assert!(found, "a free block is in its bin");
+        }
+    }
+
+    #[inline]
+    fn at_least(&self, size_bytes: u64) -> Option<Entry> {
         let first = self.first?;
-        if first.size_bytes >= size_bytes {
-            return Some(first);
-        }
-        if self.rest.is_empty() {
-            return None;
-        }
-        self.rest.range(Keyed::floor(size_bytes)..).next().map(|keyed| keyed.0)
+        if first.size_bytes >= size_bytes { Some(first) } else { self.rest.at_least(size_bytes) }
     }
 
     fn entries(&self) -> impl DoubleEndedIterator<Item = Entry> {
-        self.first.into_iter().chain(self.rest.iter().map(|keyed| keyed.0))
+        self.first.into_iter().chain(self.rest.iter())
     }
 }
 
@@ -118,7 +184,7 @@ const LINEAR_BYTES: u64 = 64 << 10;
 const UNIT_BYTES: u64 = 512;
 const LINEAR_BINS: usize = (LINEAR_BYTES / UNIT_BYTES) as usize;
 /// Bins an octave, as a power of two.
-const OCTAVE_SHIFT: u32 = 4;
+const OCTAVE_SHIFT: u32 = 5;
 
 fn bin_of(size_bytes: u64) -> usize {
     if size_bytes < LINEAR_BYTES {
@@ -218,8 +284,8 @@ mod tests {
             bin_of(64 << 10),
             "no bin is left out between the two parts"
         );
-        assert_eq!(bin_of(64 << 10), bin_of((68 << 10) - 512));
-        assert_ne!(bin_of(64 << 10), bin_of(68 << 10));
+        assert_eq!(bin_of(64 << 10), bin_of((66 << 10) - 512));
+        assert_ne!(bin_of(64 << 10), bin_of(66 << 10));
         assert_eq!(bin_of((128 << 10) - 512) + 1, bin_of(128 << 10));
     }
 
@@ -227,14 +293,17 @@ mod tests {
         /// The bins against an ordered map with the same key.
         #[test]
         fn the_best_fit_is_that_of_an_ordered_map(
-            steps in prop::collection::vec((0..3u8, 1..4000u64, 0..40u64, 0..2u32), 1..300)
+            steps in prop::collection::vec((0..5u8, 1..4000u64, 0..400u64, 0..2u32), 1..400),
+            crowded in any::<bool>()
         ) {
             let mut bins = Bins::default();
             let mut map: BTreeMap<(u64, u32, u64), Span> = BTreeMap::new();
             for (kind, units, place, registration) in steps {
+                // Crowded, many blocks share a bin.
+                let units = if crowded { 1000 + units % 3 } else { units };
                 let size_bytes = units * units * 512;
                 match kind {
-                    0 => {
+                    0 | 3 | 4 => {
                         let span = Span { block: BlockId::FIRST, address: place * 512, size_bytes };
                         let free = !map.keys().any(|key| key.2 == span.address);
                         if free {

@@ -187,16 +187,17 @@ impl<Tag: Copy> Blocks<Tag> {
         record.usage = BlockUse::Taken { requested_bytes };
     }
 
-    /// A taken block changes hands; `requested_bytes` of it were asked for this time.
+    /// A taken block changes hands; `requested_bytes` of it were asked for this time. Its address and tag.
     ///
     /// # Panics
     /// If it is not taken, or too small.
     #[inline]
-    pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) {
+    pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) -> (u64, Tag) {
         let record = &mut self.records[block.0];
         assert!(matches!(record.usage, BlockUse::Taken { .. }), "only what is taken changes hands");
         assert!(requested_bytes <= record.size_bytes, "a block is at least as large as its request");
         record.usage = BlockUse::Taken { requested_bytes };
+        (record.address, record.tag)
     }
 
     /// Marks a taken block as free, since `since`, and merges it with its free neighbours.
@@ -278,10 +279,10 @@ impl<Tag: Copy> Blocks<Tag> {
     }
 
     fn are_alike(&self, one: BlockId, other: BlockId) -> bool {
-        match (self.records[one.0].usage, self.records[other.0].usage) {
-            (BlockUse::Free { .. }, BlockUse::Free { .. }) | (BlockUse::Unmapped, BlockUse::Unmapped) => true,
-            _ => false,
-        }
+        matches!(
+            (self.records[one.0].usage, self.records[other.0].usage),
+            (BlockUse::Free { .. }, BlockUse::Free { .. }) | (BlockUse::Unmapped, BlockUse::Unmapped)
+        )
     }
 
     /// Adds the bytes of a removed neighbour. What is free in part since later is free as a whole since later.
@@ -311,6 +312,19 @@ impl<Tag: Copy> Blocks<Tag> {
         match self.records[block.0].usage {
             BlockUse::Taken { requested_bytes } => Some(requested_bytes),
             _ => None,
+        }
+    }
+
+    /// The tag of a taken block, its size, and how many bytes of it were asked for.
+    ///
+    /// # Panics
+    /// If it is not taken.
+    #[inline]
+    pub(crate) fn taken(&self, block: BlockId) -> (Tag, u64, u64) {
+        let record = &self.records[block.0];
+        match record.usage {
+            BlockUse::Taken { requested_bytes } => (record.tag, record.size_bytes, requested_bytes),
+            _ => panic!("a block is given back once"),
         }
     }
 

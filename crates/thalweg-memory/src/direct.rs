@@ -18,7 +18,6 @@ use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::grow::found;
-use crate::history::StackId;
 use crate::order::Uses;
 use crate::snapshot::Action;
 use crate::stats::{ByPool, DeviceStatistics};
@@ -111,17 +110,7 @@ impl DeviceAllocator {
 
 impl ArenaState {
     /// Takes a block back that no cache will hold.
-    pub(crate) fn free_directly(
-        &mut self,
-        arena: &Arena,
-        block: BlockId,
-        uses: Uses,
-        stack: Option<StackId>,
-    ) {
-        if uses.is_empty() {
-            self.release_directly(arena, block, stack);
-            return;
-        }
+    pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
         let around = arena.common.surroundings();
         self.order.free(block, uses, &around);
         if self.policy.stream_ordered {
@@ -131,9 +120,10 @@ impl ArenaState {
         self.collect_ready(arena);
     }
 
-    /// Gives a block back that nothing uses any more.
-    pub(crate) fn release_directly(&mut self, arena: &Arena, block: BlockId, stack: Option<StackId>) {
+    /// Gives the block back that is ready first.
+    pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
         if arena.common.is_capturing() && !self.frees_in_graph(arena) {
+            self.order.pop_ready();
             self.deferred.push(block);
             return;
         }
@@ -143,14 +133,18 @@ impl ArenaState {
             Some(driver) => driver.free_async(address, arena.home.stream),
             None => upstream.free(address, size_bytes, arena.home.stream),
         };
+        self.order.pop_ready();
         if freed.is_err() {
             // It is tried again behind a later event.
             let again = vec![crate::order::Use::noted(arena.home.stream)];
             self.order.free(block, again, &arena.common.surroundings());
             return;
         }
-        let Tag { class, .. } = self.blocks.tag(block);
-        self.count_inactive(arena, block, stack);
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeCompleted, block, None);
+        }
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        self.count_inactive(class, size_bytes, requested_bytes);
         self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block));
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);
@@ -166,7 +160,8 @@ impl ArenaState {
     /// Gives back what had to wait for the end of a capture.
     pub(crate) fn release_deferred(&mut self, arena: &Arena) {
         for block in std::mem::take(&mut self.deferred) {
-            self.release_directly(arena, block, None);
+            self.order.free(block, Uses::new(), &arena.common.surroundings());
         }
+        self.collect_ready(arena);
     }
 }

@@ -9,13 +9,15 @@
 //! blows after too many failed calls in a row.
 
 mod driver_pool;
+mod graph;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use self::graph::Graphs;
 use crate::upstream::{
-    EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, StreamOrdered, Upstream,
-    UpstreamError, VirtualMemory,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, StreamOrdered,
+    Upstream, UpstreamError, VirtualMemory,
 };
 use driver_pool::DriverPool;
 
@@ -88,6 +90,10 @@ pub struct Calls {
     pub synchronize_event: u64,
     /// Calls of [`Events::wait_event`].
     pub wait_event: u64,
+    /// Calls of [`Captures::capture_of`] and [`Captures::terminals`].
+    pub captures: u64,
+    /// Calls of [`Captures::predecessors`].
+    pub predecessors: u64,
     /// Calls of [`Events::release_event`].
     pub release_event: u64,
 }
@@ -115,6 +121,8 @@ impl Calls {
             + self.query_event
             + self.synchronize_event
             + self.wait_event
+            + self.captures
+            + self.predecessors
     }
 }
 
@@ -184,14 +192,13 @@ struct Inner {
     /// Mapped pages by address.
     mapped: BTreeMap<u64, (u64, PageId)>,
     driver_pool: DriverPool,
-    /// A capture is under way.
-    capturing: bool,
     calls: Calls,
     faults: BTreeMap<u64, Fault>,
     timelines: BTreeMap<StreamId, Timeline>,
     /// The live events: stream, and place on its timeline.
     events: BTreeMap<EventId, (StreamId, u64)>,
     next_event: u64,
+    graphs: Graphs,
     failures_in_a_row: u64,
 }
 
@@ -219,12 +226,12 @@ impl FakeUpstream {
                 next_page: 1,
                 mapped: BTreeMap::new(),
                 driver_pool: DriverPool::default(),
-                capturing: false,
                 calls: Calls::default(),
                 faults: BTreeMap::new(),
                 timelines: BTreeMap::new(),
                 events: BTreeMap::new(),
                 next_event: 1,
+                graphs: Graphs::default(),
                 failures_in_a_row: 0,
             }),
             has_virtual_memory: false,
@@ -262,6 +269,11 @@ impl FakeUpstream {
     /// Forgets all failures that have not happened yet.
     pub fn clear_faults(&self) {
         self.lock().faults.clear();
+    }
+
+    /// Whether it offers memory that is mapped by hand.
+    pub fn has_virtual_memory(&self) -> bool {
+        self.has_virtual_memory
     }
 
     /// How often each method was called so far.
@@ -351,7 +363,13 @@ impl Inner {
         *self.events.get(&event).unwrap_or_else(|| panic!("{event:?} was never recorded, or was released"))
     }
 
+    /// A touched event would become part of a graph, or end its capture.
+    fn assert_events_may_be_touched(&self) {
+        assert!(!self.graphs.are_under_way(), "an event is touched while a capture is under way");
+    }
+
     fn has_passed(&self, event: EventId) -> bool {
+        self.assert_events_may_be_touched();
         let (stream, place) = self.event(event);
         self.timelines[&stream].passed >= place
     }
@@ -362,6 +380,7 @@ impl Events for FakeUpstream {
         self.call(
             |calls| &mut calls.record_event,
             |inner| {
+                inner.assert_events_may_be_touched();
                 let timeline = inner.timelines.entry(stream).or_default();
                 timeline.recorded += 1;
                 let event = EventId::from_raw(inner.next_event);
@@ -436,6 +455,10 @@ impl Upstream for FakeUpstream {
 
     fn stream_ordered(&self) -> Option<&dyn StreamOrdered> {
         self.has_stream_order.then_some(self)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
     }
 }
 

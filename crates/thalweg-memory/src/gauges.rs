@@ -100,6 +100,11 @@ impl Gauges {
         }
     }
 
+    /// What there is of a quantity now, in one class.
+    pub(crate) fn current_of(&self, class: SizeClass, quantity: Quantity) -> u64 {
+        self.current[class as usize][quantity as usize]
+    }
+
     /// What there is of a quantity now, in both classes.
     pub(crate) fn current(&self, quantity: Quantity) -> u64 {
         self.current[0][quantity as usize] + self.current[1][quantity as usize]
@@ -145,7 +150,7 @@ impl Totals {
     }
 
     /// Whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
-    /// any arena's lock.
+    /// any arena's lock, and ask again. Under the arena's lock the answer, if it is yes, stays so.
     #[inline]
     pub(crate) fn is_quiet(&self, number: u32) -> bool {
         let exclusive = self.exclusive.load(Ordering::Relaxed);
@@ -198,11 +203,11 @@ impl Totals {
 
     #[inline]
     fn publish(&self, gauges: &mut Gauges, class: usize) {
-        for quantity in 0..QUANTITIES {
+        for (quantity, slack) in SLACK.into_iter().enumerate() {
             let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
-            if current > published || published - current > SLACK[quantity] {
+            if current > published || published - current > slack {
                 // Half the slack above, so that small steps either way stay within the band.
-                let headroom = if current > published { SLACK[quantity] / 2 } else { 0 };
+                let headroom = if current > published { slack / 2 } else { 0 };
                 self.set_published(gauges, class, quantity, current + headroom);
                 self.raise_peaks(class, quantity);
             }
@@ -231,8 +236,8 @@ impl Totals {
         for quantity in 0..QUANTITIES {
             let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
             let others = [0, 1].map(|class| sums[class].wrapping_sub(gauges.published[class][quantity]));
-            for class in 0..2 {
-                let peak = others[class].wrapping_add(gauges.peak[class][quantity]);
+            for (class, others) in others.into_iter().enumerate() {
+                let peak = others.wrapping_add(gauges.peak[class][quantity]);
                 self.peak[class][quantity].fetch_max(peak, Ordering::Relaxed);
             }
             let peak = others[0].wrapping_add(others[1]).wrapping_add(gauges.peak_all[quantity]);

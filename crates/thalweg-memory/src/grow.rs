@@ -28,6 +28,7 @@
 //! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
 //! free at that time, and still is, may go to anyone.
 
+use crate::allocator::Cold;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
@@ -35,6 +36,7 @@ use crate::ledger::Ledger;
 use crate::order::{Recorded, Use};
 use crate::policy::MIN_BLOCK_BYTES;
 use crate::snapshot::Action;
+use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
@@ -89,6 +91,19 @@ pub(crate) enum Legal {
     Idle([u64; 2]),
     /// All: the other stream waits for this one, or is this one.
     Ordered,
+}
+
+/// Pages that somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageOrder {
+    /// What they are for.
+    pub(crate) request: Request,
+    /// Which blocks may be taken apart.
+    pub(crate) legal: Legal,
+    /// Whether they are for the very arena that gives them.
+    pub(crate) own: bool,
+    /// How many at most.
+    pub(crate) wanted: usize,
 }
 
 /// Where an arena could grow.
@@ -332,20 +347,18 @@ impl ArenaState {
         movable
     }
 
-    /// Takes up to `wanted` free pages of `page_bytes` away, for `class`. The block where the request itself will grow is
-    /// left alone, if it is this arena's. Nothing waits.
+    /// Takes free pages away, as `order` says. The block where the request itself will grow is left alone, if it is this
+    /// arena's. Nothing waits.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
         ledger: &mut Ledger,
-        request: &Request,
-        legal: Legal,
-        own: bool,
-        wanted: usize,
+        order: &PageOrder,
         pages: &mut Vec<PageId>,
     ) {
+        let PageOrder { request, legal, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        let keep = if own { self.plan(request).map(|plan| plan.first) } else { None };
+        let keep = if own { self.plan(&request).map(|plan| plan.first) } else { None };
         let mut missing = wanted;
         for (whole, mut part) in self.movable(legal, keep) {
             if missing == 0 {
@@ -367,32 +380,37 @@ impl ArenaState {
                     let block = self.carve(whole, part);
                     self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
                     pages.extend(self.unmapped(block));
+                    ledger.bytes_moved(class, request.class, bytes);
                 }
-                Legal::Ordered => pages.extend(self.make_hole(arena, whole, part)),
+                Legal::Ordered => {
+                    ledger.bytes_moved(class, request.class, bytes);
+                    self.make_hole(arena, whole, part, pages);
+                }
             }
             missing -= (bytes / page_bytes) as usize;
-            ledger.bytes_moved(class, request.class, bytes);
         }
         self.process_events(arena);
     }
 
     /// Takes the pages out of a range that work in flight may still touch.
-    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span) -> Vec<PageId> {
+    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, pages: &mut Vec<PageId>) {
         let block = self.carve(whole, part);
         self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let segment = self.blocks.segment_of(block).id;
-        let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
+        let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
+        pages.extend(&moved);
         self.blocks.take(block, 0);
-        self.holes.insert(block);
+        self.holes.insert(block, moved);
         self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
-        pages
     }
 
-    /// Nothing in flight touches a hole any more: its addresses are unmapped.
-    pub(crate) fn close_hole(&mut self, arena: &Arena, block: BlockId) {
+    /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
+    pub(crate) fn close_first_hole(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let memory = arena.common.upstream.virtual_memory().expect("who made the hole had virtual memory");
-        if memory.unmap(address, size_bytes).is_err() {
+        let unmapped = memory.unmap(address, size_bytes);
+        self.order.pop_ready();
+        if unmapped.is_err() {
             // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
             self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
             return;
@@ -402,11 +420,11 @@ impl ArenaState {
         self.note_unmapped(merged);
     }
 
-    /// Unmaps the whole pages of a free block of a segment that grows, and gives them back. No work in flight touches them.
+    /// Unmaps the whole pages of a free block of a segment that grows: they are spare then. No work in flight touches them.
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
-        ledger: &mut Ledger,
+        cold: &mut Cold,
         whole: Span,
         memory: &dyn VirtualMemory,
     ) -> Result<(), AllocationError> {
@@ -419,28 +437,31 @@ impl ArenaState {
         let block = self.carve(whole, part);
         self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let pages = self.unmapped(block);
-        ledger.bytes_returned(arena.home.owner, class, part.size_bytes);
-        // A page that cannot be destroyed is lost to us, and nobody could use it: it has no address.
-        pages
-            .into_iter()
-            .fold(Ok(()), |result, page| result.and(memory.destroy_page(page)))
-            .map_err(|error| AllocationError::upstream("destroy_page", error))
+        let page_bytes = part.size_bytes / pages.len() as u64;
+        cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);
+        let spare = |page| SparePage { page, bytes: page_bytes, class, after: None };
+        arena.common.spare.add(pages.into_iter().map(spare));
+        cold.ledger.statistics.num_device_free += 1;
+        Ok(())
     }
 
-    /// Gives a segment back as it is, at the end. What is refused is lost.
+    /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.
     pub(crate) fn destroy_growing(
         &mut self,
+        arena: &Arena,
         segment: crate::blocks::SegmentView<Tag>,
         memory: &dyn VirtualMemory,
     ) {
-        for block in self.blocks.blocks_of(segment) {
-            if self.blocks.usage(block) != BlockUse::Unmapped {
-                let Span { address, size_bytes, .. } = self.blocks.span(block);
-                let _ = memory.unmap(address, size_bytes);
-            }
+        let holes = self.blocks.blocks_of(segment).filter(|block| self.holes.contains_key(block));
+        for Span { address, size_bytes, .. } in holes.map(|block| self.blocks.span(block)) {
+            let _ = memory.unmap(address, size_bytes);
         }
         let table = self.pages.remove(&segment.id).expect("a segment that grows has pages");
-        table.pages.into_iter().flatten().for_each(|page| drop(memory.destroy_page(page)));
+        for (place, _) in (0u64..).zip(&table.pages).filter(|(_, page)| page.is_some()) {
+            let _ = memory.unmap(segment.address + place * table.page_bytes, table.page_bytes);
+        }
+        let spare = |page| SparePage { page, bytes: table.page_bytes, class: segment.tag.class, after: None };
+        arena.common.spare.add(table.pages.iter().copied().flatten().map(spare));
         let _ = memory.free_addresses(segment.address, segment.size_bytes);
     }
 
@@ -514,9 +535,9 @@ impl ArenaState {
         }
     }
 
-    /// A free block for a request of another stream, out of its bin. Under `lenient` every block serves that is large
+    /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
     /// enough, whatever its class and size.
-    pub(crate) fn lend(&mut self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
+    pub(crate) fn find_to_lend(&self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
         let classes = [
             request.class,
             if request.class == SizeClass::Small { SizeClass::Large } else { SizeClass::Small },
@@ -527,8 +548,6 @@ impl ArenaState {
                     && (lenient || self.policy.may_serve(request.size_bytes, entry.size_bytes))
             })
         })?;
-        let class = self.blocks.tag(entry.block).class;
-        self.free[class as usize].remove(entry.span(), entry.registration);
         Some(entry.span())
     }
 }

@@ -16,7 +16,8 @@
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
-//! be waited for or given back, so rungs 2, 4, 5 and 8 to 11 are left out.
+//! be waited for or given back, so rungs 2, 4, 5 and 8 to 10 are left out, and rung 11 looks at the
+//! stream's own blocks only.
 //!
 //! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
 //! way the state is as valid as before.
@@ -27,13 +28,14 @@
 use std::sync::{Arc, MutexGuard};
 
 use crate::allocator::{Cold, DeviceAllocator};
-use crate::arena::{Arena, ArenaState, Request};
+use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, Span};
 use crate::error::AllocationError;
-use crate::grow::{Legal, found};
+use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
 use crate::settings::CrossStreamReuse;
 use crate::snapshot::Action;
+use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, VirtualMemory};
 
@@ -48,6 +50,10 @@ pub(crate) struct Climb<'a> {
     arena: &'a Arc<Arena>,
     request: Request,
     policy: Policy,
+    /// Pages that are mapped nowhere, on their way to where they are needed.
+    pages: Vec<PageId>,
+    /// Pages that were just made and are not counted yet.
+    made: Vec<PageId>,
     /// Events that this stream was made to wait for.
     waits: Vec<EventId>,
     /// How many more it may be made to wait for before memory is short.
@@ -63,7 +69,8 @@ impl<'a> Climb<'a> {
         let policy = state.policy.clone();
         let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
         drop(state);
-        Self { allocator, cold, arena, request, policy, waits: Vec::new(), waits_left }
+        let (pages, made, waits) = (Vec::new(), Vec::new(), Vec::new());
+        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left }
     }
 
     fn cold(&mut self) -> &mut Cold {
@@ -72,11 +79,7 @@ impl<'a> Climb<'a> {
 
     /// The whole climb.
     pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
-        let obtained = self.climb();
-        if !self.waits.is_empty() {
-            self.arena.lock().order.add_waits(self.waits.drain(..));
-        }
-        obtained
+        self.climb()
     }
 
     fn climb(&mut self) -> Result<Obtained, AllocationError> {
@@ -105,11 +108,14 @@ impl<'a> Climb<'a> {
             }
             self.release_cached()?;
             self.cold().ledger.statistics.num_alloc_retries += 1;
-            for rung in [Self::take_more, Self::cached, Self::last_resort] {
+            for rung in [Self::take_more, Self::cached] {
                 if let Some(obtained) = rung(self)? {
                     return Ok(obtained);
                 }
             }
+        }
+        if let Some(obtained) = self.last_resort()? {
+            return Ok(obtained);
         }
         let (allocator, arena, request) = (self.allocator, self.arena, self.request);
         Err(allocator.out_of_memory(self.cold(), arena, &request))
@@ -132,8 +138,8 @@ impl<'a> Climb<'a> {
     fn after_callbacks(&mut self) -> Step {
         let callbacks = self.cold().free_memory_callbacks.clone();
         // Every one is called: each may free what the others cannot.
-        let freed = callbacks.iter().fold(false, |freed, callback| callback() || freed);
-        if freed { self.cached() } else { Ok(None) }
+        let freed = callbacks.iter().filter(|callback| callback()).count();
+        if freed > 0 { self.cached() } else { Ok(None) }
     }
 
     /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
@@ -217,27 +223,39 @@ impl<'a> Climb<'a> {
         let upstream = Arc::clone(&self.arena.common.upstream);
         let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
         let Some(mut missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
-        let mut pages = Vec::new();
         let others = match donors {
             Donors::Nobody => Vec::new(),
             Donors::Idle | Donors::Anybody => self.donors(),
         };
         for donor in &others {
-            if pages.len() >= missing {
+            if self.pages.len() >= missing {
                 break;
             }
-            self.collect_pages(donor, donors, missing - pages.len(), &mut pages)?;
+            self.collect_pages(donor, donors, missing - self.pages.len());
             // Taking pages away changes where the request fits best.
             missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
         }
-        let enough = pages.len() >= missing || {
-            let wanted = missing - pages.len();
-            self.create_pages(memory, wanted, &mut pages)?
-        };
-        let obtained = if enough { self.map_pages(memory, &mut pages) } else { Ok(None) };
-        let (page_bytes, class) = (self.page_bytes(), self.request.class);
-        self.cold().spare_pages.extend(pages.drain(..).map(|page| (page, page_bytes, class)));
+        let enough = self.pages.len() >= missing || self.create_pages(memory, missing - self.pages.len())?;
+        let obtained = if enough { self.map_pages(memory) } else { Ok(None) };
+        self.spare_pages();
         obtained
+    }
+
+    /// Keeps the pages that found no place.
+    fn spare_pages(&mut self) {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        if let Some(cold) = &mut self.cold {
+            let made_bytes = self.made.len() as u64 * page_bytes;
+            if made_bytes > 0 {
+                cold.ledger.bytes_taken(owner, class, made_bytes);
+                self.pages.append(&mut self.made);
+            }
+            cold.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
+            // Some may come from streams that this one was made to wait for, and no other.
+            let after = Some(self.arena.home.stream);
+            let spare = |page| SparePage { page, bytes: page_bytes, class, after };
+            self.arena.common.spare.add(self.pages.drain(..).map(spare));
+        }
     }
 
     fn page_bytes(&self) -> u64 {
@@ -262,21 +280,25 @@ impl<'a> Climb<'a> {
         Ok(if added { state.missing_pages(&self.request) } else { None })
     }
 
-    fn map_pages(&mut self, memory: &dyn VirtualMemory, pages: &mut Vec<PageId>) -> Step {
+    fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
         let mut state = self.arena.lock();
-        let Some(span) = state.grow(self.arena, &self.request, pages, memory)? else { return Ok(None) };
+        let Some(span) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
+            return Ok(None);
+        };
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
     /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
-    fn create_pages(
-        &mut self,
-        memory: &dyn VirtualMemory,
-        wanted: usize,
-        pages: &mut Vec<PageId>,
-    ) -> Result<bool, AllocationError> {
+    fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
-        let mut wanted = self.cold().take_spare_pages(wanted, page_bytes, class, pages);
+        let spare = self.arena.common.spare.take(wanted, page_bytes, self.arena.home.stream);
+        let wanted = wanted - spare.len();
+        for SparePage { page, bytes, class: from, .. } in spare {
+            let ledger = &mut self.cold().ledger;
+            ledger.bytes_moved(from, class, bytes);
+            ledger.bytes_adopted(owner, bytes);
+            self.pages.push(page);
+        }
         if wanted == 0 {
             return Ok(true);
         }
@@ -288,26 +310,24 @@ impl<'a> Climb<'a> {
         if self.exceeds_limit(asked_bytes)? {
             return Ok(false);
         }
-        let first = pages.len();
-        while wanted > 0 {
-            match found("create_page", memory.create_page(page_bytes)) {
-                Ok(Some(page)) => pages.push(page),
-                Ok(None) => break,
-                Err(error) => {
-                    pages.drain(first..).for_each(|page| drop(memory.destroy_page(page)));
-                    return Err(error);
-                }
+        let made = loop {
+            if self.made.len() == wanted {
+                break Ok(true);
             }
-            wanted -= 1;
+            match found("create_page", memory.create_page(page_bytes)) {
+                Ok(Some(page)) => self.made.push(page),
+                Ok(None) => break Ok(false),
+                Err(error) => break Err(error),
+            }
+        };
+        if matches!(made, Ok(true)) {
+            self.cold().ledger.bytes_taken(owner, class, wanted as u64 * page_bytes);
+            self.pages.append(&mut self.made);
+        } else {
+            // Too few are none. One that cannot be given back is spare.
+            self.made.retain(|page| memory.destroy_page(*page).is_err());
         }
-        let made = pages.len() - first;
-        if wanted > 0 {
-            // The pages that were made are in nobody's way: a smaller request may come before the memory does.
-            pages.drain(first..).for_each(|page| drop(memory.destroy_page(page)));
-            return Ok(false);
-        }
-        self.cold().ledger.bytes_taken(owner, class, made as u64 * page_bytes);
-        Ok(true)
+        made
     }
 
     /// Whether `bytes` more would pass the memory fraction.
@@ -323,20 +343,22 @@ impl<'a> Climb<'a> {
         Ok(exceeds)
     }
 
-    /// The arenas that may give pages or lend blocks to this one: its own first.
+    /// The arenas that may give pages to this one: its own first. Nobody's pages move while somebody relies on addresses.
     fn donors(&mut self) -> Vec<Arc<Arena>> {
         let owner = self.arena.home.owner;
-        if !self.cold().pools.is_releasable(owner) {
-            return Vec::new();
+        if self.cold().pools.is_releasable(owner) { self.lenders() } else { Vec::new() }
+    }
+
+    /// The arenas that may lend blocks to this one: its own first.
+    fn lenders(&self) -> Vec<Arc<Arena>> {
+        let mut lenders = vec![Arc::clone(self.arena)];
+        // What makes another stream's memory legal is an event, and there are none while a capture is under way.
+        if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.arena.common.is_capturing() {
+            let Home { owner, .. } = self.arena.home;
+            let all = self.arena.common.all_arenas().into_iter();
+            lenders.extend(all.filter(|one| one.home.owner == owner && one.number != self.arena.number));
         }
-        let mut donors = vec![Arc::clone(self.arena)];
-        if self.policy.cross_stream_reuse != CrossStreamReuse::Never {
-            let all = self.arena.common.all_arenas();
-            donors.extend(
-                all.into_iter().filter(|one| one.home.owner == owner && one.number != self.arena.number),
-            );
-        }
-        donors
+        lenders
     }
 
     /// What of `donor` may be taken now.
@@ -352,35 +374,30 @@ impl<'a> Climb<'a> {
         }
     }
 
-    fn collect_pages(
-        &mut self,
-        donor: &Arc<Arena>,
-        donors: Donors,
-        wanted: usize,
-        pages: &mut Vec<PageId>,
-    ) -> Result<(), AllocationError> {
+    fn collect_pages(&mut self, donor: &Arc<Arena>, donors: Donors, wanted: usize) {
         let own = donor.number == self.arena.number;
         let mut state = donor.lock();
-        let Some(legal) = self.legal(donor, &mut state, donors) else { return Ok(()) };
+        let Some(legal) = self.legal(donor, &mut state, donors) else { return };
         if !own && matches!(legal, Legal::Ordered) && !self.wait_for(donor) {
-            return Ok(());
+            return;
         }
-        let request = self.request;
+        let order = PageOrder { request: self.request, legal, own, wanted };
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
-        state.give_pages(donor, ledger, &request, legal, own, wanted, pages);
-        Ok(())
+        state.give_pages(donor, ledger, &order, &mut self.pages);
     }
 
     /// Makes this stream wait for all that `donor`'s stream was given so far; whether it could be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let around = self.arena.common.surroundings();
         let Ok(recorded) = around.record(donor.home.stream) else { return false };
+        // Kept first, so that it is not lost in a panic.
+        self.waits.push(recorded.event);
         if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
+            self.waits.pop();
             around.events.release_event(recorded.event);
             return false;
         }
         self.arena.common.count_wait();
-        self.waits.push(recorded.event);
         self.waits_left = self.waits_left.saturating_sub(1);
         true
     }
@@ -395,18 +412,18 @@ impl<'a> Climb<'a> {
     }
 
     fn borrow(&mut self, donors: Donors, lenient: bool) -> Step {
-        for donor in self.donors() {
+        for donor in self.lenders() {
             let own = donor.number == self.arena.number;
             if own && !lenient {
                 continue;
             }
             let mut state = donor.lock();
             let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
-            let Some(span) = state.lend(&self.request, legal, lenient) else { continue };
+            let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
             if !own && matches!(legal, Legal::Ordered) && !self.wait_for(&donor) {
-                state.put_back(span);
                 continue;
             }
+            state.take_out(span);
             return Ok(Some(self.hand_out(&donor, &mut state, span)));
         }
         Ok(None)
@@ -459,7 +476,8 @@ impl<'a> Climb<'a> {
     /// ones until there is enough; then asks the upstream again.
     fn release_oversize(&mut self) -> Step {
         let max_split_bytes = self.policy.max_split_bytes;
-        if max_split_bytes == u64::MAX {
+        let owner = self.arena.home.owner;
+        if max_split_bytes == u64::MAX || !self.cold().pools.is_releasable(owner) {
             return Ok(None);
         }
         let needed_bytes = self.request.size_bytes.max(max_split_bytes);
@@ -467,7 +485,8 @@ impl<'a> Climb<'a> {
         {
             let mut state = self.arena.lock();
             let bins = &state.free[self.request.class as usize];
-            let is_plain = |span: &Span| !state.blocks.tag(span.block).grows;
+            let is_plain =
+                |span: &Span| !state.blocks.tag(span.block).grows && !state.blocks.is_split(span.block);
             let single = bins.at_least(needed_bytes).next().map(|entry| entry.span()).filter(is_plain);
             let chosen: Vec<Span> = match single {
                 Some(span) => vec![span],
@@ -519,10 +538,15 @@ impl<'a> Climb<'a> {
         if !self.policy.last_resort {
             return Ok(None);
         }
-        if let Some(obtained) = self.borrow(Donors::Anybody, true)? {
-            return Ok(Some(obtained));
-        }
-        Ok(None)
+        self.borrow(Donors::Anybody, true)
+    }
+}
+
+impl Drop for Climb<'_> {
+    /// Whatever ended the climb, nothing that it had in its hands is lost. The upstream is not called.
+    fn drop(&mut self) {
+        self.spare_pages();
+        self.arena.add_waits(self.waits.drain(..));
     }
 }
 
@@ -541,7 +565,7 @@ enum Donors {
 fn waiting(state: &ArenaState, request: &Request) -> Vec<BlockId> {
     let serves = |block: &BlockId| {
         let size_bytes = state.blocks.span(*block).size_bytes;
-        !state.holes.contains(block)
+        !state.holes.contains_key(block)
             && state.blocks.tag(*block).class == request.class
             && size_bytes >= request.size_bytes
             && state.policy.may_serve(request.size_bytes, size_bytes)

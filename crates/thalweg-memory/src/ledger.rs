@@ -38,6 +38,16 @@ impl Ledger {
         self.private.values_mut().for_each(Statistic::reset_accumulated);
     }
 
+    /// What is oversize was told anew.
+    pub(crate) fn recount_oversize(&mut self, segments: u64) {
+        let statistic = &mut self.statistics.oversize_segments;
+        if segments > statistic.current {
+            statistic.increase(segments - statistic.current);
+        } else {
+            statistic.decrease(statistic.current - segments);
+        }
+    }
+
     /// Whether `bytes` more would be too many.
     pub(crate) fn would_exceed(&self, bytes: u64) -> bool {
         self.allowed_bytes.is_some_and(|allowed| self.reserved_bytes().saturating_add(bytes) > allowed)
@@ -70,8 +80,26 @@ impl Ledger {
         }
     }
 
-    /// Pages were unmapped and given back, in one go.
-    pub(crate) fn bytes_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
+    /// Pages of `owner` are nobody's now; they are not given back yet.
+    pub(crate) fn bytes_spared(&mut self, owner: Owner, bytes: u64) {
+        if let Owner::Private(pool) = owner {
+            self.private.entry(pool).or_default().decrease(bytes);
+        }
+    }
+
+    /// Pages that were nobody's are those of `owner` now.
+    pub(crate) fn bytes_adopted(&mut self, owner: Owner, bytes: u64) {
+        if let Owner::Private(pool) = owner {
+            self.private.entry(pool).or_default().increase(bytes);
+        }
+    }
+
+    /// A page that was nobody's was given back.
+    pub(crate) fn page_destroyed(&mut self, class: SizeClass, bytes: u64) {
+        self.statistics.reserved_bytes.decrease(class, bytes);
+    }
+
+    fn bytes_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
         self.statistics.reserved_bytes.decrease(class, bytes);
         self.statistics.num_device_free += 1;
         if let Owner::Private(pool) = owner {

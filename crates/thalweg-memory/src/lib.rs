@@ -11,12 +11,14 @@
 //! # The words
 //!
 //! - **Upstream**: where memory and events come from ([`Upstream`]): a driver, or a [fake](fake::FakeUpstream).
-//! - **Segment**: a range that the upstream gave. It belongs to one stream, one pool and one size class, for life.
+//! - **Segment**: a range of addresses. A *plain* one is taken from the upstream as it is; in one that *grows*, pages of
+//!   physical memory are mapped as they are needed. It belongs to one arena and one size class, for life.
 //! - **Block**: a part of a segment. Blocks tile their segment; the free ones never touch each other. A caller holds a block
 //!   as a [`Block`], which frees it when dropped.
-//! - **Pool**: the free blocks among which a request looks for one. There is the shared pool, and there are private ones
-//!   for captured graphs, whose addresses must stay put ([`PoolId`]). Each has a part for small requests and one for large.
-//! - **Use**: a stream other than the block's own on which it was used ([`Block::record_stream`]).
+//! - **Pool**: the memory among which a request looks. There is the shared pool, and there are private ones ([`PoolId`]): for
+//!   captured graphs, whose addresses must stay put, and for programs that want memory of a certain kind, or to themselves.
+//! - **Arena**: one pool's memory on one stream, behind a lock of its own.
+//! - **Use**: a stream other than the block's own on which it was used ([`Block::record_use`], [`Block::record_stream`]).
 //! - **Pending free**: a block that was freed while it had uses. It waits for an event on each of their streams.
 //! - **Active**: in a caller's hands, or a pending free. **Inactive**: free.
 //!
@@ -24,8 +26,8 @@
 //!
 //! ```text
 //!            upstream
-//!     allocate │  ▲ free        only whole segments go back: on empty_cache,
-//!              ▼  │             or when the upstream has run out
+//!     allocate │  ▲ free        whole plain segments, or pages: on empty_cache,
+//!        + map ▼  │ + unmap     or when the upstream has run out
 //!           ┌────────┐   best fit on the stream; the rest is split off    ┌───────────┐
 //!           │ cached │ ─────────────────────────────────────────────────▶ │ allocated │
 //!           └────────┘                                                    └───────────┘
@@ -33,34 +35,45 @@
 //!              │  └─────────────────────────────────────────────────────────┘      │ dropped,
 //!              │      merged with free neighbours                                  │ with uses
 //!              │                                                                   ▼
-//!              │             all events have passed                       ┌──────────────┐
+//!              │        all events have passed, or the                    ┌──────────────┐
 //!              └───────────────────────────────────────────────────────── │ pending free │
-//!                                                                         └──────────────┘
+//!                       stream waits for them                             └──────────────┘
 //! ```
 //!
 //! # The rooms
 //!
 //! | module | knows | never sees |
 //! |---|---|---|
-//! | `blocks` | addresses: segments, split and merge | streams, pools, the upstream |
-//! | `order` | when a freed block may be used again | addresses, sizes |
-//! | `pool`, `pools` | where free blocks are found, and who looks where | events |
-//! | `policy` | sizes: rounding, segments, when to split | everything else |
-//! | `state`, `ladder` | how the parts move together; what to do when memory is short | |
-//! | [`stats`], [`snapshot`] | what happened, and what is there | |
+//! | `blocks` | addresses: segments, split and merge | streams, pools, pages, the upstream |
+//! | `bins` | the free blocks by size | everything else |
+//! | `order`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
+//! | `gauges`, `ledger` | sums, exact without a shared counter | why |
+//! | `policy` | sizes: rounding, segments, when to split | state |
+//! | `arena` | how a block moves through all of these, under one lock | other arenas |
+//! | `grow` | pages, and how they move | where else there is memory |
+//! | `ladder` | what to do when memory is short; all arenas, one at a time | |
+//! | `directory`, `pools` | which arena serves whom | blocks |
+//! | `direct` | the same books for memory that is not cached here | |
+//! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
+//! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
 //! | [`replay`] | recorded programs, to be served again | how they are served |
 //! | [`host`] | pinned host memory, from end to end | |
 //! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //!
+//! `docs/memory.md` says why it is so, and what to do at two in the morning.
+//!
 //! # What holds
 //!
 //! - Live blocks never overlap, and no byte of a segment is lost.
-//! - A block is handed out on the stream that it belongs to, and only after the events of its last life have passed.
+//! - A block is handed out on a stream only where its memory's last life is over for that stream: the same stream, or events
+//!   that have passed, or that the stream was made to wait for.
+//! - In steady state an allocation takes no lock that another stream takes, and calls no driver.
+//! - No request fails for want of memory while a legal free block exists (`ladder` says what is legal).
 //! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and works on.
 //! - Dropping a block neither fails nor waits.
-//! - With the same calls, the same decisions: nothing depends on hash order, threads' luck aside, and no clock is asked
-//!   (but to report how long pinning took).
+//! - With the same calls by one thread, the same decisions: nothing depends on hash order or a clock (but to report how long
+//!   something took).
 //!
 //! What is not here: kernels, tensors, devices, and any `unsafe`. The memory is never touched, only its addresses are.
 //!
@@ -108,6 +121,7 @@ pub mod replay;
 pub mod settings;
 mod slots;
 pub mod snapshot;
+mod spare;
 pub mod stats;
 mod summary;
 pub mod upstream;

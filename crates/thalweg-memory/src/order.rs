@@ -87,6 +87,8 @@ pub(crate) struct Use {
     pub(crate) stream: StreamId,
     /// An event is to be recorded when the block is freed.
     pub(crate) at_free: bool,
+    /// Some of that was outside a capture: no graph orders it.
+    pub(crate) eager: bool,
     /// The event behind the last use that was told of precisely.
     pub(crate) event: Option<Recorded>,
     /// The same during a capture: nodes of the graph.
@@ -95,7 +97,13 @@ pub(crate) struct Use {
 
 impl Use {
     pub(crate) fn noted(stream: StreamId) -> Self {
-        Self { stream, at_free: true, event: None, marks: Vec::new() }
+        Self { stream, at_free: true, eager: true, event: None, marks: Vec::new() }
+    }
+
+    /// The stream uses the block from now until it is freed, at most.
+    pub(crate) fn note(&mut self, capturing: bool) {
+        self.at_free = true;
+        self.eager |= !capturing;
     }
 }
 
@@ -105,7 +113,7 @@ pub(crate) type Uses = Vec<Use>;
 /// The entry of `stream`, made if there is none.
 pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
     let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
-        uses.push(Use { stream, at_free: false, event: None, marks: Vec::new() });
+        uses.push(Use { stream, at_free: false, eager: false, event: None, marks: Vec::new() });
         uses.len() - 1
     });
     &mut uses[position]
@@ -167,7 +175,8 @@ impl<T: Copy + Eq> Order<T> {
     pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
         let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
-        for Use { stream, at_free, event, marks } in uses {
+        let mut unmarked = SmallVec::<[StreamId; 2]>::new();
+        for Use { stream, at_free, eager, event, marks } in uses {
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one.
                 if at_free || self.is_settled(stream, recorded) {
@@ -177,10 +186,13 @@ impl<T: Copy + Eq> Order<T> {
                     pending.queued_events += 1;
                 }
             }
-            match at_free.then(|| around.capturing.then(|| around.marks(stream)).flatten()) {
-                Some(Some(marks)) => pending.marks.extend(marks),
-                Some(None) => pending.unrecorded.push(stream),
-                None => pending.marks.extend(marks),
+            if at_free {
+                pending.unrecorded.push(stream);
+                if around.capturing && !eager {
+                    unmarked.push(stream);
+                }
+            } else {
+                pending.marks.extend(marks);
             }
         }
         if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
@@ -191,18 +203,40 @@ impl<T: Copy + Eq> Order<T> {
         self.marked += usize::from(!pending.marks.is_empty());
         let unrecorded = !pending.unrecorded.is_empty();
         self.pending.insert(ticket, pending);
-        if unrecorded {
-            self.unrecorded.push_back(ticket);
-            if !around.capturing && self.record_uses(ticket, around) {
-                self.unrecorded.pop_back();
-            }
+        if !unrecorded {
+            return;
         }
+        self.unrecorded.push_back(ticket);
+        // From here on the upstream is asked, and nothing is lost if it fails.
+        for stream in unmarked {
+            self.mark(ticket, stream, around);
+        }
+        let has_unrecorded = self.pending.get(&ticket).is_some_and(|pending| !pending.unrecorded.is_empty());
+        if !has_unrecorded || (!around.capturing && self.record_uses(ticket, around)) {
+            self.unrecorded.pop_back();
+        }
+    }
+
+    /// If `stream` is part of a capture, the use by it is known by nodes of the graph instead of an event.
+    fn mark(&mut self, ticket: u64, stream: StreamId, around: &Surroundings<'_>) {
+        let Some(marks) = around.marks(stream) else { return };
+        let pending = self.pending.get_mut(&ticket).expect("it was just put there");
+        self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
+        pending.marks.extend(marks);
+        pending.unrecorded.retain(|other| *other != stream);
+        self.finish(ticket);
     }
 
     /// What may be used again now; the oldest first. The caller empties this after every call that may add to it.
     #[inline]
     pub(crate) fn pop_ready(&mut self) -> Option<T> {
         self.ready.pop_front()
+    }
+
+    /// The same, left where it is.
+    #[inline]
+    pub(crate) fn first_ready(&self) -> Option<T> {
+        self.ready.front().copied()
     }
 
     /// Whether something is ready that was not taken out yet.
@@ -384,7 +418,8 @@ impl<T: Copy + Eq> Order<T> {
     /// Records the events that a free lacks; whether it has them all now.
     fn record_uses(&mut self, ticket: u64, around: &Surroundings<'_>) -> bool {
         loop {
-            let pending = self.pending.get_mut(&ticket).expect("what has unrecorded uses is pending");
+            // All its uses may be known by a graph meanwhile, and those be over.
+            let Some(pending) = self.pending.get_mut(&ticket) else { return true };
             let Some(&stream) = pending.unrecorded.last() else { return true };
             let Ok(recorded) = around.record(stream) else { return false };
             pending.unrecorded.pop();

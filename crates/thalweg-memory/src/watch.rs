@@ -190,7 +190,7 @@ impl ArenaState {
         })?;
         let waits =
             || self.order.pending().chain(self.deferred.iter().copied()).any(|pending| pending == block);
-        let taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains(&block);
+        let taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
         (taken && !waits()).then_some(block)
     }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thalweg_device::cuda::CudaDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{DeviceProperties, Driver};
-use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, Settings};
+use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings};
 
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
@@ -212,7 +212,32 @@ impl Device {
         std::iter::once(self.0.default_stream.clone()).chain(self.0.streams.all())
     }
 
-    /// Gives all memory that is cached and unused back to the driver.
+    /// The bytes in the hands of callers (`torch.cuda.memory_allocated`).
+    pub fn memory_allocated(&self) -> u64 {
+        self.0.allocator.statistics().allocated_bytes.all.current
+    }
+
+    /// The most that [`memory_allocated`](Self::memory_allocated) has been since the peaks were reset.
+    pub fn max_memory_allocated(&self) -> u64 {
+        self.0.allocator.statistics().allocated_bytes.all.peak
+    }
+
+    /// The bytes that the caching allocator has taken from the driver (`torch.cuda.memory_reserved`).
+    pub fn memory_reserved(&self) -> u64 {
+        self.0.allocator.statistics().reserved_bytes.all.current
+    }
+
+    /// The most that [`memory_reserved`](Self::memory_reserved) has been since the peaks were reset.
+    pub fn max_memory_reserved(&self) -> u64 {
+        self.0.allocator.statistics().reserved_bytes.all.peak
+    }
+
+    /// The statistics as a table for people (`torch.cuda.memory_summary`).
+    pub fn memory_summary(&self, abbreviated: bool) -> String {
+        self.0.allocator.statistics().memory_summary(&self.to_string(), abbreviated)
+    }
+
+    /// Gives all memory that is cached and unused back to the driver. *Blocks* until the device is done with it.
     pub fn empty_cache(&self) -> Result<()> {
         self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
     }
@@ -242,7 +267,8 @@ impl System {
     fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
         let forgotten = ForgottenStreams::new(driver.clone());
         let upstream = DriverUpstream::new(driver.clone(), 0, forgotten.clone());
-        let host_allocator = HostAllocator::new(Arc::new(upstream), HostSettings::default());
+        let host_allocator =
+            HostAllocator::new(Arc::new(upstream), HostSettings::from(&environment.allocator));
         Self { driver, environment: environment.clone(), forgotten, host_allocator }
     }
 
@@ -256,7 +282,10 @@ impl System {
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             properties: driver.device_properties(index)?,
             environment: self.environment.clone(),
-            allocator: DeviceAllocator::new(Arc::new(upstream), Settings::default().with_label(label)),
+            allocator: DeviceAllocator::new(
+                Arc::new(upstream),
+                self.environment.allocator.clone().with_label(label),
+            ),
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),
             streams: StreamPool::new(self.forgotten.clone()),

@@ -5,10 +5,12 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use thalweg_memory::Settings;
+
 use crate::{Error, Result};
 
 /// What the environment asks for. [`Environment::get`] reads it once a process.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Environment {
     /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the very call.
     pub launch_blocking: bool,
@@ -30,6 +32,8 @@ pub struct Environment {
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
     pub nvml_based_check: bool,
+    /// How memory is allocated: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+    pub allocator: Settings,
     /// What was not understood: a sentence for each such variable. The devices that they are about refuse to open.
     pub mistakes: Vec<String>,
 }
@@ -81,6 +85,10 @@ impl Environment {
         // The driver refuses a number that is out of its range, so one that is too large may be cut.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
+        let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {
+            mistakes.push(error.to_string());
+            Settings::default()
+        });
         Self {
             launch_blocking: flag("CUDA_LAUNCH_BLOCKING"),
             device: variable("THALWEG_DEVICE").filter(|name| !name.is_empty()),
@@ -92,6 +100,7 @@ impl Environment {
             sim_devices,
             sim_memory_bytes,
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),
+            allocator,
             mistakes,
         }
     }

@@ -131,6 +131,13 @@ impl Tensor {
         self.0.storage.buffer.record_stream(stream);
     }
 
+    /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call. Once the
+    /// tensor is dropped, on any thread and at any time, its memory waits for that point of the stream and for nothing
+    /// later. Nothing blocks.
+    pub fn record_use(&self, stream: &Stream) {
+        self.0.storage.buffer.record_use(stream);
+    }
+
     /// How often the memory was written in place.
     pub(crate) fn version(&self) -> u32 {
         self.0.storage.version.load(Ordering::Acquire)

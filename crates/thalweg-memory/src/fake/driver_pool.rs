@@ -58,7 +58,7 @@ impl Inner {
     }
 
     fn assert_not_capturing(&self, call: &str) {
-        assert!(!self.capturing, "{call} is not called while a capture is under way");
+        assert!(!self.graphs.are_under_way(), "{call} is not called while a capture is under way");
     }
 }
 
@@ -67,11 +67,6 @@ impl FakeUpstream {
     /// The same as [`new`](Self::new), with a stream-ordered allocator of its own.
     pub fn with_stream_order(capacity_bytes: u64) -> Self {
         Self { has_stream_order: true, ..Self::new(capacity_bytes) }
-    }
-
-    /// From now on a capture is under way, or not: calls that would invalidate it are a bug of the caller.
-    pub fn set_capturing(&self, capturing: bool) {
-        self.lock().capturing = capturing;
     }
 
     /// What the driver's allocator has given out, as (address, bytes), in address order.

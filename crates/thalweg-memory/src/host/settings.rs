@@ -15,6 +15,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{AllocationError, Kind};
+use crate::settings::{Policy, Settings};
 use crate::upstream::HostMethod;
 
 /// The most threads that may touch pages at once before they are registered.
@@ -251,6 +252,30 @@ impl Rounding {
     /// Whether a freed block of this size is kept.
     pub(crate) fn is_cached(&self, size_bytes: u64) -> bool {
         size_bytes <= self.max_cached_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl From<&Settings> for HostSettings {
+    /// The `pinned_*` keys of the settings of an allocator; with `policy:pytorch`, PyTorch's rounding too.
+    fn from(settings: &Settings) -> Self {
+        let base = match settings.policy() {
+            Policy::PyTorch => Self::pytorch(),
+            Policy::Thalweg => Self::default(),
+        };
+        let threads = u32::try_from(settings.pinned_num_register_threads()).unwrap_or(u32::MAX);
+        let reserve_bytes = settings.pinned_reserve_segment_size_bytes();
+        let with_threads = base
+            .with_pinned_max_round_threshold_bytes(settings.pinned_max_round_threshold_bytes())
+            .with_pinned_max_cached_size_bytes(settings.pinned_max_cached_size_bytes())
+            .with_pinned_use_background_threads(settings.pinned_use_background_threads())
+            .with_pinned_use_cuda_host_register(settings.pinned_use_cuda_host_register())
+            .with_pinned_free_catch_all(settings.pinned_free_catch_all())
+            .with_pinned_num_register_threads(threads);
+        let both = with_threads.and_then(|host| match reserve_bytes {
+            Some(bytes) => host.with_pinned_reserve_segment_size_bytes(bytes),
+            None => Ok(host),
+        });
+        both.expect("what one accepts the other does")
     }
 }
 

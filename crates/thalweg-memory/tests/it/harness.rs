@@ -39,7 +39,7 @@ pub enum Op {
     End { pool: usize },
 }
 
-fn bytes() -> impl Strategy<Value = u64> {
+pub fn bytes() -> impl Strategy<Value = u64> {
     const MIB: u64 = 1 << 20;
     prop_oneof![
         1 => Just(0),

@@ -1,6 +1,9 @@
 //! The allocators from outside, on the fake upstream.
 
+mod captures;
+mod conformance;
 mod decisions;
+mod direct;
 mod faults;
 mod harness;
 mod histories;
@@ -14,6 +17,7 @@ mod model;
 mod out_of_memory;
 mod private_pools;
 mod random;
+mod record_use;
 mod replays;
 mod settings;
 mod snapshots;

@@ -53,7 +53,7 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
 
 /// A piece of device memory from the caching allocator. It belongs to the stream it was allocated on: work there may use it
 /// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
-/// [`Buffer::record_stream`] before the drop.
+/// [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
 #[derive(Debug)]
 pub struct Buffer {
     device: Device,
@@ -90,5 +90,12 @@ impl Buffer {
     /// that moment is done.
     pub fn record_stream(&self, stream: &Stream) {
         self.block.record_stream(stream.id());
+    }
+
+    /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call: an event is
+    /// recorded there *now*. After the drop the memory waits for that event, and for nothing that the stream does later.
+    /// Nothing blocks. See [`thalweg_memory::Block::record_use`].
+    pub fn record_use(&self, stream: &Stream) {
+        self.block.record_use(stream.id());
     }
 }

@@ -263,3 +263,37 @@ fn launch_blocking_breaks_no_capture() {
     graph.replay().unwrap();
     assert_eq!(read(&other, &data), [3.0]);
 }
+
+#[test]
+fn within_a_capture_memory_is_reused_where_the_graph_orders_it() {
+    let device = device();
+    let [stream, side] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    for precise in [true, false] {
+        let (graph, (before_join, after_join)) = Graph::capture(&device, on(&stream), || {
+            let buffer = Buffer::new(&stream, 4 << 20)?;
+            let address = buffer.pointer();
+            launch_sum(&stream, &[address], address, 4)?;
+            side.wait_stream(&stream)?;
+            launch_sum(&side, &[address], address, 4)?;
+            if precise {
+                buffer.record_use(&side);
+            } else {
+                buffer.record_stream(&side);
+            }
+            drop(buffer);
+            let early = Buffer::new(&stream, 4 << 20)?;
+            let before_join = early.pointer() == address;
+            drop(early);
+            stream.wait_stream(&side)?;
+            let late = [(); 2].map(|()| Buffer::new(&stream, 4 << 20));
+            let after_join = late.iter().flatten().any(|buffer| buffer.pointer() == address);
+            Ok((before_join, after_join))
+        })
+        .unwrap();
+        assert!(!before_join, "the other stream's work is not ordered before this one's");
+        assert!(after_join, "the join orders it (precise: {precise})");
+        let _current = stream.make_current();
+        graph.replay().unwrap();
+        device.synchronize().unwrap();
+    }
+}

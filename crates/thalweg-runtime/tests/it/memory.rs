@@ -1,7 +1,10 @@
 //! Device memory from the cache.
 
-use thalweg_runtime::{Buffer, Stream};
+use thalweg_device::FillPattern;
+use thalweg_memory::PoolOptions;
+use thalweg_runtime::{Buffer, Label, MemPool, Stream};
 
+use crate::kernels::launch_sum;
 use crate::support::{Gate, device, sim};
 
 #[test]
@@ -119,4 +122,100 @@ fn a_device_gives_everything_back_when_it_is_dropped() {
     assert!(free() <= 56 << 20, "the buffer keeps its device");
     drop(buffer);
     assert_eq!(free(), 64 << 20);
+}
+
+#[test]
+fn a_precise_use_waits_for_nothing_that_comes_later() {
+    let device = device();
+    let [own, other] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let buffer = Buffer::new(&own, 4 << 20).unwrap();
+    let address = buffer.pointer();
+    buffer.record_use(&other);
+    other.synchronize().unwrap();
+    // What the stream is given after the use does not matter: it need never come to an end.
+    let gate = Gate::close(&other);
+    drop(buffer);
+    assert_eq!(Buffer::new(&own, 4 << 20).unwrap().pointer(), address);
+    gate.open();
+}
+
+#[test]
+fn the_device_waits_instead_of_the_host() {
+    let device = device();
+    let [own, other] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let gate = Gate::close(&other);
+    let mut addresses = Vec::new();
+    for round in 0..6u32 {
+        let buffer = Buffer::new(&own, 4 << 20).unwrap();
+        own.fill(buffer.pointer(), FillPattern::U32(round), 1 << 20, Label::here("fill")).unwrap();
+        other.wait_stream(&own).unwrap();
+        launch_sum(&other, &[buffer.pointer()], buffer.pointer(), 1 << 20).unwrap();
+        buffer.record_use(&other);
+        addresses.push(buffer.pointer());
+    }
+    // Two wait, the third gets the memory of the first, although nothing of the other stream has run.
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 2, "two buffers serve them all");
+    assert!(device.allocator().statistics().num_cross_stream_waits >= 4);
+    gate.open();
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn a_pool_serves_its_thread_while_it_is_entered() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let outside = Buffer::new(&stream, 1000).unwrap();
+    let pool = MemPool::new(&device, PoolOptions::default());
+    let pool_of = |buffer: &Buffer| {
+        let address = buffer.pointer().address();
+        let segments = device.allocator().snapshot();
+        let holds = |one: &&thalweg_memory::SegmentSnapshot| {
+            (one.address..one.address + one.total_bytes).contains(&address)
+        };
+        segments.iter().find(holds).unwrap().pool
+    };
+    let scope = pool.enter().unwrap();
+    assert_eq!(pool.use_count(), 2);
+    let inside = Buffer::new(&stream, 1000).unwrap();
+    assert_eq!(pool_of(&inside), Some(pool.id()));
+    assert_eq!(pool_of(&outside), None);
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| Buffer::new(&stream, 1000).unwrap()).join());
+    assert_eq!(pool_of(&elsewhere.unwrap()), None, "a scope is its thread's");
+    drop(scope);
+    assert_eq!(pool.use_count(), 1);
+    assert_eq!(pool_of(&Buffer::new(&stream, 1000).unwrap()), None);
+    let reserved = device.memory_reserved();
+    drop(inside);
+    drop(pool);
+    assert!(device.memory_reserved() < reserved, "the pool's memory goes back with it");
+}
+
+#[test]
+fn free_pages_in_pieces_serve_a_request_that_none_of_them_could() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let mib = 1u64 << 20;
+    let mut buffers: Vec<_> = (0..8).map(|_| Some(Buffer::new(&stream, 4 * mib).unwrap())).collect();
+    let reserved = device.memory_reserved();
+    for place in [0, 2, 4, 6] {
+        buffers[place] = None;
+    }
+    let large = Buffer::new(&stream, 16 * mib).unwrap();
+    assert_eq!(device.memory_reserved(), reserved, "four pieces of 4 MiB are 16 MiB");
+    // The memory is what it should be: the live neighbours keep theirs, and the moved pages hold what is written.
+    for (round, buffer) in buffers.iter().flatten().enumerate() {
+        stream.fill(buffer.pointer(), FillPattern::U32(round as u32), mib, Label::here("fill")).unwrap();
+    }
+    stream.fill(large.pointer(), FillPattern::U32(99), 4 * mib, Label::here("fill")).unwrap();
+    let mut words = vec![0u32; 4 * mib as usize];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    stream.copy_to_host(bytes, large.pointer(), Label::here("read")).unwrap();
+    assert!(words.iter().all(|word| *word == 99));
+    for (round, buffer) in buffers.iter().flatten().enumerate() {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words[..mib as usize]);
+        stream.copy_to_host(bytes, buffer.pointer(), Label::here("read")).unwrap();
+        assert!(words[..mib as usize].iter().all(|word| *word == round as u32));
+    }
 }

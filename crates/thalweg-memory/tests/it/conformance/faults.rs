@@ -1,0 +1,125 @@
+//! Every call of the upstream fails in turn, over a program that climbs every rung, in every set-up.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proptest::prelude::*;
+use thalweg_memory::fake::Fault;
+
+use super::programs::{Step, program};
+use super::trial::{Setup, Trial};
+use super::{MIB, setups};
+use crate::random::runner;
+
+const FAULTS: [Fault; 3] = [Fault::OutOfMemory, Fault::Other, Fault::Panic];
+
+/// One step; errors and injected panics are taken as they come.
+fn attempt(trial: &mut Trial, step: &Step) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| trial.step(step)));
+    if let Err(panic) = outcome {
+        let text = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(text.contains("was made to panic"), "a panic of our own: {text}");
+    }
+}
+
+/// A small device, two streams that lend and wait, pages that move, a capture, a pool, a limit.
+fn thorough_program() -> Vec<Step> {
+    let allocate = |bytes, stream| Step::Allocate { bytes, stream };
+    let free = |block| Step::Free { block, elsewhere: false };
+    let mut program = vec![Step::CreatePool, Step::Fraction { percent: 90 }];
+    for round in 0..3 {
+        for bytes in [1000, 3 * MIB, 5 * MIB, 11 * MIB] {
+            program.extend([allocate(bytes, 1), allocate(bytes, 2)]);
+            program.push(Step::RecordUse { block: 0, stream: 3 });
+            program.push(Step::RecordStream { block: 1, stream: 3 });
+            program.extend([free(0), free(0)]);
+        }
+        // Nothing is idle yet: pages and blocks are had by waiting. Then something is.
+        program.extend([allocate(20 * MIB, 2), allocate(15 * MIB, 1), allocate(9 * MIB, 3)]);
+        program.extend([Step::CompleteStream { stream: 1 }, Step::CompleteNext { stream: 3 }]);
+        program.extend([free(0), free(1), allocate(24 * MIB, 3), Step::Process, free(0)]);
+        program.push(Step::Begin { pool: 0, filter: Some(1) });
+        program.extend([allocate(600_000, 1), Step::RecordStream { block: round, stream: 3 }, free(round)]);
+        program.extend([Step::Leave { place: 0 }, Step::Enter { pool: 0 }, allocate(4 * MIB, 2)]);
+        program.extend([Step::Leave { place: 0 }, Step::CompleteNext { stream: 2 }, Step::Process]);
+        program.extend([allocate(40 * MIB, 1), free(1), free(0), Step::EmptyPool { pool: 0 }]);
+    }
+    program.push(Step::EmptyCache);
+    program
+}
+
+fn run(setup: &Setup, program: &[Step], faults: &[(u64, Fault)], emptied: bool) -> u64 {
+    let mut trial = Trial::new(setup, 48 * MIB);
+    let before = trial.referee.fake.calls().fallible();
+    trial.is_faulty = !faults.is_empty();
+    let first = faults.iter().map(|(call, _)| *call).min().unwrap_or(u64::MAX);
+    for &(call, fault) in faults {
+        trial.referee.fake.fail_call(call, fault);
+    }
+    for step in program {
+        attempt(&mut trial, step);
+        // Until the first fault it is the program that the other suite runs.
+        if trial.referee.fake.calls().fallible() - before >= first {
+            trial.assert_valid();
+        }
+    }
+    trial.referee.fake.clear_faults();
+    let calls = trial.referee.fake.calls().fallible() - before;
+    trial.finish(emptied);
+    calls
+}
+
+#[test]
+fn each_call_fails_in_turn_in_every_setup() {
+    for setup in setups() {
+        let program = thorough_program();
+        let calls = run(&setup, &program, &[], true);
+        assert!(calls > 60, "{}: the program makes {calls} calls", setup.name);
+        for call in 1..=calls {
+            // All three in the richest set-up; in the others one after the other.
+            let all = setup.name == "thalweg";
+            let faults = if all { &FAULTS[..] } else { &FAULTS[call as usize % 3..][..1] };
+            for &fault in faults {
+                let outcome =
+                    catch_unwind(|| run(&setup, &program, &[(call, fault)], call.is_multiple_of(2)));
+                assert!(outcome.is_ok(), "{}: when call {call} fails with {fault:?}", setup.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_thorough_program_makes_every_kind_of_call() {
+    let setups = setups();
+    let setup = setups.iter().find(|setup| setup.name == "thalweg").expect("it is there");
+    let mut trial = Trial::new(setup, 48 * MIB);
+    thorough_program().iter().for_each(|step| attempt(&mut trial, step));
+    let (calls, statistics) = (trial.referee.fake.calls(), trial.allocator.statistics());
+    let events = [
+        calls.record_event,
+        calls.query_event,
+        calls.synchronize_event,
+        calls.wait_event,
+        calls.release_event,
+    ];
+    let pages = [calls.create_page, calls.destroy_page, calls.map, calls.unmap, calls.synchronize_stream];
+    let others = [calls.addresses, calls.memory_info];
+    let seen = [statistics.num_pages_moved, statistics.num_cross_stream_waits, statistics.num_ooms];
+    let all = events.iter().chain(&pages).chain(&others).chain(&seen);
+    assert!(all.clone().all(|count| *count > 0), "{calls:?} {seen:?}");
+}
+
+#[test]
+fn every_setup_survives_random_faults() {
+    let fault = prop::sample::select(FAULTS.to_vec());
+    let faults = prop::collection::vec((1..250u64, fault), 1..20);
+    let cases = (program(), faults, any::<bool>());
+    let mut failures = Vec::new();
+    for setup in setups() {
+        let outcome = runner(25).run(&cases, |(program, faults, emptied)| {
+            run(&setup, &program, &faults, emptied);
+            Ok(())
+        });
+        failures.extend(outcome.err().map(|failure| format!("{}: {failure}", setup.name)));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

@@ -1,0 +1,62 @@
+//! One suite for every way to set an allocator up: random programs before a referee that knows nothing of the allocator.
+
+mod faults;
+mod programs;
+mod referee;
+mod shadow;
+mod trial;
+
+use proptest::prelude::*;
+use thalweg_memory::{CrossStreamReuse, Policy, Settings};
+
+use self::programs::{Step, program};
+use self::trial::{Setup, Trial};
+use crate::random::runner;
+
+const MIB: u64 = 1 << 20;
+
+fn setups() -> Vec<Setup> {
+    let thalweg = Settings::default;
+    let pytorch = || Settings::default().with_policy(Policy::PyTorch);
+    let setup = |name, settings, virtual_memory| Setup { name, settings, virtual_memory, no_split: false };
+    vec![
+        setup("pytorch", pytorch(), false),
+        setup("pytorch expandable", pytorch().with_expandable_segments(true), true),
+        setup("thalweg plain", thalweg(), false),
+        setup("thalweg", thalweg(), true),
+        setup("no stitching", thalweg().with_stitching(false), true),
+        setup("never", thalweg().with_cross_stream_reuse(CrossStreamReuse::Never), true),
+        setup("ordered", thalweg().with_cross_stream_reuse(CrossStreamReuse::Ordered), true),
+        setup("max split", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), true),
+        setup("max split plain", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), false),
+        setup("depth 0", thalweg().with_record_use_depth(0), true),
+        Setup { no_split: true, ..setup("no split", thalweg(), true) },
+        Setup { no_split: true, ..setup("no split plain", thalweg(), false) },
+    ]
+}
+
+fn run(setup: &Setup, capacity: u64, program: &[Step], emptied: bool) {
+    let mut trial = Trial::new(setup, capacity);
+    for step in program {
+        if let Err(error) = trial.step(step) {
+            assert!(error.is_out_of_memory(), "{step:?}: {error}");
+        }
+        trial.assert_valid();
+    }
+    trial.finish(emptied);
+}
+
+#[test]
+fn every_setup_is_safe_and_exact_over_random_programs() {
+    let capacity = || prop_oneof![2 => Just(48u64 << 20), 2 => Just(96 << 20), 1 => Just(1 << 40)];
+    let mut failures = Vec::new();
+    for setup in setups() {
+        let cases = (capacity(), program(), any::<bool>());
+        let outcome = runner(60).run(&cases, |(capacity, program, emptied)| {
+            run(&setup, capacity, &program, emptied);
+            Ok(())
+        });
+        failures.extend(outcome.err().map(|failure| format!("{}: {failure}", setup.name)));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

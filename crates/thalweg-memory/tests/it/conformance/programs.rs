@@ -1,0 +1,54 @@
+//! Random programs over everything that a program can do with an allocator.
+
+use proptest::prelude::*;
+
+use crate::harness::{STREAMS, bytes};
+
+/// One step. Blocks and pools are named by any number, taken modulo how many there are.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Allocate { bytes: u64, stream: u64 },
+    Free { block: usize, elsewhere: bool },
+    RecordStream { block: usize, stream: u64 },
+    RecordUse { block: usize, stream: u64 },
+    CompleteNext { stream: u64 },
+    CompleteStream { stream: u64 },
+    Process,
+    EmptyCache,
+    EmptyPool { pool: usize },
+    Fraction { percent: u64 },
+    CreatePool,
+    ReleasePool { pool: usize },
+    Begin { pool: usize, filter: Option<u64> },
+    Enter { pool: usize },
+    Leave { place: usize },
+    Change { what: u8 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let stream = || 1..=STREAMS;
+    let any_place = any::<usize>;
+    prop_oneof![
+        32 => (bytes(), stream()).prop_map(|(bytes, stream)| Step::Allocate { bytes, stream }),
+        24 => (any_place(), prop::bool::weighted(0.02))
+            .prop_map(|(block, elsewhere)| Step::Free { block, elsewhere }),
+        6 => (any_place(), stream()).prop_map(|(block, stream)| Step::RecordStream { block, stream }),
+        10 => (any_place(), stream()).prop_map(|(block, stream)| Step::RecordUse { block, stream }),
+        5 => stream().prop_map(|stream| Step::CompleteNext { stream }),
+        3 => stream().prop_map(|stream| Step::CompleteStream { stream }),
+        2 => Just(Step::Process),
+        1 => Just(Step::EmptyCache),
+        1 => any_place().prop_map(|pool| Step::EmptyPool { pool }),
+        1 => (20..=120u64).prop_map(|percent| Step::Fraction { percent: percent.min(100) }),
+        1 => Just(Step::CreatePool),
+        1 => any_place().prop_map(|pool| Step::ReleasePool { pool }),
+        2 => (any_place(), prop::option::of(stream())).prop_map(|(pool, filter)| Step::Begin { pool, filter }),
+        1 => any_place().prop_map(|pool| Step::Enter { pool }),
+        5 => any_place().prop_map(|place| Step::Leave { place }),
+        1 => any::<u8>().prop_map(|what| Step::Change { what }),
+    ]
+}
+
+pub fn program() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(step(), 1..200)
+}

@@ -1,0 +1,334 @@
+//! An upstream that watches whether what it is asked for is safe. It knows nothing of the allocator.
+//!
+//! Memory comes from a [`FakeUpstream`]. Time is the referee's own: everything that the program does on a stream (the last
+//! touch of a block, the record of an event) is a *point* there, counted from 1. A stream's later work is *behind* what it
+//! was made to wait for, and an event is behind all that its stream was behind; so what is done when an event has passed,
+//! and what another stream is ordered after, are vectors of points.
+//!
+//! There are two shadows. One is by physical byte: who gets a byte must be ordered after who had it. The other is by address
+//! in reserved ranges: when a page is unmapped there, all work that touches it *there* must be done.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::{
+    Captures, EventId, Events, MemoryInfo, PageId, StreamId, Upstream, UpstreamError, VirtualMemory,
+};
+
+use super::shadow::{Point, Shadow};
+
+/// How far streams are, or how far they are known to be.
+type Clock = BTreeMap<StreamId, u64>;
+
+fn merge(clock: &mut Clock, other: &Clock) {
+    for (&stream, &point) in other {
+        let known = clock.entry(stream).or_default();
+        *known = point.max(*known);
+    }
+}
+
+fn reaches(clock: &Clock, (stream, point): Point) -> bool {
+    clock.get(&stream).is_some_and(|known| *known >= point)
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// How many things were done on each stream.
+    now: Clock,
+    /// How far the device is.
+    done: Clock,
+    /// What each stream's later work waits for.
+    behind: BTreeMap<StreamId, Clock>,
+    /// The live events: their stream, their point on it, and what is behind them.
+    events: BTreeMap<EventId, (StreamId, u64, Clock)>,
+    physical: Shadow,
+    addresses: Shadow,
+    /// By address: size and page.
+    mapped: BTreeMap<u64, (u64, PageId)>,
+    pages: BTreeMap<PageId, u64>,
+    /// While more than 0, no event may be touched.
+    captures: usize,
+    violations: Vec<String>,
+}
+
+impl Inner {
+    /// What the stream's next work is ordered after.
+    fn clock(&self, stream: StreamId) -> Clock {
+        let mut clock = self.behind.get(&stream).cloned().unwrap_or_default();
+        clock.insert(stream, self.now.get(&stream).copied().unwrap_or(0));
+        clock
+    }
+
+    fn next_point(&mut self, stream: StreamId) -> u64 {
+        let now = self.now.entry(stream).or_default();
+        *now += 1;
+        *now
+    }
+
+    fn is_past(&self, stream: StreamId, point: Point) -> bool {
+        point.0 == stream
+            || reaches(&self.done, point)
+            || self.behind.get(&stream).is_some_and(|clock| reaches(clock, point))
+    }
+
+    /// Where a range of addresses is, physically.
+    fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let end = address + bytes;
+        let before =
+            self.mapped.range(..=address).next_back().filter(|(start, (size, _))| *start + size > address);
+        let Some((&first, _)) = before else { return vec![(address, end)] };
+        let (mut parts, mut next) = (Vec::new(), address);
+        for (&start, &(size, page)) in self.mapped.range(first..end) {
+            assert!(start <= next, "there is no memory at {next:#x}");
+            let base = (1 << 63) | (page.raw() << 32);
+            let to = end.min(start + size);
+            parts.push((base + (next - start), base + (to - start)));
+            next = to;
+        }
+        assert_eq!(next, end, "there is no memory at {next:#x}");
+        parts
+    }
+
+    fn touch_events(&mut self, call: &str) {
+        if self.captures > 0 {
+            self.violations.push(format!("{call} while a capture is under way"));
+        }
+    }
+
+    fn object(&mut self, what: &str, outcome: Result<(), String>) {
+        if let Err(why) = outcome {
+            self.violations.push(format!("{what}: {why}"));
+        }
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Referee {
+    pub fake: FakeUpstream,
+    inner: Mutex<Inner>,
+}
+
+impl Referee {
+    pub fn new(fake: FakeUpstream) -> Self {
+        Self { fake, inner: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block was handed out for work on `stream`.
+    pub fn handed_out(&self, address: u64, bytes: u64, stream: StreamId) {
+        let mut inner = self.lock();
+        for (from, end) in inner.physical(address, bytes) {
+            let mut physical = std::mem::take(&mut inner.physical);
+            let outcome = physical.claim(from, end, |point| inner.is_past(stream, point));
+            inner.physical = physical;
+            inner.object(&format!("{address:#x} for {stream:?}"), outcome);
+        }
+        let mut addresses = std::mem::take(&mut inner.addresses);
+        // That the address was used before is no matter: its bytes are what counts.
+        let _ = addresses.claim(address, address + bytes, |_| true);
+        inner.addresses = addresses;
+    }
+
+    /// The last touch of something on `stream`, so far.
+    pub fn touched(&self, stream: StreamId) -> Point {
+        (stream, self.lock().next_point(stream))
+    }
+
+    /// A block is about to be dropped; these are the last touches of it.
+    pub fn given_back(&self, address: u64, bytes: u64, after: &[Point]) {
+        let mut inner = self.lock();
+        for (from, end) in inner.physical(address, bytes) {
+            inner.physical.release(from, end, after.to_vec());
+        }
+        inner.addresses.release(address, address + bytes, after.to_vec());
+    }
+
+    /// Lets the device come to the next event on a stream, with all that this is ordered after.
+    pub fn complete_next(&self, stream: StreamId) {
+        let mut inner = self.lock();
+        let done = inner.done.get(&stream).copied().unwrap_or(0);
+        let ahead = inner.events.values().filter(|(on, point, _)| *on == stream && *point > done);
+        if let Some((.., clock)) = ahead.min_by_key(|(_, point, _)| *point).cloned() {
+            merge(&mut inner.done, &clock);
+        }
+    }
+
+    /// Lets the device do all that a stream was given.
+    pub fn complete_stream(&self, stream: StreamId) {
+        let mut inner = self.lock();
+        let clock = inner.clock(stream);
+        merge(&mut inner.done, &clock);
+    }
+
+    pub fn complete_all(&self) {
+        let mut inner = self.lock();
+        inner.done = inner.now.clone();
+    }
+
+    pub fn begin_capture(&self) {
+        self.lock().captures += 1;
+    }
+
+    pub fn end_capture(&self) {
+        self.lock().captures -= 1;
+    }
+
+    /// What was wrong so far.
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    /// What the allocator has of the device's memory, in bytes.
+    pub fn reserved_bytes(&self) -> u64 {
+        let plain: u64 = self.fake.live_segments().iter().map(|(_, bytes)| bytes).sum();
+        plain + self.lock().pages.values().sum::<u64>()
+    }
+
+    /// What the allocator has: segments, pages, ranges of addresses, mapped pages, events.
+    pub fn held(&self) -> [usize; 5] {
+        let fake = &self.fake;
+        let (segments, ranges) = (fake.live_segments().len(), fake.reserved_ranges().len());
+        [segments, fake.live_pages(), ranges, fake.mapped_pages().len(), fake.live_events()]
+    }
+
+    fn memory(&self) -> &dyn VirtualMemory {
+        self.fake.virtual_memory().expect("it is offered only where the fake has it")
+    }
+}
+
+impl Events for Referee {
+    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
+        let event = self.fake.record_event(stream)?;
+        let mut inner = self.lock();
+        inner.touch_events("record_event");
+        let point = inner.next_point(stream);
+        let clock = inner.clock(stream);
+        inner.events.insert(event, (stream, point, clock));
+        Ok(event)
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
+        self.fake.query_event(event)?;
+        let mut inner = self.lock();
+        inner.touch_events("query_event");
+        let (stream, point, _) = inner.events[&event];
+        Ok(reaches(&inner.done, (stream, point)))
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
+        self.fake.synchronize_event(event)?;
+        let mut inner = self.lock();
+        inner.touch_events("synchronize_event");
+        let clock = inner.events[&event].2.clone();
+        merge(&mut inner.done, &clock);
+        Ok(())
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+        self.fake.wait_event(stream, event)?;
+        let mut inner = self.lock();
+        inner.touch_events("wait_event");
+        let clock = inner.events[&event].2.clone();
+        merge(inner.behind.entry(stream).or_default(), &clock);
+        Ok(())
+    }
+
+    fn release_event(&self, event: EventId) {
+        self.lock().events.remove(&event);
+        self.fake.release_event(event);
+    }
+}
+
+impl Upstream for Referee {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
+        self.fake.allocate(bytes, stream)
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
+        self.fake.free(address, bytes, stream)?;
+        let mut inner = self.lock();
+        // It waits for the segment's own stream, and for all that this waits for.
+        let mut physical = std::mem::take(&mut inner.physical);
+        let outcome = physical.forget(address, address + bytes, |point| inner.is_past(stream, point));
+        inner.physical = physical;
+        inner.object("free", outcome);
+        let _ = inner.addresses.forget(address, address + bytes, |_| true);
+        Ok(())
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
+        self.fake.memory_info()
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.fake.virtual_memory().map(|_| self as &dyn VirtualMemory)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        self.fake.captures()
+    }
+}
+
+impl VirtualMemory for Referee {
+    fn granularity_bytes(&self) -> u64 {
+        self.memory().granularity_bytes()
+    }
+
+    fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        self.memory().reserve_addresses(bytes)
+    }
+
+    fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.memory().free_addresses(address, bytes)
+    }
+
+    fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
+        let page = self.memory().create_page(bytes)?;
+        self.lock().pages.insert(page, bytes);
+        Ok(page)
+    }
+
+    fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
+        self.memory().destroy_page(page)?;
+        let mut inner = self.lock();
+        let bytes = inner.pages.remove(&page).expect("the fake knows it");
+        let base = (1 << 63) | (page.raw() << 32);
+        let mut physical = std::mem::take(&mut inner.physical);
+        let outcome = physical.forget(base, base + bytes, |point| reaches(&inner.done, point));
+        inner.physical = physical;
+        inner.object("destroy_page", outcome);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {
+        self.memory().map(address, page_bytes, pages)?;
+        let mut inner = self.lock();
+        for (place, page) in (0u64..).zip(pages) {
+            inner.mapped.insert(address + place * page_bytes, (page_bytes, *page));
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
+        self.memory().unmap(address, bytes)?;
+        let mut inner = self.lock();
+        let mut addresses = std::mem::take(&mut inner.addresses);
+        let outcome = addresses.forget(address, address + bytes, |point| reaches(&inner.done, point));
+        inner.addresses = addresses;
+        inner.object("unmap", outcome);
+        let gone: Vec<u64> = inner.mapped.range(address..address + bytes).map(|(&start, _)| start).collect();
+        inner.mapped.retain(|start, _| !gone.contains(start));
+        Ok(())
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError> {
+        self.memory().synchronize_stream(stream)?;
+        self.complete_stream(stream);
+        Ok(())
+    }
+}

@@ -1,0 +1,378 @@
+//! An allocator before the referee: a program's steps, and what must hold after each.
+
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::{
+    AllocationError, Block, BlockState, CrossStreamReuse, DeviceAllocator, PoolId, PoolOptions, PoolScope,
+    SegmentSnapshot, Settings, SizeClass, StreamFilter, StreamId,
+};
+
+use super::programs::Step;
+use super::referee::Referee;
+use super::shadow::Point;
+use crate::harness::{STREAMS, stream};
+
+const MIB: u64 = 1 << 20;
+
+/// A way to set an allocator up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub name: &'static str,
+    pub settings: Settings,
+    pub virtual_memory: bool,
+    /// The options of the pools that programs create.
+    pub no_split: bool,
+}
+
+struct Held {
+    block: Block,
+    /// Streams that use it until it is dropped.
+    noted: Vec<StreamId>,
+    /// Last touches that are known already.
+    after: Vec<Point>,
+}
+
+/// Requests that go to a pool.
+enum Open {
+    Capture { pool: usize, filter: Option<u64> },
+    Scope { pool: usize, _scope: PoolScope },
+}
+
+/// See the [module](self).
+pub struct Trial {
+    pub referee: Arc<Referee>,
+    pub allocator: Arc<DeviceAllocator>,
+    capacity_bytes: u64,
+    no_split: bool,
+    held: Vec<Held>,
+    pools: Vec<PoolId>,
+    references: Vec<usize>,
+    open: Vec<Open>,
+    allowed_bytes: u64,
+    /// The upstream was made to fail: then it may say that there is no room when there is.
+    pub is_faulty: bool,
+}
+
+impl Trial {
+    pub fn new(setup: &Setup, capacity_bytes: u64) -> Self {
+        let fake = match setup.virtual_memory {
+            true => FakeUpstream::with_virtual_memory(capacity_bytes),
+            false => FakeUpstream::new(capacity_bytes),
+        };
+        let referee = Arc::new(Referee::new(fake));
+        let allocator = DeviceAllocator::new(referee.clone(), setup.settings.clone());
+        Self {
+            referee,
+            allocator,
+            capacity_bytes,
+            no_split: setup.no_split,
+            held: Vec::new(),
+            pools: Vec::new(),
+            references: Vec::new(),
+            open: Vec::new(),
+            allowed_bytes: u64::MAX,
+            is_faulty: false,
+        }
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.open.iter().any(|open| matches!(open, Open::Capture { .. }))
+    }
+
+    /// The pool that a request goes to.
+    fn pool_for(&self, on: u64) -> Option<PoolId> {
+        let serves = self.open.iter().rev().find_map(|open| match open {
+            Open::Capture { pool, filter } => filter.is_none_or(|only| only == on).then_some(*pool),
+            Open::Scope { pool, .. } => Some(*pool),
+        });
+        serves.map(|pool| self.pools[pool])
+    }
+
+    /// One step. What the upstream makes fail is for the caller to expect.
+    pub fn step(&mut self, step: &Step) -> Result<(), AllocationError> {
+        let referee = Arc::clone(&self.referee);
+        let (held, pools) = (self.held.len().max(1), self.pools.len().max(1));
+        match *step {
+            Step::Allocate { bytes, stream } => self.allocate(bytes, stream)?,
+            Step::Free { block, elsewhere } if !self.held.is_empty() => self.free(block % held, elsewhere),
+            Step::RecordStream { block, stream: on } if !self.held.is_empty() => {
+                let held = &mut self.held[block % held];
+                held.noted.push(stream(on));
+                held.block.record_stream(stream(on));
+            }
+            Step::RecordUse { block, stream: on } if !self.held.is_empty() => {
+                let held = &mut self.held[block % held];
+                held.after.push(referee.touched(stream(on)));
+                held.block.record_use(stream(on));
+            }
+            Step::CompleteNext { stream: on } => referee.complete_next(stream(on)),
+            Step::CompleteStream { stream: on } => referee.complete_stream(stream(on)),
+            Step::Process => self.allocator.process_events(),
+            Step::EmptyCache => self.empty_cache(None)?,
+            Step::EmptyPool { pool } if !self.pools.is_empty() => self.empty_cache(Some(pool % pools))?,
+            Step::Fraction { percent } => {
+                let fraction = percent as f64 / 100.0;
+                self.allocator.set_memory_fraction(fraction)?;
+                let allowed = (fraction * self.capacity_bytes as f64).round() as u64;
+                self.allowed_bytes = if percent < 100 { allowed } else { u64::MAX };
+            }
+            Step::CreatePool => {
+                let options = PoolOptions { no_split: self.no_split, ..PoolOptions::default() };
+                self.pools.push(self.allocator.create_pool_with(options));
+                self.references.push(1);
+            }
+            Step::ReleasePool { pool } if !self.pools.is_empty() && self.references[pool % pools] > 0 => {
+                self.references[pool % pools] -= 1;
+                self.allocator.release_pool(self.pools[pool % pools])?;
+            }
+            Step::Begin { pool, filter } if !self.pools.is_empty() => self.begin(pool % pools, filter),
+            Step::Enter { pool } if !self.pools.is_empty() && self.references[pool % pools] > 0 => {
+                let pool = pool % pools;
+                let scope = self.allocator.use_pool(self.pools[pool])?;
+                self.open.push(Open::Scope { pool, _scope: scope });
+            }
+            Step::Leave { place } if !self.open.is_empty() => self.leave(place % self.open.len())?,
+            Step::Change { what } => self.change(what)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, bytes: u64, on: u64) -> Result<(), AllocationError> {
+        let block = match self.allocator.allocate(bytes, stream(on)) {
+            Ok(block) => block,
+            Err(error) => {
+                if error.is_out_of_memory() && !self.is_faulty {
+                    self.assert_nothing_fits(bytes, on);
+                }
+                return Err(error);
+            }
+        };
+        assert!(block.size_bytes() >= bytes && block.stream() == stream(on));
+        if !block.is_null() {
+            self.referee.handed_out(block.address(), block.size_bytes(), block.stream());
+        }
+        self.held.push(Held { block, noted: Vec::new(), after: Vec::new() });
+        Ok(())
+    }
+
+    fn free(&mut self, index: usize, elsewhere: bool) {
+        let Held { block, noted, mut after } = self.held.swap_remove(index);
+        if !block.is_null() {
+            let streams = noted.into_iter().chain([block.stream()]);
+            after.extend(streams.map(|on| self.referee.touched(on)));
+            self.referee.given_back(block.address(), block.size_bytes(), &after);
+        }
+        if elsewhere {
+            let dropped = std::thread::scope(|scope| scope.spawn(move || drop(block)).join());
+            dropped.unwrap_or_else(|panic| resume_unwind(panic));
+        } else {
+            drop(block);
+        }
+    }
+
+    fn empty_cache(&mut self, pool: Option<usize>) -> Result<(), AllocationError> {
+        let emptied = match pool {
+            None => self.allocator.empty_cache(),
+            Some(pool) => self.allocator.empty_pool_cache(self.pools[pool]),
+        };
+        match emptied {
+            Err(error) if error.is_capture() => {
+                assert!(self.is_capturing(), "{error}");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn begin(&mut self, pool: usize, filter: Option<u64>) {
+        let begun = |open: &Open| matches!(open, Open::Capture { pool: one, .. } if *one == pool);
+        let possible = self.allocator.pool_use_count(self.pools[pool]) > 0 && !self.open.iter().any(begun);
+        let chosen = filter.map_or(StreamFilter::All, |on| StreamFilter::Stream(stream(on)));
+        let begun = self.allocator.begin_allocate_to_pool(self.pools[pool], chosen);
+        assert_eq!(begun.is_ok(), possible, "{begun:?}");
+        if possible {
+            self.referee.begin_capture();
+            self.open.push(Open::Capture { pool, filter });
+        }
+    }
+
+    fn leave(&mut self, place: usize) -> Result<(), AllocationError> {
+        match self.open.remove(place) {
+            Open::Capture { pool, .. } => {
+                self.referee.end_capture();
+                self.allocator.end_allocate_to_pool(self.pools[pool])
+            }
+            Open::Scope { .. } => Ok(()),
+        }
+    }
+
+    /// Changes a setting at run time.
+    fn change(&mut self, what: u8) -> Result<(), AllocationError> {
+        let now = self.allocator.settings();
+        let changed = match what % 8 {
+            0 => now.with_max_split_size_bytes(30 * MIB).expect("at least 20 MiB"),
+            1 => now.with_max_split_size_bytes(21 * MIB).expect("at least 20 MiB"),
+            2 => {
+                let on = !now.stitching();
+                now.with_stitching(on)
+            }
+            3 => now.with_cross_stream_reuse(CrossStreamReuse::Ordered),
+            4 => now.with_cross_stream_reuse(CrossStreamReuse::Idle),
+            5 => now.with_record_use_depth(1),
+            6 => {
+                let on = !now.expandable_segments();
+                now.with_expandable_segments(on)
+            }
+            _ => now.with_garbage_collection_threshold(0.3).expect("between 0 and 1"),
+        };
+        self.allocator.set_settings(changed)
+    }
+
+    /// No legal free block, and no room, for a request that has just failed.
+    fn assert_nothing_fits(&self, bytes: u64, on: u64) {
+        let settings = self.allocator.settings();
+        let size_bytes = bytes.next_multiple_of(512);
+        let pool = self.pool_for(on);
+        let anywhere = settings.cross_stream_reuse() != CrossStreamReuse::Never && !self.is_capturing();
+        if settings.last_resort() {
+            for segment in self.allocator.snapshot() {
+                let legal = segment.pool == pool && (segment.stream == stream(on) || anywhere);
+                let fits = |state, size| state == BlockState::Inactive && size >= size_bytes;
+                let free = segment.blocks.iter().find(|block| fits(block.state, block.size_bytes));
+                assert!(
+                    !legal || free.is_none(),
+                    "{bytes} bytes on {on} would fit in {free:?} of {segment:?}"
+                );
+            }
+        }
+        let limit = self.allowed_bytes.min(self.capacity_bytes);
+        let expandable = settings.expandable_segments() && self.referee.fake.has_virtual_memory();
+        let class = if size_bytes <= MIB { SizeClass::Small } else { SizeClass::Large };
+        let plain_bytes = match class {
+            SizeClass::Small => 2 * MIB,
+            SizeClass::Large => size_bytes.next_multiple_of(2 * MIB).max(20 * MIB),
+        };
+        let paged_bytes = size_bytes.next_multiple_of(settings.expandable_page_bytes(class));
+        let segment_bytes = match (expandable, settings.stitching()) {
+            (false, _) => plain_bytes,
+            (true, false) => paged_bytes.max(plain_bytes),
+            (true, true) => paged_bytes,
+        };
+        let reserved_bytes = self.referee.reserved_bytes();
+        assert!(
+            reserved_bytes + segment_bytes > limit,
+            "{bytes} bytes on {on}: of {limit} only {reserved_bytes} are taken"
+        );
+    }
+
+    /// What must hold at any time, whatever happened.
+    pub fn assert_valid(&self) {
+        assert_eq!(self.referee.violations(), [String::new(); 0]);
+        let snapshot = self.allocator.snapshot();
+        let held = self.held.iter().filter(|held| !held.block.is_null());
+        let held: BTreeMap<_, _> = held.map(|held| (held.block.address(), held.block.size_bytes())).collect();
+        assert_eq!(assert_tiled(&snapshot), held, "what is allocated is what the program holds");
+        self.assert_statistics(&snapshot, &held);
+    }
+
+    fn assert_statistics(&self, snapshot: &[SegmentSnapshot], held: &BTreeMap<u64, u64>) {
+        let statistics = self.allocator.statistics();
+        let blocks = || snapshot.iter().flat_map(|segment| &segment.blocks);
+        let active = || blocks().filter(|block| block.state != BlockState::Inactive);
+        let plain = snapshot.iter().filter(|one| !one.is_expandable && one.blocks.len() > 1);
+        let split = plain.flat_map(|one| &one.blocks).filter(|block| block.state == BlockState::Inactive);
+        let (split, split_bytes) =
+            split.fold((0, 0), |(count, bytes), block| (count + 1, bytes + block.size_bytes));
+        let figures = [
+            ("allocation", &statistics.allocation, held.len() as u64),
+            ("allocated_bytes", &statistics.allocated_bytes, held.values().sum()),
+            ("active", &statistics.active, active().count() as u64),
+            ("active_bytes", &statistics.active_bytes, active().map(|block| block.size_bytes).sum()),
+            (
+                "requested_bytes",
+                &statistics.requested_bytes,
+                active().map(|block| block.requested_bytes).sum(),
+            ),
+            ("inactive_split", &statistics.inactive_split, split),
+            ("inactive_split_bytes", &statistics.inactive_split_bytes, split_bytes),
+            ("segment", &statistics.segment, self.referee.fake.live_segments().len() as u64),
+            ("reserved_bytes", &statistics.reserved_bytes, self.referee.reserved_bytes()),
+        ];
+        for (name, by_pool, expected) in figures {
+            assert_eq!(by_pool.all.current, expected, "{name}");
+            let parts = by_pool.small_pool.current + by_pool.large_pool.current;
+            assert_eq!(parts, expected, "{name} by pool");
+            assert!(by_pool.all.peak >= expected, "{name}: the peak is too low");
+        }
+        for (pool, statistic) in &statistics.reserved_bytes_by_private_pools {
+            let own = snapshot.iter().filter(|segment| segment.pool == Some(*pool));
+            assert_eq!(statistic.current, own.map(|segment| segment.total_bytes).sum::<u64>(), "{pool:?}");
+        }
+        let oversize = statistics.max_split_size.unwrap_or(u64::MAX);
+        let large = held.values().filter(|bytes| **bytes >= oversize).count() as u64;
+        assert_eq!(statistics.oversize_allocations.current, large, "oversize_allocations");
+    }
+
+    /// Lets go of everything that the program has.
+    pub fn let_go(&mut self) {
+        while let Some(open) = self.open.len().checked_sub(1) {
+            self.leave(open).expect("no fault is left");
+        }
+        while !self.held.is_empty() {
+            self.free(0, false);
+        }
+        for (&pool, references) in self.pools.iter().zip(&mut self.references) {
+            for _ in 0..std::mem::take(references) {
+                self.allocator.release_pool(pool).expect("the program holds this reference");
+            }
+        }
+    }
+
+    /// Ends the program: everything must come back, by an emptied cache or by itself.
+    pub fn finish(mut self, emptied: bool) {
+        self.let_go();
+        if emptied {
+            self.allocator.process_events();
+            self.referee.complete_all();
+            self.allocator.process_events();
+            self.allocator.empty_cache().expect("no fault is left");
+            self.assert_valid();
+            // A fence that asks how far a stream is may still be on its way.
+            let fences = STREAMS as usize * (self.pools.len() + 1);
+            let [segments, pages, ranges, mapped, events] = self.referee.held();
+            assert_eq!([segments, pages, ranges, mapped], [0; 4], "all goes back when the cache is emptied");
+            assert!(events <= fences, "{events} events are left");
+            let left = self.allocator.memory_stats().into_iter();
+            let left: Vec<_> = left.filter(|(key, value)| key.ends_with(".current") && *value > 0).collect();
+            assert_eq!(left, []);
+        }
+        drop(self.allocator);
+        assert_eq!(self.referee.held(), [0; 5], "all goes back when the allocator goes");
+        assert_eq!(self.referee.violations(), [String::new(); 0]);
+    }
+}
+
+/// The blocks in callers' hands.
+fn assert_tiled(snapshot: &[SegmentSnapshot]) -> BTreeMap<u64, u64> {
+    let mut live = BTreeMap::new();
+    for segment in snapshot {
+        let (mut end, mut was_free) = (segment.address, false);
+        for block in &segment.blocks {
+            assert_eq!(block.address, end, "blocks tile their segment");
+            assert!(block.size_bytes > 0 && block.size_bytes.is_multiple_of(512));
+            let free = block.state == BlockState::Inactive;
+            assert!(!(was_free && free), "free neighbours are merged");
+            was_free = free;
+            end += block.size_bytes;
+            if block.state == BlockState::ActiveAllocated {
+                live.insert(block.address, block.size_bytes);
+            }
+        }
+        assert_eq!(end, segment.address + segment.total_bytes, "no byte is lost");
+    }
+    live
+}

@@ -1,0 +1,169 @@
+//! `record_use`: what it promises, one promise a test.
+
+use std::sync::Arc;
+
+use thalweg_memory::fake::{FakeUpstream, Fault};
+use thalweg_memory::{BlockState, CrossStreamReuse, DeviceAllocator, Settings};
+
+use crate::harness::stream;
+
+const MIB: u64 = 1 << 20;
+
+fn allocator(settings: Settings) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
+    let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 30));
+    (upstream.clone(), DeviceAllocator::new(upstream, settings))
+}
+
+/// Nothing but `record_use` lets memory change hands.
+fn alone() -> Settings {
+    Settings::default().with_cross_stream_reuse(CrossStreamReuse::Never)
+}
+
+#[test]
+fn on_the_blocks_own_stream_it_is_a_no_op() {
+    let (upstream, allocator) = allocator(alone());
+    let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    let address = block.address();
+    block.record_use(stream(1));
+    assert_eq!(upstream.calls().record_event, 0);
+    drop(block);
+    let again = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    assert_eq!((again.address(), upstream.live_events()), (address, 0));
+}
+
+#[test]
+fn many_uses_of_a_stream_are_as_one() {
+    let (upstream, allocator) = allocator(alone());
+    let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    for round in 0..1000 {
+        block.record_use(stream(2 + round % 2));
+        assert!(upstream.live_events() <= 2);
+    }
+    drop(block);
+    assert_eq!(upstream.live_events(), 2, "one a stream waits");
+    // The last use counts, not the first.
+    (0..499).for_each(|_| upstream.complete_next(stream(2)));
+    upstream.complete_stream(stream(3));
+    allocator.process_events();
+    assert_eq!(allocator.statistics().active.all.current, 1);
+    upstream.complete_next(stream(2));
+    allocator.process_events();
+    assert_eq!((allocator.statistics().active.all.current, upstream.live_events()), (0, 0));
+}
+
+#[test]
+fn with_record_stream_the_later_of_both_counts() {
+    for precise_first in [true, false] {
+        let (upstream, allocator) = allocator(alone());
+        let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+        if precise_first {
+            block.record_use(stream(2));
+            block.record_stream(stream(2));
+        } else {
+            block.record_stream(stream(2));
+            block.record_use(stream(2));
+        }
+        upstream.complete_stream(stream(2));
+        drop(block);
+        assert_eq!(upstream.live_events(), 1, "the event at the drop stands for both");
+        allocator.process_events();
+        assert_eq!(allocator.statistics().active.all.current, 1);
+        upstream.complete_stream(stream(2));
+        allocator.process_events();
+        assert_eq!((allocator.statistics().active.all.current, upstream.live_events()), (0, 0));
+    }
+}
+
+#[test]
+fn a_block_may_be_dropped_on_another_thread_long_after() {
+    let (upstream, allocator) = allocator(alone());
+    let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    let address = block.address();
+    block.record_use(stream(2));
+    upstream.complete_stream(stream(2));
+    std::thread::spawn(move || drop(block)).join().expect("a drop does not panic");
+    let again = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    assert_eq!(again.address(), address);
+    assert_eq!((upstream.calls().record_event, upstream.calls().synchronize_event), (1, 0));
+}
+
+#[test]
+fn reuse_waits_on_the_device_and_not_on_the_host() {
+    let (upstream, allocator) = allocator(alone().with_record_use_depth(1));
+    let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    let address = block.address();
+    block.record_use(stream(2));
+    drop(block);
+    let again = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    assert_eq!(again.address(), address, "the use has not passed, but is ordered before the reuse");
+    let calls = upstream.calls();
+    assert_eq!((calls.wait_event, calls.synchronize_event, calls.synchronize_stream), (1, 0, 0));
+    assert_eq!(allocator.statistics().num_cross_stream_waits, 1);
+}
+
+#[test]
+fn the_depth_says_how_many_wait_before_the_stream_does() {
+    for depth in 1..4usize {
+        let (upstream, allocator) = allocator(alone().with_record_use_depth(depth as u64));
+        let mut addresses = Vec::new();
+        for waiting in 0..6 {
+            let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+            let reused = addresses.contains(&block.address());
+            assert_eq!(reused, waiting >= depth, "with {waiting} blocks behind a depth of {depth}");
+            addresses.push(block.address());
+            block.record_use(stream(2));
+        }
+        assert_eq!(upstream.calls().wait_event as usize, 6 - depth);
+    }
+}
+
+#[test]
+fn pending_uses_are_seen_in_statistics_and_snapshots() {
+    let (upstream, allocator) = allocator(alone());
+    let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+    block.record_use(stream(2));
+    assert_eq!(allocator.statistics().pending_use_bytes, 0, "it is not free yet");
+    drop(block);
+    let statistics = allocator.statistics();
+    assert_eq!((statistics.pending_use_bytes, statistics.allocated_bytes.all.current), (4 * MIB, 0));
+    let states = || -> Vec<_> {
+        allocator.snapshot().iter().flat_map(|one| &one.blocks).map(|block| block.state).collect()
+    };
+    assert_eq!(states(), [BlockState::ActivePendingFree]);
+    upstream.complete_all();
+    allocator.process_events();
+    assert_eq!(allocator.statistics().pending_use_bytes, 0);
+    assert_eq!(states(), [BlockState::Inactive]);
+}
+
+#[test]
+fn a_slow_stream_holds_no_other_up() {
+    // pytorch#71616: one queue of events for all, so that a stream that is done waited behind one that is not.
+    let (upstream, allocator) = allocator(alone());
+    let blocks = [2, 3, 2, 3].map(|on| {
+        let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+        block.record_use(stream(on));
+        block
+    });
+    drop(blocks);
+    upstream.complete_stream(stream(3));
+    allocator.process_events();
+    assert_eq!(allocator.statistics().active.all.current, 2, "stream 2 is slow, stream 3 is done");
+}
+
+#[test]
+fn a_use_whose_event_cannot_be_recorded_is_noted_for_the_drop() {
+    for fault in [Fault::OutOfMemory, Fault::Other] {
+        let (upstream, allocator) = allocator(alone());
+        let block = allocator.allocate(4 * MIB, stream(1)).expect("there is room");
+        upstream.fail_call(1, fault);
+        block.record_use(stream(2));
+        assert_eq!(upstream.live_events(), 0);
+        drop(block);
+        assert_eq!(upstream.live_events(), 1, "the event at the drop stands for the use");
+        assert_eq!(allocator.statistics().pending_use_bytes, 4 * MIB);
+        upstream.complete_all();
+        allocator.process_events();
+        assert_eq!(allocator.statistics().pending_use_bytes, 0);
+    }
+}

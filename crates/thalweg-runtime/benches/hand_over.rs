@@ -1,0 +1,179 @@
+//! What it costs to hand large buffers from one stream to another, as data-parallel training does: memory and time.
+//!
+//! 32 buffers of 256 MiB are filled on a side stream and read on the main one, which then has other work (two matrix
+//! products), while the host runs ahead. Each buffer is dropped as soon as its work is queued. Three ways to say when its
+//! memory may be used again:
+//!
+//! - `record_stream`: an event behind all that the main stream has when the buffer is dropped;
+//! - `record_use`: an event behind the last use, one line;
+//! - `keep_alive`: what is written by hand where neither is good enough: keep the last buffers, make the side stream wait for
+//!   their events, then drop them.
+//!
+//! Every way has a device allocator of its own, so each must run alone in a process: `hand_over --way record_use`; without
+//! `--way` the bench runs itself once for each. One JSON object a line: `name`, `value` (MiB reserved at the peak), `unit`,
+//! `first_ms` and `ms` (the loop's time, first and best of the later ones), `waits` (device-side waits for memory).
+//!
+//! On a simulated GPU the buffers are 1 MiB and the matrices small: that shows the memory, not the time.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use smallvec::smallvec;
+use thalweg_device::FillPattern;
+use thalweg_ir::matmul::Matmul;
+use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
+use thalweg_runtime::{Buffer, Device, Error, Event, KernelKey, Label, Result, Stream};
+
+const BUFFERS: usize = 32;
+/// Kept alive by hand, besides the one in use.
+const KEPT: usize = 2;
+const ROUNDS: usize = 8;
+
+const CLASS: Class =
+    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    RecordStream,
+    RecordUse,
+    KeepAlive,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("record_stream", Way::RecordStream), ("record_use", Way::RecordUse), ("keep_alive", Way::KeepAlive)];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let after = |name: &str| {
+        let place = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(place + 1)
+    };
+    if let Some(name) = after("--way") {
+        let way = WAYS.iter().find(|(known, _)| known == name);
+        let way = way.ok_or_else(|| Error::invalid(format!("--way {name}: there is no such way")))?.1;
+        let device = match after("--device") {
+            Some(device) => Device::from_name(device)?,
+            None => Device::best()?,
+        };
+        return run(&device, name, way);
+    }
+    for (name, _) in WAYS {
+        let program = std::env::current_exe().expect("a running program has a file");
+        let device = after("--device").map(|device| ["--device", device]);
+        let status = std::process::Command::new(program)
+            .args(["--way", name])
+            .args(device.into_iter().flatten())
+            .status()
+            .expect("the program runs");
+        assert!(status.success(), "{name} failed");
+    }
+    Ok(())
+}
+
+fn run(device: &Device, name: &str, way: Way) -> Result<()> {
+    let bench = Bench::new(device)?;
+    device.synchronize()?;
+    device.allocator().reset_peak_memory_stats();
+    let mut times_ms = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        bench.round(way)?;
+        device.synchronize()?;
+        times_ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    let statistics = device.allocator().statistics();
+    let best_ms = times_ms[1..].iter().copied().fold(f64::INFINITY, f64::min);
+    println!(
+        r#"{{"name":"hand_over_{name}","value":{},"unit":"MiB reserved","active":{},"first_ms":{:.2},"ms":{best_ms:.2},"waits":{},"device":"{device}"}}"#,
+        statistics.reserved_bytes.all.peak >> 20,
+        statistics.active_bytes.all.peak >> 20,
+        times_ms[0],
+        statistics.num_cross_stream_waits,
+    );
+    Ok(())
+}
+
+struct Bench {
+    device: Device,
+    side: Stream,
+    main: Stream,
+    elements: u64,
+    /// An input and an output of the other work.
+    matrices: [Buffer; 2],
+    product: Matmul,
+}
+
+impl Bench {
+    fn new(device: &Device) -> Result<Self> {
+        let simulated = device.driver().name() == "sim";
+        let (bytes, size) = if simulated { (1 << 20, 64) } else { (256 << 20, 8192) };
+        let (side, main) = (Stream::new(device)?, Stream::new(device)?);
+        let matrices = [Buffer::new(&main, size * size * 2)?, Buffer::new(&main, size * size * 2)?];
+        let product = Matmul::contiguous(size, size, size, 1, DType::Bf16);
+        main.fill(matrices[0].pointer(), FillPattern::U16(0x3f80), size * size, Label::here("ones"))?;
+        let bench = Self { device: device.clone(), side, main, elements: bytes / 4, matrices, product };
+        for _ in 0..3 {
+            bench.other_work()?;
+        }
+        Ok(bench)
+    }
+
+    fn other_work(&self) -> Result<()> {
+        let [a, b] = self.matrices.each_ref().map(Buffer::pointer);
+        self.main.matmul(&self.product, a, a, b, Label::here("other work"))
+    }
+
+    /// All buffers once.
+    fn round(&self, way: Way) -> Result<()> {
+        let mut kept: VecDeque<(Buffer, Event)> = VecDeque::new();
+        for _ in 0..BUFFERS {
+            let buffer = Buffer::new(&self.side, self.elements * 4)?;
+            self.side.fill(buffer.pointer(), FillPattern::U32(0), self.elements, Label::here("fill"))?;
+            self.main.wait_stream(&self.side)?;
+            self.add_one(&buffer)?;
+            // The precise ways note the use here, before the other work.
+            let used = Event::new();
+            match way {
+                Way::RecordUse => buffer.record_use(&self.main),
+                Way::KeepAlive => used.record(&self.main)?,
+                Way::RecordStream => {}
+            }
+            self.other_work()?;
+            self.other_work()?;
+            match way {
+                Way::RecordUse => {}
+                Way::RecordStream => buffer.record_stream(&self.main),
+                Way::KeepAlive => {
+                    kept.push_back((buffer, used));
+                    if kept.len() > KEPT
+                        && let Some((oldest, used)) = kept.pop_front()
+                    {
+                        used.wait(&self.side)?;
+                        drop(oldest);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_one(&self, buffer: &Buffer) -> Result<()> {
+        let key = KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS };
+        let kernel = self.device.kernel(&key, increment)?;
+        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
+        let geometry = Geometry {
+            row_shape: smallvec![self.elements],
+            inner_shape: smallvec![],
+            operands: vec![operand.clone(), operand],
+        };
+        let data = [buffer.pointer()];
+        self.main.launch(&kernel, &geometry, &data, &data, &[], Label::here("add_"))
+    }
+}
+
+/// `x + 1`.
+fn increment() -> Kernel {
+    let builder = BodyBuilder::new();
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
+    Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
+}
