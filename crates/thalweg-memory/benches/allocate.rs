@@ -2,13 +2,14 @@
 //!
 //! `cargo bench -p thalweg-memory` prints a table, with `-- --json` one object a line (`name`, `value`, `least`, `unit`,
 //! `samples`, `steps`); a word after `--` runs only the rows that contain it. `value` is the median over the samples of the
-//! mean time of a step, `least` the smallest. Statistics are on, the history is off.
+//! mean time of a step, `least` the smallest. Statistics are on, the history is off but where it says so.
 
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::history::{Enabled, HistorySettings};
 use thalweg_memory::{Block, DeviceAllocator, HostAllocator, HostSettings, Settings, StreamId};
 
 const SAMPLES: usize = 101;
@@ -75,6 +76,19 @@ fn pairs(bytes: u64, steps: u64) -> Measured {
     })
 }
 
+/// Three events a step: alloc, free_requested, free_completed.
+fn pairs_with_a_history(steps: u64) -> Measured {
+    let allocator = allocator();
+    let settings =
+        HistorySettings { enabled: Enabled::All, max_entries: 10_000, ..HistorySettings::default() };
+    allocator.record_memory_history(settings);
+    measure(steps, |steps| {
+        for _ in 0..steps {
+            black_box(allocate(&allocator, black_box(4096), 1));
+        }
+    })
+}
+
 fn churn(live: u64, steps: u64) -> Measured {
     let allocator = allocator();
     let mut random = Random(1);
@@ -130,9 +144,10 @@ fn host_pairs(bytes: u64, steps: u64) -> Measured {
 /// A bench: its name, how many steps a sample has, and what runs them.
 type Bench = (&'static str, u64, fn(u64) -> Measured);
 
-const BENCHES: [Bench; 7] = [
+const BENCHES: [Bench; 8] = [
     ("allocate+free 4 KiB", 20_000, |steps| pairs(4 << 10, steps)),
     ("allocate+free 32 MiB", 20_000, |steps| pairs(32 << 20, steps)),
+    ("allocate+free 4 KiB, history on", 20_000, pairs_with_a_history),
     ("churn, 1000 live blocks", 10_000, |steps| churn(1000, steps)),
     ("churn, 10000 live blocks", 10_000, |steps| churn(10_000, steps)),
     ("allocate+free 4 KiB, 8 threads on 8 streams", 20_000, |steps| pairs_in_threads(8, steps)),

@@ -14,10 +14,11 @@ use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
 
-use crate::arena::{Arena, Common, Home};
+use crate::arena::{Arena, Common, Home, Request};
 use crate::blocks::{BlockId, Span};
 use crate::directory::Directory;
-use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::error::{AllocationError, Kind};
+use crate::history::{Ring, StackId};
 use crate::ladder::Climb;
 use crate::ledger::Ledger;
 use crate::order::{Uses, use_of};
@@ -38,6 +39,8 @@ pub(crate) struct Cold {
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
     pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
+    /// Events that concern no arena.
+    pub(crate) ring: Ring,
 }
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
@@ -123,6 +126,7 @@ impl DeviceAllocator {
         if bytes == 0 || bytes > MAX_REQUEST_BYTES {
             return self.allocate_oddly(arena, bytes);
         }
+        let stack = self.common.watch.stack_of_allocation();
         let mut state = arena.lock_with_hand();
         if state.policy.processes_all {
             drop(state);
@@ -130,7 +134,7 @@ impl DeviceAllocator {
             state = arena.lock();
         }
         state.process_events(arena);
-        let request = state.request(bytes);
+        let request = Request { stack, ..state.request(bytes) };
         if let Some(span) = state.take_from_hand(arena, &request) {
             drop(state);
             return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
@@ -142,17 +146,26 @@ impl DeviceAllocator {
             return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
         }
         drop(state);
-        self.allocate_slowly(arena, bytes)
+        self.allocate_slowly(arena, bytes, stack)
     }
 
     #[cold]
-    fn allocate_slowly(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
-        let request = arena.lock().request(bytes);
-        let (owner, span) = if arena.lock().policy.direct {
-            (Arc::clone(arena), self.allocate_directly(arena, &request)?)
+    fn allocate_slowly(
+        &self,
+        arena: &Arc<Arena>,
+        bytes: u64,
+        stack: Option<StackId>,
+    ) -> Result<Block, AllocationError> {
+        let state = arena.lock();
+        let request = Request { stack, ..state.request(bytes) };
+        let direct = state.policy.direct;
+        drop(state);
+        let obtained = if direct {
+            self.allocate_directly(arena, &request).map(|span| (Arc::clone(arena), span))
         } else {
-            Climb::new(self, arena, request).obtain()?
+            Climb::new(self, arena, request).obtain()
         };
+        let (owner, span) = obtained.map_err(|error| self.tell_of_failure(error))?;
         Ok(Block::new(owner, span, bytes, arena.home.stream))
     }
 
@@ -161,9 +174,11 @@ impl DeviceAllocator {
         if bytes == 0 {
             return Ok(Block::null(Arc::clone(arena)));
         }
-        let mut cold = self.cold();
-        cold.ledger.statistics.num_ooms += 1;
-        Err(Kind::OutOfMemory(self.figures(&mut cold, bytes, arena.home.stream)).into())
+        // Nothing of this size is rounded: a sum with it could overflow.
+        let stack = self.common.watch.stack_of_allocation();
+        let request = Request { requested_bytes: bytes, size_bytes: bytes, class: SizeClass::Large, stack };
+        let error = self.out_of_memory(&mut self.cold(), arena, &request);
+        Err(self.tell_of_failure(error))
     }
 
     /// Gives all cached memory that can be spared back to the upstream: *blocks* until pending events have passed, then
@@ -510,34 +525,9 @@ impl DeviceAllocator {
                 .destroy(memory, &mapped, destroyed)
                 .map_err(|(call, error)| AllocationError::upstream(call, error))?;
         }
+        self.trim_driver()?;
         cold.pools.forget_done();
         Ok(())
-    }
-
-    /// What the memory looks like to a request that cannot be served.
-    pub(crate) fn figures(&self, cold: &mut Cold, requested_bytes: u64, _stream: StreamId) -> OutOfMemory {
-        let (mut allocated_bytes, mut active_bytes, mut private_pool_bytes) = (0, 0, 0);
-        for arena in self.common.all_arenas() {
-            use crate::gauges::Quantity::{ActiveBytes, AllocatedBytes};
-            let state = arena.lock();
-            allocated_bytes += state.gauges.current(AllocatedBytes);
-            active_bytes += state.gauges.current(ActiveBytes);
-            if arena.home.owner != Owner::Shared {
-                private_pool_bytes += state.gauges.current(ActiveBytes);
-            }
-        }
-        OutOfMemory {
-            label: self.settings().label().to_owned(),
-            requested_bytes,
-            allocated_bytes,
-            reserved_bytes: cold.ledger.reserved_bytes(),
-            pending_bytes: active_bytes - allocated_bytes,
-            private_pool_bytes,
-            allowed_bytes: cold.ledger.allowed_bytes,
-            device: self.common.upstream.memory_info().ok(),
-            capturing: self.common.is_capturing(),
-            rejected: false,
-        }
     }
 }
 

@@ -33,21 +33,24 @@ use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity, Totals};
 use crate::grow::{Idle, PageTable};
+use crate::history::StackId;
 use crate::imports::Imports;
 use crate::inbox::Inbox;
 use crate::order::{Order, Surroundings, Uses};
 use crate::policy::{self, Policy};
-use crate::pools::Owner;
+use crate::pools::{Owner, PoolId};
 use crate::registry::Registry;
-use crate::snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
+use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::spare::SparePages;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, SegmentSource, StreamId, Upstream};
+use crate::watch::{Log, Watch};
 
 /// What the arenas of one allocator share.
 pub(crate) struct Common {
     pub(crate) upstream: Arc<dyn Upstream>,
     pub(crate) totals: Totals,
+    pub(crate) watch: Watch,
     pub(crate) spare: SparePages,
     /// How many captures are under way on the device.
     pub(crate) captures: AtomicUsize,
@@ -68,6 +71,7 @@ impl Common {
         Arc::new(Self {
             upstream,
             totals: Totals::default(),
+            watch: Watch::default(),
             spare: SparePages::default(),
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
@@ -159,6 +163,13 @@ pub(crate) struct Home {
     pub(crate) owner: Owner,
 }
 
+impl Home {
+    /// What snapshots call the pool.
+    pub(crate) fn pool_id(self) -> (u64, u64) {
+        (0, self.owner.pool().map_or(0, PoolId::raw))
+    }
+}
+
 /// What a segment is; all its blocks carry it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
@@ -175,6 +186,8 @@ pub(crate) struct Request {
     pub(crate) requested_bytes: u64,
     pub(crate) size_bytes: u64,
     pub(crate) class: SizeClass,
+    /// Where in the program it is made, if that is recorded.
+    pub(crate) stack: Option<StackId>,
 }
 
 /// One pool's memory on one stream.
@@ -185,7 +198,7 @@ pub(crate) struct Arena {
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
     state: Mutex<ArenaState>,
-    returned: Inbox<(BlockId, Uses)>,
+    returned: Inbox<(BlockId, Uses, Option<StackId>)>,
 }
 
 impl Arena {
@@ -268,8 +281,8 @@ impl Arena {
 
     #[cold]
     fn take_in(&self, state: &mut ArenaState) {
-        while let Some((block, uses)) = self.returned.pop() {
-            state.free(self, block, uses);
+        while let Some((block, uses, stack)) = self.returned.pop() {
+            state.free(self, block, uses, stack);
         }
         // Only a panic of the upstream leaves something here.
         state.collect_ready(self);
@@ -278,9 +291,10 @@ impl Arena {
     /// Takes a block back: at once if nobody is busy, else at the next call.
     #[inline]
     pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
+        let stack = self.common.watch.stack_of_free();
         match self.try_lock() {
-            Some(mut state) => state.free(self, block, uses),
-            None => self.returned.push((block, uses)),
+            Some(mut state) => state.free(self, block, uses, stack),
+            None => self.returned.push((block, uses, stack)),
         }
     }
 
@@ -306,6 +320,7 @@ impl Arena {
     pub(crate) fn end_captures(&self) {
         let mut state = self.lock();
         state.order.end_captures(&self.common.surroundings());
+        state.release_deferred(self);
         state.collect_ready(self);
     }
 
@@ -365,8 +380,8 @@ impl Arena {
         let returned: Vec<_> = std::iter::from_fn(|| self.returned.pop()).collect();
         let this = &*self;
         let mut state = this.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for (block, uses) in returned {
-            state.free(this, block, uses);
+        for (block, uses, stack) in returned {
+            state.free(this, block, uses, stack);
         }
         state.empty_hand(this);
         let around = this.common.surroundings();
@@ -387,6 +402,7 @@ impl Arena {
                 _ => this.destroy_plain(segment.address, segment.size_bytes),
             }
         }
+        this.common.watch.retire(&state.log.ring);
         drop(state);
         if let Some(memory) = memory {
             let _ = this.common.spare.destroy(memory, &this.common.pages_in_holes(), |_| {});
@@ -427,6 +443,9 @@ pub(crate) struct ArenaState {
     pub(crate) order: Order<BlockId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
+    pub(crate) log: Log,
+    /// Without a cache: what was freed during a capture and must not be given back before its end.
+    pub(crate) deferred: Vec<BlockId>,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
     hand: Option<(BlockId, u64)>,
@@ -446,6 +465,8 @@ impl ArenaState {
             order: Order::default(),
             gauges: Gauges::default(),
             idle: Idle::default(),
+            log: Log::default(),
+            deferred: Vec::new(),
             hand: None,
         }
     }
@@ -459,8 +480,9 @@ impl ArenaState {
         }
         self.hand = None;
         let (address, class) = self.blocks.take_again(block, request.requested_bytes);
-        self.count_taken(arena, class.class, size_bytes, request);
-        Some(Span { block, address, size_bytes })
+        let span = Span { block, address, size_bytes };
+        self.count_taken(arena, class.class, span, request);
+        Some(span)
     }
 
     /// Puts the block in the hand into its bin.
@@ -499,7 +521,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let size_bytes = self.policy.round_size(requested_bytes);
-        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes) }
+        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes), stack: None }
     }
 
     /// Looks how far other streams have come.
@@ -583,12 +605,13 @@ impl ArenaState {
             gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
             gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
         }
-        self.count_taken(arena, class, span.size_bytes, request);
+        self.count_taken(arena, class, span, request);
         span
     }
 
     #[inline]
-    fn count_taken(&mut self, arena: &Arena, class: SizeClass, size_bytes: u64, request: &Request) {
+    fn count_taken(&mut self, arena: &Arena, class: SizeClass, span: Span, request: &Request) {
+        let Span { size_bytes, .. } = span;
         let gauges = &mut self.gauges;
         gauges.add(class, Quantity::Allocation, 1);
         gauges.add(class, Quantity::AllocatedBytes, size_bytes);
@@ -599,6 +622,9 @@ impl ArenaState {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
         arena.common.totals.changed(arena.number, gauges, class);
+        if arena.common.watch.is_on() {
+            self.tell_allocated(arena, span, request.requested_bytes, request.stack);
+        }
     }
 
     /// Nothing uses a block any more.
@@ -626,9 +652,12 @@ impl ArenaState {
 
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
-    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
         if self.is_revoked(block) {
             return self.forget_revoked(arena, block, uses);
+        }
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeRequested, block, stack);
         }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
@@ -640,6 +669,9 @@ impl ArenaState {
         if self.policy.direct {
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
+            if arena.common.watch.is_on() {
+                self.tell_freed(arena, Action::FreeCompleted, block, stack);
+            }
             self.count_inactive(class, size_bytes, requested_bytes);
             if self.policy.keeps_hand {
                 if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
@@ -668,6 +700,9 @@ impl ArenaState {
                 self.release_first_directly(arena, block);
             } else {
                 self.order.pop_ready();
+                if arena.common.watch.is_on() {
+                    self.tell_freed(arena, Action::FreeCompleted, block, None);
+                }
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
@@ -700,7 +735,7 @@ impl ArenaState {
 
     /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
     pub(crate) fn snapshot(&self, home: Home) -> Vec<SegmentSnapshot> {
-        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        let pending: FxHashSet<BlockId> = self.order.pending().chain(self.deferred.iter().copied()).collect();
         let mut shown: Vec<SegmentSnapshot> = Vec::new();
         for segment in self.blocks.segments() {
             let mut open = false;

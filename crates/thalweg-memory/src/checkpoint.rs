@@ -179,7 +179,8 @@ impl DeviceAllocator {
             for (segment, &(address, size_bytes, requested_bytes)) in
                 live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
             {
-                let request = Request { requested_bytes, size_bytes, class: segment.tag.class };
+                let class = segment.tag.class;
+                let request = Request { requested_bytes, size_bytes, class, stack: None };
                 let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
                 let stream = arena.home.stream;
                 restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
@@ -304,7 +305,7 @@ impl ArenaState {
             self.revoked.insert(block);
             if live.contains(&block) {
                 freed.push(self.blocks.span(heir).address);
-                self.free(arena, heir, Uses::new());
+                self.free(arena, heir, Uses::new(), None);
             } else {
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
                 self.count_inactive(class, size_bytes, requested_bytes);

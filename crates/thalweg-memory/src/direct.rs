@@ -6,16 +6,20 @@
 //!
 //! A block that other streams used is given back in stream order when its own stream has waited for them, on the device;
 //! plain memory is given back when their events have passed.
+//!
+//! While a capture is under way nothing waits for the device, and what is freed goes back when the capture is over, but for
+//! what the captured graph itself allocates and frees.
 
 use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
-use crate::error::{AllocationError, Kind};
+use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::grow::found;
 use crate::order::Uses;
+use crate::snapshot::Action;
 use crate::stats::{ByPool, DeviceStatistics};
 
 impl DeviceAllocator {
@@ -31,18 +35,31 @@ impl DeviceAllocator {
         // The driver may hold memory that was freed in stream order and is not free yet.
         self.cold().ledger.statistics.num_alloc_retries += 1;
         if !self.common().is_capturing() {
-            arena.synchronize()?;
-            if let Some(driver) = self.common().upstream.stream_ordered() {
-                driver.synchronize().map_err(|error| AllocationError::upstream("synchronize", error))?;
-                driver.trim(0).map_err(|error| AllocationError::upstream("trim", error))?;
+            for other in self.common().all_arenas() {
+                other.synchronize()?;
             }
+            self.trim_driver()?;
             if let Some(span) = self.try_directly(arena, request)? {
                 return Ok(span);
             }
         }
-        let mut cold = self.cold();
-        cold.ledger.statistics.num_ooms += 1;
-        Err(Kind::OutOfMemory(self.figures(&mut cold, request.requested_bytes, arena.home.stream)).into())
+        Err(self.out_of_memory(&mut self.cold(), arena, request))
+    }
+
+    /// Gives back what the driver's own allocator has and nobody uses. *Blocks* until the device is idle. No capture may be under
+    /// way, since it would be invalid then.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn trim_driver(&self) -> Result<(), AllocationError> {
+        assert!(!self.common().is_capturing(), "nothing waits for the device while a capture is under way");
+        let settings = self.settings();
+        let stream_ordered = settings.caching() && !settings.is_cached_here();
+        let Some(driver) = self.common().upstream.stream_ordered().filter(|_| stream_ordered) else {
+            return Ok(());
+        };
+        driver.synchronize().map_err(|error| AllocationError::upstream("synchronize", error))?;
+        driver.trim(0).map_err(|error| AllocationError::upstream("trim", error))
     }
 
     fn try_directly(&self, arena: &Arc<Arena>, request: &Request) -> Result<Option<Span>, AllocationError> {
@@ -66,6 +83,7 @@ impl DeviceAllocator {
         let tag = Tag { class: request.class, grows: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
+        state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
@@ -75,7 +93,11 @@ impl DeviceAllocator {
         if settings.is_cached_here() {
             return;
         }
+        // Every block is a segment of its own.
         statistics.reserved_bytes = statistics.active_bytes;
+        statistics.segment = statistics.active;
+        statistics.num_device_alloc = statistics.active.all.allocated;
+        statistics.num_device_free = statistics.active.all.freed;
         if let Some(driver) = self.common().upstream.stream_ordered().filter(|_| settings.caching())
             && let Ok(bytes) = driver.reserved_bytes()
         {
@@ -100,6 +122,11 @@ impl ArenaState {
 
     /// Gives the block back that is ready first.
     pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
+        if arena.common.is_capturing() && !self.frees_in_graph(arena) {
+            self.order.pop_ready();
+            self.deferred.push(block);
+            return;
+        }
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let upstream = &arena.common.upstream;
         let freed = match upstream.stream_ordered().filter(|_| self.policy.stream_ordered) {
@@ -113,14 +140,28 @@ impl ArenaState {
             self.order.free(block, again, &arena.common.surroundings());
             return;
         }
-        let Tag { class, .. } = self.blocks.tag(block);
-        let requested_bytes = self.blocks.requested_bytes(block).expect("what is given back was taken");
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeCompleted, block, None);
+        }
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        self.count_inactive(class, size_bytes, requested_bytes);
+        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block));
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);
-        let gauges = &mut self.gauges;
-        gauges.subtract(class, Quantity::Active, 1);
-        gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
-        gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
-        arena.common.totals.changed(arena.number, gauges, class);
+        arena.common.totals.changed(arena.number, &mut self.gauges, class);
+    }
+
+    /// Whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
+    /// does, on its own stream. Anything else would be freed by every replay.
+    fn frees_in_graph(&self, arena: &Arena) -> bool {
+        self.policy.stream_ordered && arena.home.owner.pool().is_some()
+    }
+
+    /// Gives back what had to wait for the end of a capture.
+    pub(crate) fn release_deferred(&mut self, arena: &Arena) {
+        for block in std::mem::take(&mut self.deferred) {
+            self.order.free(block, Uses::new(), &arena.common.surroundings());
+        }
+        self.collect_ready(arena);
     }
 }

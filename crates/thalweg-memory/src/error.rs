@@ -5,7 +5,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::path::PathBuf;
 
+use crate::advice::Advice;
 use crate::pools::PoolId;
 use crate::settings::SettingsError;
 use crate::upstream::{MemoryInfo, UpstreamError};
@@ -54,21 +56,31 @@ impl AddressProblem {
 }
 
 /// What the memory looked like when a request could not be served. Sizes are in bytes.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// What the memory belongs to, in words: `GPU 0`.
     pub label: String,
+    /// Its number; -1 for the host.
+    pub device_number: i32,
     /// The size that was asked for.
     pub requested_bytes: u64,
+    /// What would have been taken from the upstream for it.
+    pub segment_bytes: u64,
     /// In the hands of callers.
     pub allocated_bytes: u64,
     /// Taken from the upstream.
     pub reserved_bytes: u64,
-    /// Freed, but held until work on other streams is done.
+    /// Freed, but held until work on other streams is done, or a capture is over.
     pub pending_bytes: u64,
     /// In the hands of callers, or waiting, in private pools (graphs).
     pub private_pool_bytes: u64,
+    /// Free in private pools, where only their own requests find it.
+    pub private_pool_cached_bytes: u64,
+    /// Free in the shared pool, on other streams than that of the request.
+    pub other_streams_cached_bytes: u64,
+    /// The largest free block, wherever it is.
+    pub largest_free_block_bytes: u64,
     /// The most that may be taken from the upstream, if there is such a limit.
     pub allowed_bytes: Option<u64>,
     /// What the upstream says of the device, if it could be asked.
@@ -78,6 +90,23 @@ pub struct OutOfMemory {
     /// Whether the request was refused for the memory fraction alone, without an attempt to make room
     /// (`throw_on_cudamalloc_oom`).
     pub rejected: bool,
+    /// The one change with which this request would have been served.
+    pub advice: Option<Advice>,
+    /// Where a snapshot was written, or why it was not, if one was asked for.
+    pub snapshot: Option<Result<PathBuf, String>>,
+}
+
+impl OutOfMemory {
+    /// Cached: taken from the upstream, and in nobody's hands.
+    pub fn cached_bytes(&self) -> u64 {
+        self.reserved_bytes.saturating_sub(self.allocated_bytes + self.pending_bytes)
+    }
+
+    /// What the device lacks and this allocator does not have: other processes, other libraries, the driver's own needs.
+    pub fn outside_bytes(&self) -> Option<u64> {
+        let MemoryInfo { free_bytes, total_bytes } = self.device?;
+        Some(total_bytes.saturating_sub(free_bytes).saturating_sub(self.reserved_bytes))
+    }
 }
 
 impl AllocationError {
@@ -128,6 +157,14 @@ impl AllocationError {
     /// The figures of an error for want of memory.
     pub fn figures(&self) -> Option<&OutOfMemory> {
         match &*self.0 {
+            Kind::OutOfMemory(figures) => Some(figures),
+            _ => None,
+        }
+    }
+
+    /// The same, to be completed.
+    pub(crate) fn figures_mut(&mut self) -> Option<&mut OutOfMemory> {
+        match &mut *self.0 {
             Kind::OutOfMemory(figures) => Some(figures),
             _ => None,
         }
@@ -214,9 +251,9 @@ impl Error for AllocationError {
 }
 
 impl fmt::Display for OutOfMemory {
+    /// PyTorch's parts in PyTorch's order, then what it does not say, then the advice.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { label, .. } = self;
-        let unallocated_bytes = self.reserved_bytes.saturating_sub(self.allocated_bytes + self.pending_bytes);
         write!(f, "out of memory. Tried to allocate {}. ", Size(self.requested_bytes))?;
         if let Some(MemoryInfo { free_bytes, total_bytes }) = self.device {
             let (total, free) = (Size(total_bytes), Size(free_bytes));
@@ -224,51 +261,52 @@ impl fmt::Display for OutOfMemory {
         } else {
             write!(f, "{label} could not be asked for its capacity. ")?;
         }
+        if let Some(bytes @ 1..) = self.outside_bytes() {
+            write!(f, "{} is in use outside this allocator. ", Size(bytes))?;
+        }
         if let Some(allowed_bytes) = self.allowed_bytes {
             write!(f, "{} allowed; ", Size(allowed_bytes))?;
         }
         write!(f, "Of the allocated memory {} is allocated by Thalweg, ", Size(self.allocated_bytes))?;
         if self.private_pool_bytes > 0 {
-            write!(
-                f,
-                "with {} allocated in private pools (e.g., CUDA Graphs), ",
-                Size(self.private_pool_bytes)
-            )?;
+            let bytes = Size(self.private_pool_bytes);
+            write!(f, "with {bytes} allocated in private pools (e.g., CUDA Graphs), ")?;
         }
         if self.pending_bytes > 0 {
             write!(f, "{} is freed but still in use by other streams, ", Size(self.pending_bytes))?;
         }
-        write!(f, "and {} is reserved by Thalweg but unallocated. ", Size(unallocated_bytes))?;
-        f.write_str(self.advice(unallocated_bytes))
-    }
-}
-
-impl OutOfMemory {
-    /// The first change that the figures suggest. Issue-specific advice needs a look at the blocks; these are sums.
-    fn advice(&self, unallocated_bytes: u64) -> &'static str {
-        let allowed = self.allowed_bytes.unwrap_or(u64::MAX);
+        write!(f, "and {} is reserved by Thalweg but unallocated", Size(self.cached_bytes()))?;
+        let parts = [
+            (self.private_pool_cached_bytes, "in private pools"),
+            (self.other_streams_cached_bytes, "on other streams"),
+            (self.largest_free_block_bytes, "in the largest block"),
+        ];
+        let mut parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+        if let Some((bytes, place)) = parts.next() {
+            write!(f, " ({} {place}", Size(*bytes))?;
+            parts.try_for_each(|(bytes, place)| write!(f, ", {} {place}", Size(*bytes)))?;
+            f.write_str(")")?;
+        }
+        f.write_str(".")?;
         if self.rejected {
-            "The request was preemptively rejected: it would have passed per_process_memory_fraction, and \
-             throw_on_cudamalloc_oom is set, so that nothing was given back for it."
-        } else if self.requested_bytes
-            > allowed.min(self.device.map_or(u64::MAX, |device| device.total_bytes))
-        {
-            "No freeing helps: the request alone is larger than that. Ask for less at a time."
-        } else if self.capturing {
-            "A capture is under way, during which cached memory cannot be given back: call empty_cache before it begins."
-        } else if self.pending_bytes >= self.requested_bytes {
-            "Let the streams that were given to record_stream finish before the blocks are needed again."
-        } else if unallocated_bytes >= self.requested_bytes {
-            "The unallocated memory is in pieces between live blocks: allocate long-lived blocks before short-lived \
-             ones, or set max_split_size."
-        } else {
-            "Free tensors that are no longer needed, or ask for less at a time."
+            f.write_str(
+                " The request was preemptively rejected: it would have passed per_process_memory_fraction, and \
+                 throw_on_cudamalloc_oom is set, so that nothing was given back for it.",
+            )?;
+        }
+        if let Some(advice) = &self.advice {
+            write!(f, " {advice}")?;
+        }
+        match &self.snapshot {
+            Some(Ok(path)) => write!(f, " A snapshot of the memory is in {}.", path.display()),
+            Some(Err(why)) => write!(f, " A snapshot of the memory could not be written: {why}."),
+            None => Ok(()),
         }
     }
 }
 
 /// A size for a person: `20.00 MiB`.
-struct Size(u64);
+pub(crate) struct Size(pub(crate) u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -292,12 +330,8 @@ mod tests {
             requested_bytes: 20 << 20,
             allocated_bytes: 3 << 30,
             reserved_bytes: (3 << 30) + (512 << 10),
-            pending_bytes: 0,
-            private_pool_bytes: 0,
-            allowed_bytes: None,
             device: Some(MemoryInfo { free_bytes: 5000, total_bytes: 4 << 30 }),
-            capturing: false,
-            rejected: false,
+            ..OutOfMemory::default()
         }
     }
 
@@ -306,14 +340,18 @@ mod tests {
         assert_eq!(
             figures().to_string(),
             "out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 4.00 GiB of which 4.88 KiB is \
-             free. Of the allocated memory 3.00 GiB is allocated by Thalweg, and 512.00 KiB is reserved by Thalweg but \
-             unallocated. Free tensors that are no longer needed, or ask for less at a time."
+             free. 1023.50 MiB is in use outside this allocator. Of the allocated memory 3.00 GiB is allocated by \
+             Thalweg, and 512.00 KiB is reserved by Thalweg but unallocated."
         );
         let more = OutOfMemory {
             private_pool_bytes: 1 << 21,
             pending_bytes: 1024,
+            private_pool_cached_bytes: 2048,
+            largest_free_block_bytes: 4096,
             allowed_bytes: Some(1 << 32),
             device: None,
+            advice: Some(Advice::EmptyCache),
+            snapshot: Some(Err("the disk is full".to_owned())),
             ..figures()
         };
         assert_eq!(
@@ -321,17 +359,9 @@ mod tests {
             "out of memory. Tried to allocate 20.00 MiB. GPU 0 could not be asked for its capacity. 4.00 GiB allowed; Of \
              the allocated memory 3.00 GiB is allocated by Thalweg, with 2.00 MiB allocated in private pools (e.g., CUDA \
              Graphs), 1024 bytes is freed but still in use by other streams, and 511.00 KiB is reserved by Thalweg but \
-             unallocated. Free tensors that are no longer needed, or ask for less at a time."
+             unallocated (2.00 KiB in private pools, 4.00 KiB in the largest block). It would fit if \
+             empty_cache were called first, before the capture begins if there is one: cached memory is not given back by \
+             itself here. A snapshot of the memory could not be written: the disk is full."
         );
-    }
-
-    #[test]
-    fn advice_follows_from_the_figures() {
-        let says =
-            |figures: OutOfMemory, words: &str| assert!(figures.to_string().contains(words), "{figures}");
-        says(OutOfMemory { requested_bytes: 5 << 30, ..figures() }, "No freeing helps");
-        says(OutOfMemory { capturing: true, ..figures() }, "before it begins");
-        says(OutOfMemory { pending_bytes: 1 << 30, ..figures() }, "record_stream");
-        says(OutOfMemory { reserved_bytes: 4 << 30, ..figures() }, "in pieces");
     }
 }

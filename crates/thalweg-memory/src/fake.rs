@@ -8,6 +8,7 @@
 //! An allocator that answers failure by trying again for ever would hang a test; a *fuse* turns that into a failure: it
 //! blows after too many failed calls in a row.
 
+mod driver_pool;
 mod graph;
 
 use std::collections::BTreeMap;
@@ -15,9 +16,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::graph::Graphs;
 use crate::upstream::{
-    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, Upstream,
-    UpstreamError, VirtualMemory,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, StreamOrdered,
+    Upstream, UpstreamError, VirtualMemory,
 };
+use driver_pool::DriverPool;
 
 /// What an injected failure looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,6 +66,16 @@ pub struct Calls {
     pub unmap: u64,
     /// Calls of [`VirtualMemory::synchronize_stream`].
     pub synchronize_stream: u64,
+    /// Calls of [`StreamOrdered::allocate_async`].
+    pub allocate_async: u64,
+    /// Calls of [`StreamOrdered::free_async`].
+    pub free_async: u64,
+    /// Calls of [`StreamOrdered::trim`].
+    pub trim: u64,
+    /// Calls of [`StreamOrdered::reserved_bytes`].
+    pub reserved_bytes: u64,
+    /// Calls of [`StreamOrdered::synchronize`].
+    pub synchronize: u64,
     /// Calls of [`Upstream::memory_info`].
     pub memory_info: u64,
     /// Calls of [`HostUpstream::allocate_host`].
@@ -97,6 +109,11 @@ impl Calls {
             + self.map
             + self.unmap
             + self.synchronize_stream
+            + self.allocate_async
+            + self.free_async
+            + self.trim
+            + self.reserved_bytes
+            + self.synchronize
             + self.memory_info
             + self.allocate_host
             + self.free_host
@@ -174,6 +191,7 @@ struct Inner {
     next_page: u64,
     /// Mapped pages by address.
     mapped: BTreeMap<u64, (u64, PageId)>,
+    driver_pool: DriverPool,
     calls: Calls,
     faults: BTreeMap<u64, Fault>,
     timelines: BTreeMap<StreamId, Timeline>,
@@ -192,6 +210,7 @@ const FUSE: u64 = 1000;
 pub struct FakeUpstream {
     inner: Mutex<Inner>,
     has_virtual_memory: bool,
+    has_stream_order: bool,
 }
 
 impl FakeUpstream {
@@ -206,6 +225,7 @@ impl FakeUpstream {
                 pages: BTreeMap::new(),
                 next_page: 1,
                 mapped: BTreeMap::new(),
+                driver_pool: DriverPool::default(),
                 calls: Calls::default(),
                 faults: BTreeMap::new(),
                 timelines: BTreeMap::new(),
@@ -215,6 +235,7 @@ impl FakeUpstream {
                 failures_in_a_row: 0,
             }),
             has_virtual_memory: false,
+            has_stream_order: false,
         }
     }
 
@@ -386,9 +407,16 @@ impl Events for FakeUpstream {
         )
     }
 
-    fn wait_event(&self, _stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
-        // No work is modelled, so the order has no effect; the event must exist all the same.
-        self.call(|calls| &mut calls.wait_event, |inner| Ok(inner.event(event))).map(|_| ())
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
+        // No work is modelled: only memory that is freed in stream order has to wait. The event must exist all the same.
+        self.call(
+            |calls| &mut calls.wait_event,
+            |inner| {
+                let place = inner.event(event);
+                inner.driver_pool.wait(stream, place);
+                Ok(())
+            },
+        )
     }
 
     fn release_event(&self, event: EventId) {
@@ -423,6 +451,10 @@ impl Upstream for FakeUpstream {
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.has_virtual_memory.then_some(self)
+    }
+
+    fn stream_ordered(&self) -> Option<&dyn StreamOrdered> {
+        self.has_stream_order.then_some(self)
     }
 
     fn captures(&self) -> Option<&dyn Captures> {

@@ -36,6 +36,7 @@ use crate::gauges::Quantity;
 use crate::ledger::Ledger;
 use crate::order::{Recorded, Use};
 use crate::policy::MIN_BLOCK_BYTES;
+use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{PageId, UpstreamError, VirtualMemory};
@@ -167,6 +168,7 @@ impl ArenaState {
             None => arena.common.upstream.free(span.address, span.size_bytes, arena.home.stream),
         };
         freed.map_err(|error| AllocationError::upstream("free", error))?;
+        self.tell_lost(arena, Action::SegmentFree, span);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
@@ -256,6 +258,7 @@ impl ArenaState {
     /// The upstream's. Pages that were mapped before it are free memory now.
     pub(crate) fn grow(
         &mut self,
+        arena: &Arena,
         request: &Request,
         supply: &mut Vec<PageId>,
         memory: &dyn VirtualMemory,
@@ -280,7 +283,10 @@ impl ArenaState {
             if mapped.is_none() {
                 return Ok(None);
             }
-            span = self.mapped(Span { size_bytes: bytes, ..target }, &supply[pages..]);
+            let part = Span { size_bytes: bytes, ..target };
+            span = self.mapped(part, &supply[pages..]);
+            let part = Span { block: span.block, ..part };
+            self.tell_gained(arena, Action::SegmentMap, part, request.stack);
             supply.truncate(pages);
         }
         self.free[class].remove(span, 0);
@@ -394,6 +400,7 @@ impl ArenaState {
                         continue;
                     }
                     let block = self.carve(whole, part);
+                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
@@ -410,6 +417,7 @@ impl ArenaState {
     /// Takes the pages out of a range that work in flight may still touch.
     fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, pages: &mut Vec<PageId>) {
         let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let segment = self.blocks.segment_of(block).id;
         let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
         pages.extend(&moved);
@@ -449,6 +457,7 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
         cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);
@@ -493,6 +502,7 @@ impl ArenaState {
                 self.unmapped[class].remove(&span.address);
                 let segment = self.blocks.remove_segment(span.block);
                 self.pages.remove(&segment);
+                self.forget_segment(segment);
             }
         }
         Ok(())

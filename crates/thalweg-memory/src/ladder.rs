@@ -30,10 +30,11 @@ use std::sync::{Arc, MutexGuard};
 use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, Span};
-use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::error::AllocationError;
 use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
 use crate::settings::CrossStreamReuse;
+use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, VirtualMemory};
@@ -116,8 +117,8 @@ impl<'a> Climb<'a> {
         if let Some(obtained) = self.last_resort()? {
             return Ok(obtained);
         }
-        self.cold().ledger.statistics.num_ooms += 1;
-        Err(Kind::OutOfMemory(self.figures()).into())
+        let (allocator, arena, request) = (self.allocator, self.arena, self.request);
+        Err(allocator.out_of_memory(self.cold(), arena, &request))
     }
 
     /// Hands a found block out of `arena`.
@@ -281,7 +282,9 @@ impl<'a> Climb<'a> {
 
     fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
         let mut state = self.arena.lock();
-        let Some(span) = state.grow(&self.request, &mut self.pages, memory)? else { return Ok(None) };
+        let Some(span) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
+            return Ok(None);
+        };
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
@@ -334,10 +337,8 @@ impl<'a> Climb<'a> {
     fn exceeds_limit(&mut self, bytes: u64) -> Result<bool, AllocationError> {
         let exceeds = self.cold().ledger.would_exceed(bytes);
         if exceeds && self.policy.throw_on_cudamalloc_oom {
-            self.cold().ledger.statistics.num_oom_rejections += 1;
-            let mut figures = self.figures();
-            figures.rejected = true;
-            return Err(Kind::OutOfMemory(figures).into());
+            let (allocator, arena, request) = (self.allocator, self.arena, self.request);
+            return Err(allocator.rejected(self.cold(), arena, &request));
         }
         Ok(exceeds)
     }
@@ -452,6 +453,7 @@ impl<'a> Climb<'a> {
         let mut state = self.arena.lock();
         let ledger = &mut self.cold.as_mut().expect("it was just taken").ledger;
         let span = state.add_plain(self.arena, ledger, self.request.class, address, bytes);
+        state.tell_gained(self.arena, Action::SegmentAlloc, span, self.request.stack);
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
@@ -537,12 +539,6 @@ impl<'a> Climb<'a> {
             return Ok(None);
         }
         self.borrow(Donors::Anybody, true)
-    }
-
-    fn figures(&mut self) -> OutOfMemory {
-        let (allocator, stream) = (self.allocator, self.arena.home.stream);
-        let requested_bytes = self.request.requested_bytes;
-        allocator.figures(self.cold(), requested_bytes, stream)
     }
 }
 

@@ -97,6 +97,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod advice;
 mod allocator;
 mod arena;
 mod bins;
@@ -106,6 +107,7 @@ mod direct;
 mod directory;
 mod error;
 mod exact;
+mod failure;
 pub mod fake;
 mod gauges;
 mod grow;
@@ -132,7 +134,9 @@ pub mod stats;
 mod summary;
 mod sync;
 pub mod upstream;
+mod watch;
 
+pub use advice::Advice;
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
 pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
 pub use error::{AddressProblem, AllocationError, OutOfMemory};
@@ -154,3 +158,4 @@ pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
     SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
+pub use watch::SnapshotOptions;

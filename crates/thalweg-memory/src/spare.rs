@@ -42,6 +42,11 @@ impl SparePages {
         self.lock().extend(pages);
     }
 
+    /// How many bytes are spare.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lock().iter().map(|spare| spare.bytes).sum()
+    }
+
     /// Takes up to `wanted` pages out that later work of `stream` may use.
     pub(crate) fn take(&self, wanted: usize, bytes: u64, stream: StreamId) -> Vec<SparePage> {
         let mut left = wanted;

@@ -54,6 +54,22 @@ impl Ring {
         Self { pieces: Vec::new(), next: 0, full: false, capacity: usize::MAX, changes: 0 }
     }
 
+    /// Whether nothing was ever recorded here.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Takes the events of a ring over whose owner goes. They are in order afterwards.
+    pub fn absorb(&mut self, history: &History, other: &Self) {
+        let configured = history.configured();
+        let (capacity, cleared_at) = (configured.settings.max_entries, configured.cleared_at);
+        let mut kept: Vec<Entry> = self.entries(cleared_at).chain(other.entries(cleared_at)).collect();
+        kept.sort_by_key(|entry| entry.time_ns);
+        kept.drain(..kept.len().saturating_sub(capacity));
+        *self = Self { capacity, changes: configured.changes, ..Self::new() };
+        kept.into_iter().for_each(|entry| self.put(entry));
+    }
+
     /// Records `event` as happening now, if `history` wants it; else this is one load and one branch.
     #[inline]
     pub fn push(&mut self, history: &History, event: &Event) {

@@ -352,10 +352,8 @@ impl Core {
             reserved_bytes: statistics.allocated_bytes.current,
             pending_bytes,
             private_pool_bytes,
-            allowed_bytes: None,
-            device: None,
             capturing: self.gate.is_closed(),
-            rejected: false,
+            ..OutOfMemory::default()
         })
         .into()
     }

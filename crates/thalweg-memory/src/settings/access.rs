@@ -34,6 +34,18 @@ impl Settings {
         &self.label
     }
 
+    /// What snapshots and observers call the device: its number, from 0.
+    #[must_use]
+    pub fn with_device_number(mut self, number: i32) -> Self {
+        self.device_number = number;
+        self
+    }
+
+    /// What snapshots and observers call the device.
+    pub fn device_number(&self) -> i32 {
+        self.device_number
+    }
+
     /// Whether freed memory is kept for later requests. Without, every request asks the driver, which finds misuse of
     /// memory that a cache would hide.
     #[must_use]

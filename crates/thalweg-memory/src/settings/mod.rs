@@ -103,17 +103,18 @@ const NO_CACHING_VARIABLE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 /// How a [`DeviceAllocator`](crate::DeviceAllocator) and a [`HostAllocator`](crate::HostAllocator) behave. See the
 /// [module's essay](crate::settings).
 ///
-/// Equal settings have the same keys set to the same values, the same label, and caching alike on or off.
+/// Equal settings have the same keys set to the same values, the same label and number of the device, and caching alike on or off.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Settings {
     label: String,
+    device_number: i32,
     caching: bool,
     values: Values,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { label: "The device".to_owned(), caching: true, values: Values::default() }
+        Self { label: "The device".to_owned(), device_number: 0, caching: true, values: Values::default() }
     }
 }
 

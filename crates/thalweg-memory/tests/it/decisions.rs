@@ -171,7 +171,7 @@ fn an_error_for_want_of_memory_says_how_things_are() {
         error.to_string(),
         "out of memory. Tried to allocate 40.00 MiB. GPU 3 has a total capacity of 64.00 MiB of which 34.00 MiB is free. \
          Of the allocated memory 30.00 MiB is allocated by Thalweg, and 0 bytes is reserved by Thalweg but unallocated. \
-         Free tensors that are no longer needed, or ask for less at a time."
+         It would fit if it were 6.00 MiB less."
     );
     let figures = error.figures().expect("it has figures");
     assert_eq!((figures.requested_bytes, figures.pending_bytes), (40 * MIB, 0));

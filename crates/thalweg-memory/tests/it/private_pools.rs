@@ -122,7 +122,7 @@ fn running_out_during_a_capture_says_so() {
     begin(&allocator, pool);
     let error = allocator.allocate(40 * MIB, stream(1)).expect_err("the cache holds the memory");
     assert!(error.figures().expect("it has figures").capturing);
-    assert!(error.to_string().contains("call empty_cache before it begins"), "{error}");
+    assert!(error.to_string().contains("before the capture begins"), "{error}");
     assert_eq!(upstream.calls().free, 0);
     allocator.end_allocate_to_pool(pool).expect("it was begun");
 }
