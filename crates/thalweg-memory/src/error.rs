@@ -18,7 +18,7 @@ pub struct AllocationError(Box<Kind>);
 
 #[derive(Debug)]
 pub(crate) enum Kind {
-    OutOfMemory(OutOfMemory),
+    OutOfMemory(Box<OutOfMemory>),
     Upstream { call: &'static str, error: UpstreamError },
     UnknownPool(PoolId),
     PoolInUse(PoolId),

@@ -39,13 +39,13 @@ impl DeviceAllocator {
             };
             watch.tell(&mut cold.ring, &event);
         }
-        Kind::OutOfMemory(figures).into()
+        Kind::OutOfMemory(Box::new(figures)).into()
     }
 
     /// The error for a request that is refused for the memory fraction alone.
     pub(crate) fn rejected(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> AllocationError {
         cold.ledger.statistics.num_oom_rejections += 1;
-        Kind::OutOfMemory(self.figures(cold, arena, request, true)).into()
+        Kind::OutOfMemory(Box::new(self.figures(cold, arena, request, true))).into()
     }
 
     /// Tells whoever wants to know of a failed request. No lock is held.

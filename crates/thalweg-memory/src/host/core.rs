@@ -345,7 +345,7 @@ impl Core {
             private_pool_bytes += self.lock(&pool.bucket).active_bytes.current;
         }
         let pending_bytes = statistics.pending.bytes;
-        Kind::OutOfMemory(OutOfMemory {
+        Kind::OutOfMemory(Box::new(OutOfMemory {
             label: "Pinned host memory".to_owned(),
             requested_bytes,
             allocated_bytes: statistics.active_bytes.current.saturating_sub(pending_bytes),
@@ -354,7 +354,7 @@ impl Core {
             private_pool_bytes,
             capturing: self.gate.is_closed(),
             ..OutOfMemory::default()
-        })
+        }))
         .into()
     }
 
