@@ -659,7 +659,8 @@ impl Block {
             return;
         }
         // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
-        one.at_free = true;
+        let was_eager = one.eager;
+        one.note(around.capturing);
         if around.capturing {
             if let Some(marks) = around.marks(stream) {
                 one.at_free = false;
@@ -667,14 +668,12 @@ impl Block {
             }
             return;
         }
-        match around.record(stream) {
-            Ok(recorded) => {
-                one.at_free = false;
-                if let Some(before) = one.event.replace(recorded) {
-                    around.events.release_event(before.event);
-                }
+        if let Ok(recorded) = around.record(stream) {
+            one.at_free = false;
+            one.eager = was_eager;
+            if let Some(before) = one.event.replace(recorded) {
+                around.events.release_event(before.event);
             }
-            Err(_) => one.eager = true,
         }
     }
 

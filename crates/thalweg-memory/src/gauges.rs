@@ -17,11 +17,11 @@
 //! Segments and driver calls are counted elsewhere ([`stats`](crate::stats)): they come from the slow path, which has one
 //! lock anyway.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::ThreadId;
+use std::ops::Range;
+use std::sync::{PoisonError, TryLockError};
 
 use crate::stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, thread};
 
 /// How far a published sum of bytes may be above the true one, for each class of each arena.
 const SLACK_BYTES: u64 = 512 << 10;
@@ -42,6 +42,8 @@ pub(crate) enum Quantity {
 }
 
 const QUANTITIES: usize = 8;
+/// The model checker looks at one: they never meet.
+const COUNTED: Range<usize> = if cfg!(loom) { 3..4 } else { 0..QUANTITIES };
 const SLACK: [u64; QUANTITIES] =
     [SLACK_COUNT, SLACK_COUNT, SLACK_COUNT, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_COUNT];
 
@@ -172,7 +174,7 @@ impl Totals {
         if before == number || before == SHARED {
             return true;
         }
-        let thread = std::thread::current().id();
+        let thread = thread::current().id();
         let alone = *calm.thread.get_or_insert(thread) == thread;
         let next = if alone { UNUSED } else { SHARED };
         // Whoever takes the lock of the arena that was exclusive after this publishes its changes; what was changed before
@@ -203,7 +205,8 @@ impl Totals {
 
     #[inline]
     fn publish(&self, gauges: &mut Gauges, class: usize) {
-        for (quantity, slack) in SLACK.into_iter().enumerate() {
+        for quantity in COUNTED {
+            let slack = SLACK[quantity];
             let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
             if current > published || published - current > slack {
                 // Half the slack above, so that small steps either way stay within the band.
@@ -225,6 +228,8 @@ impl Totals {
 
     /// Takes the published sums into the peaks.
     fn raise_peaks(&self, class: usize, quantity: usize) {
+        // Of two threads that publish at the same time, in one class each, at least one sees both.
+        fence(Ordering::SeqCst);
         let sum = self.published[class][quantity].load(Ordering::Relaxed);
         self.peak[class][quantity].fetch_max(sum, Ordering::Relaxed);
         let other = self.published[1 - class][quantity].load(Ordering::Relaxed);
@@ -233,7 +238,7 @@ impl Totals {
 
     /// Takes an arena's own peaks into the totals, and publishes exactly what it has.
     fn fold(&self, gauges: &mut Gauges) {
-        for quantity in 0..QUANTITIES {
+        for quantity in COUNTED {
             let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
             let others = [0, 1].map(|class| sums[class].wrapping_sub(gauges.published[class][quantity]));
             for (class, others) in others.into_iter().enumerate() {
@@ -247,7 +252,7 @@ impl Totals {
             }
         }
         gauges.peak = gauges.current;
-        for quantity in 0..QUANTITIES {
+        for quantity in COUNTED {
             gauges.peak_all[quantity] = gauges.current[0][quantity] + gauges.current[1][quantity];
         }
     }
@@ -308,26 +313,35 @@ impl Totals {
         self.fold_exclusive(with);
         each(&mut |gauges| {
             for class in 0..2 {
-                for quantity in 0..QUANTITIES {
+                for quantity in COUNTED {
                     self.set_published(gauges, class, quantity, gauges.current[class][quantity]);
                 }
             }
         });
-        for quantity in 0..QUANTITIES {
+        for quantity in COUNTED {
             let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
             self.peak[0][quantity].store(sums[0], Ordering::Relaxed);
             self.peak[1][quantity].store(sums[1], Ordering::Relaxed);
             self.peak[2][quantity].store(sums[0] + sums[1], Ordering::Relaxed);
+            // What was published meanwhile, by a thread whose own raise is undone here.
+            (0..2).for_each(|class| self.raise_peaks(class, quantity));
         }
     }
 
     /// An arena that holds nothing any more is forgotten, but for its sums.
     pub(crate) fn forget(&self, arena: &Each<'_>) {
         let mut calm = self.calm();
+        let shared = self.exclusive.load(Ordering::Relaxed) == SHARED;
         arena(&mut |gauges| {
+            if shared {
+                // Its own peak is of another time than what the others have now.
+                gauges.peak = gauges.current;
+                gauges.peak_all =
+                    std::array::from_fn(|quantity| gauges.current[0][quantity] + gauges.current[1][quantity]);
+            }
             self.fold(gauges);
             for class in 0..2 {
-                for quantity in 0..QUANTITIES {
+                for quantity in COUNTED {
                     calm.gone[class][quantity] += gauges.allocated[class][quantity];
                     gauges.allocated[class][quantity] = 0;
                 }
@@ -348,5 +362,115 @@ impl Totals {
                 }
             }
         });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::model::Builder;
+    use loom::sync::Arc;
+
+    use super::*;
+
+    /// Arenas that hold nothing but their gauges, and go by the protocol of [`Arena`](crate::arena::Arena).
+    #[derive(Default)]
+    struct Model {
+        totals: Totals,
+        arenas: [Mutex<Gauges>; 2],
+        /// What there is at least, and at most, and the most of each that there was. A change happens at some moment while the
+        /// arena's lock is held: for the least what is added comes late, and what is removed early.
+        least: std::sync::Mutex<(u64, u64)>,
+        most: std::sync::Mutex<(u64, u64)>,
+    }
+
+    impl Model {
+        fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+            |number, change| {
+                change(&mut self.arenas[number as usize].lock().expect("no thread panics"));
+                true
+            }
+        }
+
+        fn change(&self, number: u32, class: SizeClass, added: u64, removed: u64) {
+            let mut gauges = self.arenas[number as usize].lock().expect("no thread panics");
+            while !self.totals.is_quiet(number) {
+                drop(gauges);
+                assert!(self.totals.turn_to(number, true, &self.with()));
+                gauges = self.arenas[number as usize].lock().expect("no thread panics");
+            }
+            let count = |truth: &std::sync::Mutex<(u64, u64)>, added, removed| {
+                let mut truth = truth.lock().expect("no thread panics");
+                truth.0 = truth.0 + added - removed;
+                truth.1 = truth.1.max(truth.0);
+            };
+            count(&self.least, 0, removed);
+            count(&self.most, added, 0);
+            gauges.change(class, Quantity::AllocatedBytes, added, removed);
+            self.totals.changed(number, &mut gauges, class);
+            count(&self.least, added, 0);
+            count(&self.most, 0, removed);
+        }
+
+        fn read(&self) -> Statistic {
+            let mut statistics = DeviceStatistics::default();
+            let each = |change: &mut dyn FnMut(&mut Gauges)| {
+                self.arenas.iter().for_each(|arena| change(&mut arena.lock().expect("no thread panics")));
+            };
+            self.totals.read(&mut statistics, &self.with(), &each);
+            statistics.allocated_bytes.all
+        }
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    fn check(threads: &'static [&'static [(u32, SizeClass, u64, u64)]]) {
+        let mut builder = Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let model = Arc::new(Model::default());
+            let handles: Vec<_> = threads[1..]
+                .iter()
+                .map(|steps| {
+                    let model = Arc::clone(&model);
+                    thread::spawn(move || {
+                        steps.iter().for_each(|&(n, class, a, r)| model.change(n, class, a, r))
+                    })
+                })
+                .collect();
+            threads[0].iter().for_each(|&(n, class, a, r)| model.change(n, class, a, r));
+            handles.into_iter().for_each(|handle| handle.join().expect("no thread panics"));
+            let read = model.read();
+            let [least, most] =
+                [&model.least, &model.most].map(|truth| *truth.lock().expect("no thread panics"));
+            assert_eq!(read.current, least.0);
+            assert!(read.peak >= least.1, "the peak is {}, not {}", read.peak, least.1);
+            // Two arenas, each up to the slack above in each class.
+            let slack = 4 * SLACK_BYTES;
+            assert!(read.peak <= most.1 + slack, "the peak is {}, not {}", read.peak, most.1);
+        });
+    }
+
+    use SizeClass::{Large, Small};
+
+    #[test]
+    fn loom_two_threads_with_an_arena_each() {
+        check(&[&[(0, Large, 10 * MIB, 0), (0, Large, 0, 10 * MIB)], &[(1, Large, 5 * MIB, 0)]]);
+    }
+
+    #[test]
+    fn loom_two_threads_in_two_classes_of_one_arena_and_another() {
+        check(&[
+            &[(0, Large, 10 * MIB, 0), (1, Small, 3 * MIB, 0)],
+            &[(0, Large, 5 * MIB, 0), (0, Large, 0, 5 * MIB)],
+        ]);
+    }
+
+    #[test]
+    fn loom_three_threads_of_which_two_meet_in_one_arena() {
+        check(&[
+            &[(0, Large, 4 * MIB, 0), (1, Large, 20 * MIB, 0), (1, Large, 0, 20 * MIB)],
+            &[(0, Large, 6 * MIB, 0)],
+            &[(0, Large, 2 * MIB, 0)],
+        ]);
     }
 }

@@ -25,8 +25,9 @@
 //! What is not here: the lock, and what an entry means.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// Things on their way to somebody who was busy. See the [module's essay](self).
 #[derive(Debug)]
@@ -72,7 +73,7 @@ impl<T> Inbox<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -107,5 +108,37 @@ mod tests {
         });
         let left: u64 = std::iter::from_fn(|| inbox.pop()).sum();
         assert_eq!(sum.into_inner().expect("no thread panics") + left, 4 * 5000 * 5001 / 2);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::sync::thread;
+
+    #[test]
+    fn loom_nothing_is_lost_or_comes_twice() {
+        loom::model(|| {
+            let shared = Arc::new((Mutex::new(0u64), Inbox::default()));
+            let deliver = |shared: &(Mutex<u64>, Inbox<u64>), amount: u64| match shared.0.try_lock() {
+                Ok(mut sum) => {
+                    while let Some(left) = shared.1.pop() {
+                        *sum += left;
+                    }
+                    *sum += amount;
+                }
+                Err(_) => shared.1.push(amount),
+            };
+            let other = Arc::clone(&shared);
+            let handle = thread::spawn(move || [1, 10].map(|amount| deliver(&other, amount)));
+            deliver(&shared, 100);
+            handle.join().expect("no thread panics");
+            // Whoever takes the lock next finds all that was left.
+            let sum = shared.0.lock().expect("no thread panics");
+            let left: u64 = std::iter::from_fn(|| shared.1.pop()).sum();
+            assert_eq!(*sum + left, 111);
+        });
     }
 }

@@ -130,6 +130,7 @@ pub mod snapshot;
 mod spare;
 pub mod stats;
 mod summary;
+mod sync;
 pub mod upstream;
 
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};

@@ -177,9 +177,10 @@ impl<T: Copy + Eq> Order<T> {
         let ticket = self.next_ticket;
         let mut unmarked = SmallVec::<[StreamId; 2]>::new();
         for Use { stream, at_free, eager, event, marks } in uses {
+            let in_capture = around.capturing && !eager;
             if let Some(recorded) = event {
-                // An event that is to come on the same stream stands behind this one.
-                if at_free || self.is_settled(stream, recorded) {
+                // An event that is to come on the same stream stands behind this one; a place in a graph does not.
+                if (at_free && !in_capture) || self.is_settled(stream, recorded) {
                     around.events.release_event(recorded.event);
                 } else {
                     self.enqueue(stream, recorded, ticket);
@@ -188,7 +189,7 @@ impl<T: Copy + Eq> Order<T> {
             }
             if at_free {
                 pending.unrecorded.push(stream);
-                if around.capturing && !eager {
+                if in_capture {
                     unmarked.push(stream);
                 }
             } else {

@@ -1,0 +1,18 @@
+//! What threads share, from the standard library, or from the model checker in its place.
+//!
+//! With `--cfg loom` the counting without a shared counter ([`gauges`](crate::gauges)) and the [`inbox`](crate::inbox) run on
+//! loom's atomics and locks, whose tests try every order that matters. Nothing else is built on this module, so under that
+//! flag only the tests named `loom` can run.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Mutex, MutexGuard},
+    thread::{self, ThreadId},
+};
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    sync::{Mutex, MutexGuard},
+    thread::{self, ThreadId},
+};
