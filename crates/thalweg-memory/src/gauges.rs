@@ -181,8 +181,9 @@ impl Totals {
         // is folded, under the same lock.
         let folded = before == UNUSED
             || with(before, &mut |gauges| {
-                self.exclusive.store(next, Ordering::Relaxed);
+                // In this order: as long as the arena is exclusive, what the others have does not change.
                 self.fold(gauges);
+                self.exclusive.store(next, Ordering::Relaxed);
             });
         if !folded {
             return false;

@@ -2,7 +2,11 @@
 //!
 //! With `--cfg loom` the counting without a shared counter ([`gauges`](crate::gauges)) and the [`inbox`](crate::inbox) run on
 //! loom's atomics and locks, whose tests try every order that matters. Nothing else is built on this module, so under that
-//! flag only the tests named `loom` can run.
+//! flag only the tests named `loom` can run:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p thalweg-memory --lib loom_ --target-dir target/loom
+//! ```
 
 #[cfg(loom)]
 pub(crate) use loom::{

@@ -1,10 +1,11 @@
 //! Several threads, and an upstream that drops blocks while it is called.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    Block, DeviceAllocator, EventId, Events, MemoryInfo, StreamId, Upstream, UpstreamError,
+    Block, DeviceAllocator, EventId, Events, MemoryInfo, Settings, StreamId, Upstream, UpstreamError,
 };
 
 use crate::harness::{pytorch, stream};
@@ -149,4 +150,60 @@ fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
         busy.join().expect("no thread panics").expect("there is room");
     });
     assert_eq!(allocator.statistics().allocation.all.current, 0);
+}
+
+#[test]
+fn eight_threads_on_their_own_streams_keep_the_figures_exact() {
+    let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 36));
+    let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());
+    const THREADS: u64 = 8;
+    const ROUNDS: u64 = 1500;
+    let exchanges: Vec<Mutex<Vec<Block>>> = (0..THREADS).map(|_| Mutex::default()).collect();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (allocator, exchanges) = (&allocator, &exchanges);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let bytes = 1 + (round * 7919 + thread * 104_729) % (3 << 20);
+                        let block = allocator.allocate(bytes, stream(thread + 1)).expect("there is room");
+                        block.record_use(stream((thread + round) % THREADS + 1));
+                        // The neighbour drops it, or this thread the neighbour's.
+                        let place = ((thread + round % 2) % THREADS) as usize;
+                        let mut exchange = exchanges[place].lock().expect("no thread panics");
+                        exchange.push(block);
+                        let oldest = (exchange.len() > 8).then(|| exchange.remove(0));
+                        drop(exchange);
+                        drop(oldest);
+                    }
+                })
+            })
+            .collect();
+        let reader = scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                let statistics = allocator.statistics();
+                assert!(statistics.allocation.all.peak >= statistics.allocation.all.current);
+                assert!(allocator.snapshot().iter().all(|segment| !segment.blocks.is_empty()));
+                upstream.complete_all();
+                allocator.process_events();
+            }
+        });
+        workers.into_iter().for_each(|worker| worker.join().expect("no thread panics"));
+        is_done.store(true, Ordering::Release);
+        reader.join().expect("no thread panics");
+    });
+    let held: Vec<Block> =
+        exchanges.into_iter().flat_map(|one| one.into_inner().expect("no thread panics")).collect();
+    let statistics = allocator.statistics();
+    assert_eq!(statistics.allocation.all.current, held.len() as u64);
+    assert_eq!(statistics.allocated_bytes.all.current, held.iter().map(Block::size_bytes).sum::<u64>());
+    assert_eq!(statistics.allocation.all.allocated, THREADS * ROUNDS);
+    drop(held);
+    assert_eq!(allocator.statistics().allocation.all.current, 0);
+    upstream.complete_all();
+    allocator.empty_cache().expect("no capture is under way");
+    assert_eq!(allocator.statistics().reserved_bytes.all.current, 0);
+    drop(allocator);
+    assert_eq!((upstream.live_pages(), upstream.reserved_ranges().len(), upstream.live_events()), (0, 0, 0));
 }
