@@ -52,7 +52,7 @@ fn every_setup_is_safe_and_exact_over_random_programs() {
     let mut failures = Vec::new();
     for setup in setups() {
         let cases = (capacity(), program(), any::<bool>());
-        let outcome = runner(60).run(&cases, |(capacity, program, emptied)| {
+        let outcome = runner(40).run(&cases, |(capacity, program, emptied)| {
             run(&setup, capacity, &program, emptied);
             Ok(())
         });

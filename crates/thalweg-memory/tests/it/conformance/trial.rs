@@ -271,7 +271,7 @@ impl Trial {
 
     /// What must hold at any time, whatever happened.
     pub fn assert_valid(&self) {
-        assert_eq!(self.referee.violations(), [String::new(); 0]);
+        assert_eq!(self.referee.violations(), Vec::<String>::new());
         let snapshot = self.allocator.snapshot();
         let held = self.held.iter().filter(|held| !held.block.is_null());
         let held: BTreeMap<_, _> = held.map(|held| (held.block.address(), held.block.size_bytes())).collect();
@@ -352,7 +352,7 @@ impl Trial {
         }
         drop(self.allocator);
         assert_eq!(self.referee.held(), [0; 5], "all goes back when the allocator goes");
-        assert_eq!(self.referee.violations(), [String::new(); 0]);
+        assert_eq!(self.referee.violations(), Vec::<String>::new());
     }
 }
 
