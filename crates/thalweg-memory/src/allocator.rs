@@ -648,8 +648,9 @@ impl Block {
         if one.at_free {
             return;
         }
-        // Until there is more the use is noted at least: a call that panics tells of nothing else.
-        one.note(true);
+        // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
+        let was_eager = one.eager;
+        one.note(around.capturing);
         if around.capturing {
             if let Some(marks) = around.marks(stream) {
                 one.marks = marks;
@@ -657,14 +658,12 @@ impl Block {
             }
             return;
         }
-        match around.record(stream) {
-            Ok(recorded) => {
-                one.at_free = false;
-                if let Some(before) = one.event.replace(recorded) {
-                    around.events.release_event(before.event);
-                }
+        if let Ok(recorded) = around.record(stream) {
+            one.at_free = false;
+            one.eager = was_eager;
+            if let Some(before) = one.event.replace(recorded) {
+                around.events.release_event(before.event);
             }
-            Err(_) => one.eager = true,
         }
     }
 
