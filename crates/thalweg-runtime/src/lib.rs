@@ -6,6 +6,7 @@
 //! - [`Device`]: a GPU, real or simulated, with its allocators, its streams and its loaded kernels.
 //! - [`Stream`], [`Event`]: order. Which stream is current is a property of the thread.
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
+//! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool.
 //!
@@ -37,7 +38,7 @@ pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
 pub use mem_pool::{MemPool, MemPoolScope};
-pub use memory::{Buffer, ManagedMemory};
+pub use memory::{Buffer, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};

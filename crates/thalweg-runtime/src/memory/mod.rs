@@ -6,6 +6,7 @@
 mod captures;
 mod managed;
 mod pages;
+mod sharing;
 mod stream_ordered;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use thalweg_device::{CaptureMode, DevicePointer, Driver};
 use thalweg_memory::{AllocationError, Block};
 
 pub use self::managed::ManagedMemory;
+pub use self::sharing::{SharedBuffer, SharedHandle};
 pub(crate) use self::upstream::DriverUpstream;
 use crate::{Device, Error, Result, Stream};
 

@@ -7,7 +7,7 @@
 use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
 use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
 
-use super::upstream::{DriverUpstream, handle, upstream_error};
+use super::upstream::{DriverUpstream, handle, lock, upstream_error};
 
 impl DriverUpstream {
     /// Maps the pages side by side and opens them to the device. On an error some of them may be mapped: how many bytes.
@@ -56,7 +56,12 @@ impl VirtualMemory for DriverUpstream {
     }
 
     fn destroy_page(&self, page: PageId) -> Result<(), UpstreamError> {
-        self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)
+        // The lock is held meanwhile: once the page is gone, its number may be another's.
+        let mut descriptors = lock(&self.descriptors);
+        self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)?;
+        // An exported file keeps the memory alive on a card.
+        descriptors.remove(&page);
+        Ok(())
     }
 
     fn map(&self, address: u64, page_bytes: u64, pages: &[PageId]) -> Result<(), UpstreamError> {

@@ -7,7 +7,7 @@ use thalweg_device::{
     CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, MemoryAdvice, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, PageId, SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    Captures, PageId, SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
 
 use super::{DriverUpstream, ManagedMemory};
@@ -227,4 +227,20 @@ fn managed_segments_are_memory_and_go_back() {
     assert_eq!(driver.memory_info(0).expect("figures").free_bytes, free_bytes);
     let too_large = managed.allocate(1 << 40, StreamId::from_raw(stream.raw()));
     assert!(matches!(too_large, Err(UpstreamError::OutOfMemory)));
+}
+
+#[test]
+fn the_descriptor_of_a_page_is_opened_once_and_goes_with_the_page() {
+    let fixture = Fixture::new();
+    let upstream = &fixture.upstream;
+    let pages = fixture.pages(2);
+    let first = upstream.export_page(pages[0]).expect("a page that can be shared");
+    assert_eq!(upstream.export_page(pages[0]).expect("again"), first);
+    assert_ne!(upstream.export_page(pages[1]).expect("another page"), first);
+    assert_eq!(upstream.descriptors.lock().expect("nobody panics with it").len(), 2);
+    upstream.destroy_page(pages[0]).expect("mapped nowhere");
+    assert!(upstream.export_page(pages[0]).is_err(), "it is gone");
+    assert!(upstream.destroy_page(pages[0]).is_err(), "it is gone");
+    upstream.destroy_page(pages[1]).expect("mapped nowhere");
+    assert!(upstream.descriptors.lock().expect("nobody panics with it").is_empty());
 }

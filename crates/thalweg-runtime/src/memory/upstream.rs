@@ -5,6 +5,7 @@
 //! used it. What is asked of such a stream is asked of a *stand-in*, a stream of our own that is made to wait for the last
 //! work of the forgotten one. Several threads may use it at a time, and then wait for more than they need.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -13,8 +14,8 @@ use thalweg_device::{
     HostPointer, PoolHandle, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, StreamId, StreamOrdered, Upstream,
-    UpstreamError, VirtualMemory,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, Sharing, StreamId,
+    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
 
 use super::outside_capture;
@@ -30,6 +31,8 @@ pub(crate) struct DriverUpstream {
     events: Mutex<EventCache>,
     /// The stream-ordered pool; made when first needed.
     pub(super) pool: Mutex<Option<PoolHandle>>,
+    /// What other processes take exported pages by; open until the page is destroyed.
+    pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
     properties: OnceLock<DeviceProperties>,
 }
 
@@ -70,6 +73,7 @@ impl DriverUpstream {
             stand_in: Mutex::new(None),
             events: Mutex::default(),
             pool: Mutex::new(None),
+            descriptors: Mutex::default(),
             properties: OnceLock::new(),
         }
     }
@@ -200,6 +204,10 @@ impl Upstream for DriverUpstream {
     }
 
     fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
+    }
+
+    fn sharing(&self) -> Option<&dyn Sharing> {
         Some(self)
     }
 }

@@ -12,5 +12,6 @@ mod graph;
 mod kernels;
 mod memory;
 mod pinned;
+mod sharing;
 mod streams;
 mod support;
