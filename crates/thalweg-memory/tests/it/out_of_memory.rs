@@ -82,6 +82,13 @@ fn free_on_another_stream(world: &mut World) {
 }
 
 fn scenarios() -> Vec<Scenario> {
+    let mut scenarios = scenarios_of_cached_memory();
+    scenarios.extend(scenarios_of_settings());
+    scenarios
+}
+
+/// Where memory that is there would do.
+fn scenarios_of_cached_memory() -> Vec<Scenario> {
     vec![
         Scenario {
             name: "a block waits for another stream, and nothing may be waited for",
@@ -155,6 +162,12 @@ fn scenarios() -> Vec<Scenario> {
                 world.allocator.release_pool(pool).expect("the scenario holds it");
             },
         },
+    ]
+}
+
+/// Where a setting, or less of something, would do.
+fn scenarios_of_settings() -> Vec<Scenario> {
+    vec![
         Scenario {
             name: "a part of another stream's segment is free",
             mebibytes: 20,
