@@ -12,7 +12,7 @@
 //! | `empty_cache`, where nothing is given back now | time |
 //! | end the capture, which holds frees back | the capture |
 //! | release a private pool that nobody uses | its addresses |
-//! | `cross_stream_reuse:ordered`, `last_resort:True`, `max_split_size_mb` | a setting |
+//! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
 //! | `expandable_segments:True` | a setting, from the start of the program |
 //! | a larger memory fraction | other people's memory |
 //! | an end to what others have on the device | other people's work |

@@ -176,7 +176,13 @@ impl DeviceAllocator {
         }
         // Nothing of this size is rounded: a sum with it could overflow.
         let stack = self.common.watch.stack_of_allocation();
-        let request = Request { requested_bytes: bytes, size_bytes: bytes, class: SizeClass::Large, stack };
+        let request = Request {
+            requested_bytes: bytes,
+            size_bytes: bytes,
+            class: SizeClass::Large,
+            stack,
+            exact_address: false,
+        };
         let error = self.out_of_memory(&mut self.cold(), arena, &request);
         Err(self.tell_of_failure(error))
     }

@@ -188,6 +188,8 @@ pub(crate) struct Request {
     pub(crate) class: SizeClass,
     /// Where in the program it is made, if that is recorded.
     pub(crate) stack: Option<StackId>,
+    /// Whether it asks for a certain address.
+    pub(crate) exact_address: bool,
 }
 
 /// One pool's memory on one stream.
@@ -521,7 +523,13 @@ impl ArenaState {
     #[inline]
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let size_bytes = self.policy.round_size(requested_bytes);
-        Request { requested_bytes, size_bytes, class: policy::size_class(size_bytes), stack: None }
+        Request {
+            requested_bytes,
+            size_bytes,
+            class: policy::size_class(size_bytes),
+            stack: None,
+            exact_address: false,
+        }
     }
 
     /// Looks how far other streams have come.
@@ -623,7 +631,7 @@ impl ArenaState {
         }
         arena.common.totals.changed(arena.number, gauges, class);
         if arena.common.watch.is_on() {
-            self.tell_allocated(arena, span, request.requested_bytes, request.stack);
+            self.tell_allocated(arena, span, request);
         }
     }
 

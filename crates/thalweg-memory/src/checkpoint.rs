@@ -44,6 +44,7 @@ use crate::blocks::{BlockId, BlockUse, SegmentView, Span};
 use crate::error::{AllocationError, Kind};
 use crate::order::Uses;
 use crate::pools::{Owner, PoolId};
+use crate::snapshot::Action;
 use crate::upstream::StreamId;
 
 /// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
@@ -180,7 +181,8 @@ impl DeviceAllocator {
                 live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
             {
                 let class = segment.tag.class;
-                let request = Request { requested_bytes, size_bytes, class, stack: None };
+                let request =
+                    Request { requested_bytes, size_bytes, class, stack: None, exact_address: false };
                 let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
                 let stream = arena.home.stream;
                 restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
@@ -302,11 +304,15 @@ impl ArenaState {
         let taken: Vec<BlockId> = self.taken_blocks().collect();
         for block in taken {
             let heir = self.blocks.rename(block);
+            self.log.rename(block, heir);
             self.revoked.insert(block);
             if live.contains(&block) {
                 freed.push(self.blocks.span(heir).address);
                 self.free(arena, heir, Uses::new(), None);
             } else {
+                if arena.common.watch.is_on() {
+                    self.tell_freed(arena, Action::FreeCompleted, heir, None);
+                }
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
                 self.count_inactive(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, heir);

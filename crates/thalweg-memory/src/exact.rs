@@ -46,11 +46,15 @@ impl DeviceAllocator {
             let reason = "no block is that large; ask for less".to_owned();
             return Err(refused(AddressProblem::Occupied, reason));
         }
+        let stack = self.common().watch.stack_of_allocation();
         let taken = {
             let mut state = arena.lock();
             state.process_events(&arena);
             let request = state.request_at(address, bytes);
-            request.and_then(|request| state.take_at(&arena, &request, address))
+            request.and_then(|request| {
+                let request = Request { stack, exact_address: true, ..request };
+                state.take_at(&arena, &request, address)
+            })
         };
         match taken {
             Ok(span) => Ok(Block::new(arena, span, bytes, stream)),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 
 use crate::allocator::{Block, DeviceAllocator};
-use crate::arena::{Arena, ArenaState};
+use crate::arena::{Arena, ArenaState, Request};
 use crate::blocks::{BlockId, SegmentId, Span};
 use crate::history::{
     Enabled, Event, History, HistorySettings, Merge, Ring, ScopeStage, StackId, StackSource, TextId,
@@ -104,17 +104,32 @@ pub(crate) struct Log {
     segments: FxHashMap<SegmentId, StackId>,
 }
 
+impl Log {
+    /// A block has another name now.
+    pub(crate) fn rename(&mut self, from: BlockId, to: BlockId) {
+        if let Some(stack) = self.allocations.remove(&from) {
+            self.allocations.insert(to, stack);
+        }
+    }
+}
+
 /// The events of an arena. All are told only if somebody wants to know.
 impl ArenaState {
     /// A caller gets a block.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_allocated(&mut self, arena: &Arena, span: Span, bytes: u64, stack: Option<StackId>) {
+    pub(crate) fn tell_allocated(&mut self, arena: &Arena, span: Span, request: &Request) {
+        let Request { requested_bytes, stack, exact_address, .. } = *request;
         match stack {
             Some(stack) => self.log.allocations.insert(span.block, stack),
             None => self.log.allocations.remove(&span.block),
         };
-        self.tell(arena, Action::Alloc, span.address, bytes, stack);
+        let event = Event {
+            exact_address,
+            stack,
+            ..Event::new(Action::Alloc, span.address, requested_bytes, arena.home.stream)
+        };
+        self.tell_event(arena, event);
     }
 
     /// A caller gave a block back, or it is free. The stack is that of the free, if there is one.
@@ -163,8 +178,12 @@ impl ArenaState {
     }
 
     fn tell(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
-        let pool_id = arena.home.pool_id();
-        let event = Event { pool_id, stack, ..Event::new(action, address, bytes, arena.home.stream) };
+        let event = Event { stack, ..Event::new(action, address, bytes, arena.home.stream) };
+        self.tell_event(arena, event);
+    }
+
+    fn tell_event(&mut self, arena: &Arena, event: Event) {
+        let event = Event { pool_id: arena.home.pool_id(), ..event };
         arena.common.watch.tell(&mut self.log.ring, &event);
     }
 
@@ -172,12 +191,11 @@ impl ArenaState {
     fn annotate(&mut self, arena: &Arena, block: BlockId, text: &str) {
         let (span, bytes) = (self.blocks.span(block), self.blocks.requested_bytes(block));
         let event = Event {
-            pool_id: arena.home.pool_id(),
             stack: self.log.allocations.get(&block).copied(),
             metadata: TextId::of(text),
             ..Event::new(Action::Annotate, span.address, bytes.unwrap_or(0), arena.home.stream)
         };
-        arena.common.watch.tell(&mut self.log.ring, &event);
+        self.tell_event(arena, event);
     }
 
     /// The block in a caller's hands that `address` is in.
@@ -378,7 +396,7 @@ impl DeviceAllocator {
     }
 
     /// Tells `observer` of every event from now on, recorded or not, with the lock of its memory held: it must neither call the
-    /// allocator nor drop a block.
+    /// allocator, nor drop a block, nor panic.
     pub fn add_event_observer(&self, observer: impl Fn(&Event) + Send + Sync + 'static) -> ObserverId {
         self.common().watch.switch(|watch| watch.events.add(observer)).0
     }
@@ -426,10 +444,13 @@ impl DeviceAllocator {
 impl Block {
     /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
     pub fn annotate(&self, text: &str) {
-        if let (arena, Some(block)) = self.place()
-            && arena.common.watch.is_on()
-        {
-            arena.lock().annotate(arena, block, text);
+        let (arena, block) = self.place();
+        if !arena.common.watch.is_on() {
+            return;
+        }
+        let mut state = arena.lock();
+        if let Some(block) = block.filter(|block| !state.is_revoked(*block)) {
+            state.annotate(arena, block, text);
         }
     }
 }

@@ -346,3 +346,53 @@ fn streams_of_many_threads_make_one_history() {
         assert_eq!(kinds, pair.repeat(100));
     }
 }
+
+/// `test_resize_storage_with_addr`: PyTorch writes `mallocWithAddress` beside it.
+#[test]
+fn a_block_at_an_exact_address_says_so_and_has_its_stack() {
+    let (_upstream, allocator) = allocator(pytorch());
+    assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok());
+    let address = allocator.allocate(1000, stream(1)).expect("there is room").address();
+    let _block = allocator.allocate_at(address + 1024, 1000, stream(1)).expect("it is free");
+    let entries = trace(&allocator);
+    let last = entries.last().expect("it is recorded");
+    assert_eq!((last.action, last.address), (Action::Alloc, address + 1024));
+    assert_eq!(last.internal_metadata.as_deref(), Some("mallocWithAddress"));
+    assert_eq!(line(allocator.allocation_traceback(address + 1024).as_deref()), Some(3));
+}
+
+#[test]
+fn a_restored_pool_gives_and_takes_blocks_in_its_history() {
+    let (_upstream, allocator) = allocator(pytorch());
+    assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok());
+    let pool = allocator.create_pool();
+    let allocate = || {
+        let _scope = allocator.use_pool(pool).expect("it is there");
+        allocator.allocate(1000, stream(1)).expect("there is room")
+    };
+    let kept = allocate();
+    let address = kept.address();
+    let checkpoint = allocator.checkpoint_pool(pool).expect("it is referred to");
+    let newer = allocate();
+    newer.record_stream(stream(2));
+    let restored = allocator.restore_pool(pool, &checkpoint).expect("all is there");
+    kept.annotate("nobody has it");
+    drop((kept, newer));
+    use Action::{Alloc, FreeCompleted, FreeRequested};
+    let of_restore: Vec<_> = trace(&allocator)
+        .iter()
+        .skip(3)
+        .map(|entry| (entry.action, entry.address - address, line(entry.frames.as_deref())))
+        .collect();
+    assert_eq!(
+        of_restore,
+        [
+            (FreeRequested, 0, Some(1)),
+            (FreeCompleted, 0, Some(1)),
+            (FreeRequested, 1024, Some(2)),
+            (FreeCompleted, 1024, Some(2)),
+            (Alloc, 0, None),
+        ]
+    );
+    assert_eq!(restored.allocated[0].address(), address);
+}
