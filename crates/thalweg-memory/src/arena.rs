@@ -156,6 +156,15 @@ impl Common {
     }
 }
 
+impl Drop for Common {
+    fn drop(&mut self) {
+        // No arena is left, so no page is mapped. What is refused now is lost.
+        if let Some(memory) = self.upstream.virtual_memory() {
+            let _ = self.spare.destroy(memory, &FxHashSet::default(), |_| {});
+        }
+    }
+}
+
 /// Whose an arena is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Home {
@@ -397,6 +406,7 @@ impl Arena {
         if let Some(memory) = memory.filter(|_| !state.pages.is_empty()) {
             let _ = memory.synchronize_stream(this.home.stream);
         }
+        let had_pages = !state.pages.is_empty();
         let segments: Vec<_> = state.blocks.segments().collect();
         for segment in segments {
             match (memory, segment.tag.grows) {
@@ -406,7 +416,9 @@ impl Arena {
         }
         this.common.watch.retire(&state.log.ring);
         drop(state);
-        if let Some(memory) = memory {
+        // An arena that goes with memory goes after the allocator: nobody counts any more. One that goes without, as that of a
+        // forgotten pool does, leaves the spare pages alone.
+        if let Some(memory) = memory.filter(|_| had_pages) {
             let _ = this.common.spare.destroy(memory, &this.common.pages_in_holes(), |_| {});
         }
     }
