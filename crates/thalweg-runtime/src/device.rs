@@ -277,6 +277,7 @@ impl System {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let driver = &self.driver;
         let label = format!("{}:{index}", driver.name());
+        let number = i32::try_from(index).unwrap_or(i32::MAX);
         let upstream = DriverUpstream::new(driver.clone(), index, self.forgotten.clone());
         Ok(Device(Arc::new(DeviceState {
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -284,7 +285,7 @@ impl System {
             environment: self.environment.clone(),
             allocator: DeviceAllocator::new(
                 Arc::new(upstream),
-                self.environment.allocator.clone().with_label(label),
+                self.environment.allocator.clone().with_label(label).with_device_number(number),
             ),
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),

@@ -20,7 +20,7 @@
 //! and emptying pools that were closed. The next call of any kind does them; a flag says whether there are any.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::bucket::{Arrival, Bucket, Freed, Home, Shelf, Slab};
@@ -49,6 +49,9 @@ pub(crate) struct Core {
     pub(crate) pools: PrivatePools,
     pinning: Pinning,
     has_chores: AtomicBool,
+    /// How often a pool was about to be forgotten, and how often that was over.
+    forgettings_begun: AtomicU64,
+    forgettings_ended: AtomicU64,
     pub(crate) wake: Wake,
 }
 
@@ -61,6 +64,8 @@ impl Core {
             settings: Mutex::new(settings),
             shared: std::array::from_fn(|_| Bucket::default()),
             gate: Gate::default(),
+            forgettings_begun: AtomicU64::new(0),
+            forgettings_ended: AtomicU64::new(0),
             pools: PrivatePools::default(),
             pinning: Pinning::default(),
             has_chores: AtomicBool::new(false),
@@ -301,6 +306,7 @@ impl Core {
             kept.into_iter().for_each(|freed| self.deliver(freed));
         }
         let is_empty = || self.lock(&pool.bucket).is_empty();
+        self.forgettings_begun.fetch_add(1, Ordering::AcqRel);
         if self.pools.forget(pool, is_empty) {
             let shelf = self.lock(&pool.bucket);
             self.pinning.with_statistics(|sum| {
@@ -309,9 +315,22 @@ impl Core {
                 sum.retired = sum.retired + shelf.retired;
             });
         }
+        self.forgettings_ended.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(crate) fn statistics(&self) -> HostStatistics {
+        loop {
+            // The figures of a pool that is just being forgotten are in neither place, or in both.
+            let ended = self.forgettings_ended.load(Ordering::Acquire);
+            let sum = self.sum_statistics();
+            if self.forgettings_begun.load(Ordering::Acquire) == ended {
+                return sum;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn sum_statistics(&self) -> HostStatistics {
         let mut sum = self.pinning.with_statistics(|statistics| statistics.clone());
         self.each_bucket(|shelf| {
             statistics::add(&mut sum.active_requests, &shelf.active_requests);

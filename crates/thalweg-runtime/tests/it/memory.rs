@@ -74,7 +74,7 @@ fn out_of_memory_names_device_request_and_figures_and_is_survived() {
         error.to_string(),
         "out of memory. Tried to allocate 30.00 MiB. sim:0 has a total capacity of 64.00 MiB of which 24.00 MiB is free. \
          Of the allocated memory 40.00 MiB is allocated by Thalweg, and 0 bytes is reserved by Thalweg but unallocated. \
-         Free tensors that are no longer needed, or ask for less at a time."
+         It would fit if it were 6.00 MiB less."
     );
     drop(most);
     // The cached 40 MiB are given back to make room on another stream.
