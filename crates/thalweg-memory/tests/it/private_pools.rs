@@ -155,3 +155,34 @@ fn a_filter_may_ask_anything() {
     let private: Vec<_> = allocator.snapshot().iter().map(|segment| segment.pool.is_some()).collect();
     assert_eq!(private, [false, true, false, true]);
 }
+
+/// `test_reserved_bytes_by_private_pools`, plain and expandable.
+#[test]
+fn what_each_pool_has_taken_is_told_until_the_peaks_are_reset() {
+    for upstream in [FakeUpstream::new(1 << 30), FakeUpstream::with_virtual_memory(1 << 30)] {
+        let allocator = DeviceAllocator::new(Arc::new(upstream), thalweg_memory::Settings::default());
+        let pool = allocator.create_pool();
+        let figure = |name: &str| {
+            let key = format!("reserved_bytes_by_private_pools.0_{}.{name}", pool.raw());
+            allocator.memory_stats().into_iter().find(|(found, _)| *found == key).map(|(_, value)| value)
+        };
+        assert_eq!(figure("current"), None);
+        let scope = allocator.use_pool(pool).expect("the pool exists");
+        let blocks =
+            [1000, 5 << 20].map(|bytes| allocator.allocate(bytes, stream(1)).expect("there is room"));
+        drop(scope);
+        let taken = figure("current").expect("the pool has memory");
+        assert_eq!(Some(taken), i64::try_from(allocator.statistics().reserved_bytes.all.current).ok());
+        drop(blocks);
+        assert_eq!(figure("current"), Some(taken), "it is cached");
+        allocator.release_pool(pool).expect("one reference");
+        allocator.empty_cache().expect("no capture is under way");
+        assert_eq!(
+            (figure("current"), figure("peak")),
+            (Some(0), Some(taken)),
+            "the pool is gone, its figures are not"
+        );
+        allocator.reset_peak_memory_stats();
+        assert_eq!(figure("peak"), None);
+    }
+}
