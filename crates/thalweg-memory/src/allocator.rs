@@ -14,8 +14,9 @@ use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
 
-use crate::arena::{Arena, Common, Home, Request};
+use crate::arena::{Arena, Home, Request};
 use crate::blocks::{BlockId, Span};
+use crate::common::Common;
 use crate::directory::Directory;
 use crate::error::{AllocationError, Kind};
 use crate::history::{Ring, StackId};
@@ -194,11 +195,7 @@ impl DeviceAllocator {
     /// [`is_capture`](AllocationError::is_capture) while a capture is under way; or the upstream's error, after which
     /// the rest stays cached.
     pub fn empty_cache(&self) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
-        if self.common.is_capturing() {
-            return Err(Kind::Capturing { call: "empty_cache" }.into());
-        }
-        self.release_cached(&mut cold, None)
+        self.empty("empty_cache", None)
     }
 
     /// The same for one private pool only, which may still be referred to. Whoever replays a graph that was captured into it
@@ -207,11 +204,15 @@ impl DeviceAllocator {
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
     pub fn empty_pool_cache(&self, pool: PoolId) -> Result<(), AllocationError> {
+        self.empty("empty_pool_cache", Some(pool))
+    }
+
+    fn empty(&self, call: &'static str, pool: Option<PoolId>) -> Result<(), AllocationError> {
         let mut cold = self.cold();
         if self.common.is_capturing() {
-            return Err(Kind::Capturing { call: "empty_pool_cache" }.into());
+            return Err(Kind::Capturing { call }.into());
         }
-        self.release_cached(&mut cold, Some(pool))
+        self.release_cached(&mut cold, pool)
     }
 
     /// Looks, without waiting, which freed blocks other streams are done with, and makes them available. Every allocation

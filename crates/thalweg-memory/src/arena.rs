@@ -28,148 +28,26 @@
 //! Where memory comes from when no free block serves is next door ([`grow`](crate::grow)).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::allocator::{Block, Cold};
+use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
+use crate::common::Common;
 use crate::error::AllocationError;
-use crate::gauges::{Gauges, Quantity, Totals};
+use crate::gauges::{Gauges, Quantity};
 use crate::grow::{Idle, PageTable};
 use crate::history::StackId;
-use crate::imports::Imports;
 use crate::inbox::Inbox;
-use crate::order::{Order, Surroundings, Uses};
+use crate::order::{Order, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
-use crate::registry::Registry;
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
-use crate::spare::SparePages;
 use crate::stats::SizeClass;
-use crate::upstream::{EventId, PageId, SegmentSource, StreamId, Upstream};
-use crate::watch::{Log, Watch};
-
-/// What the arenas of one allocator share.
-pub(crate) struct Common {
-    pub(crate) upstream: Arc<dyn Upstream>,
-    pub(crate) totals: Totals,
-    pub(crate) watch: Watch,
-    pub(crate) spare: SparePages,
-    /// How many captures are under way on the device.
-    pub(crate) captures: AtomicUsize,
-    /// Places for recorded events.
-    sequence: AtomicU64,
-    /// How often one stream was made to wait for another, so that memory could change hands.
-    waits: AtomicU64,
-    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
-    pub(crate) raw: Registry<Block>,
-    /// Memory of other processes.
-    pub(crate) imports: Imports,
-    /// All arenas, by number. They are not owned here: an arena owns this.
-    arenas: RwLock<Vec<Weak<Arena>>>,
-}
-
-impl Common {
-    pub(crate) fn new(upstream: Arc<dyn Upstream>) -> Arc<Self> {
-        Arc::new(Self {
-            upstream,
-            totals: Totals::default(),
-            watch: Watch::default(),
-            spare: SparePages::default(),
-            captures: AtomicUsize::new(0),
-            sequence: AtomicU64::new(1),
-            waits: AtomicU64::new(0),
-            raw: Registry::default(),
-            imports: Imports::default(),
-            arenas: RwLock::default(),
-        })
-    }
-
-    pub(crate) fn is_capturing(&self) -> bool {
-        self.captures.load(Ordering::Acquire) > 0
-    }
-
-    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings {
-            events: &*self.upstream,
-            captures: self.upstream.captures(),
-            capturing: self.is_capturing(),
-            sequence: &self.sequence,
-        }
-    }
-
-    pub(crate) fn count_wait(&self) {
-        self.waits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn waits(&self) -> u64 {
-        self.waits.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn reset_waits(&self) {
-        self.waits.store(0, Ordering::Relaxed);
-    }
-
-    /// How [`Totals`] gets at one arena's gauges.
-    pub(crate) fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
-        |number, change| self.change_gauges(number, change)
-    }
-
-    /// How [`Totals`] gets at the gauges of all arenas.
-    pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
-        |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
-    }
-
-    /// Runs `change` on the gauges of the arena with a number, under its lock.
-    fn change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
-        if let Some(arena) = self.arena(number) {
-            change(&mut arena.state().gauges);
-        }
-        true
-    }
-
-    /// The same, unless the lock is taken.
-    fn try_change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
-        let Some(arena) = self.arena(number) else { return true };
-        match arena.state.try_lock() {
-            Ok(mut state) => change(&mut state.gauges),
-            Err(TryLockError::Poisoned(poisoned)) => change(&mut poisoned.into_inner().gauges),
-            Err(TryLockError::WouldBlock) => return false,
-        }
-        true
-    }
-
-    fn arena(&self, number: u32) -> Option<Arc<Arena>> {
-        self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
-    }
-
-    /// The pages that are mapped in holes.
-    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
-        let arenas = self.all_arenas();
-        arenas
-            .iter()
-            .flat_map(|arena| arena.state().holes.values().flatten().copied().collect::<Vec<_>>())
-            .collect()
-    }
-
-    /// All arenas that are alive, oldest first.
-    pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
-        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
-        arenas.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl Drop for Common {
-    fn drop(&mut self) {
-        // No arena is left, so no page is mapped. What is refused now is lost.
-        if let Some(memory) = self.upstream.virtual_memory() {
-            let _ = self.spare.destroy(memory, &FxHashSet::default(), |_| {});
-        }
-    }
-}
+use crate::upstream::{EventId, PageId, SegmentSource, StreamId, UpstreamError};
+use crate::watch::Log;
 
 /// Whose an arena is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -225,18 +103,14 @@ impl Arena {
         source: Option<Arc<dyn SegmentSource>>,
         policy: Policy,
     ) -> Arc<Self> {
-        let mut arenas = common.arenas.write().unwrap_or_else(PoisonError::into_inner);
-        let number = u32::try_from(arenas.len()).expect("there are fewer than 2^32 arenas");
-        let arena = Arc::new(Self {
+        common.add(|number| Self {
             number,
             home,
             common: Arc::clone(common),
             source,
             state: Mutex::new(ArenaState::new(policy)),
             returned: Inbox::default(),
-        });
-        arenas.push(Arc::downgrade(&arena));
-        arena
+        })
     }
 
     /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
@@ -265,20 +139,14 @@ impl Arena {
 
     #[cold]
     fn turn_to(&self) {
-        let with = |number, change: &mut dyn FnMut(&mut Gauges)| self.common.change_gauges(number, change);
-        let turned = self.common.totals.turn_to(self.number, true, &with);
+        let turned = self.common.totals.turn_to(self.number, true, &self.common.with());
         debug_assert!(turned, "an arena that is used is there");
     }
 
     /// The state, if nobody is busy.
     #[inline]
     fn try_lock(&self) -> Option<MutexGuard<'_, ArenaState>> {
-        let try_state = || match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let state = try_state()?;
+        let state = self.try_state()?;
         let totals = &self.common.totals;
         if totals.is_quiet(self.number) {
             return Some(state);
@@ -287,13 +155,23 @@ impl Arena {
         let with =
             |number, change: &mut dyn FnMut(&mut Gauges)| self.common.try_change_gauges(number, change);
         totals.turn_to(self.number, false, &with);
-        try_state().filter(|_| totals.is_quiet(self.number))
+        self.try_state().filter(|_| totals.is_quiet(self.number))
     }
 
     /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
     #[inline]
-    fn state(&self) -> MutexGuard<'_, ArenaState> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless the lock is taken.
+    #[inline]
+    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, ArenaState>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     #[cold]
@@ -393,47 +271,52 @@ impl Arena {
 
     /// Gives everything back, at the end. What the upstream refuses now cannot be offered again, and there is nobody to
     /// tell: a lost device is the usual reason, and its memory is gone with it. *Blocks*.
-    fn release_everything(&mut self) {
-        let returned: Vec<_> = std::iter::from_fn(|| self.returned.pop()).collect();
-        let this = &*self;
-        let mut state = this.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for (block, uses, stack) in returned {
-            state.free(this, block, uses, stack);
-        }
-        state.empty_hand(this);
-        let around = this.common.surroundings();
+    fn release_everything(&self) {
+        let mut state = self.state();
+        self.take_in(&mut state);
+        state.empty_hand(self);
+        let around = self.common.surroundings();
         if !around.capturing {
             // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
             let _ = state.order.synchronize(&around);
-            state.collect_ready(this);
+            state.collect_ready(self);
         }
-        state.abandon(this);
-        let memory = this.common.upstream.virtual_memory();
+        state.abandon(self);
+        let memory = self.common.upstream.virtual_memory();
         if let Some(memory) = memory.filter(|_| !state.pages.is_empty()) {
-            let _ = memory.synchronize_stream(this.home.stream);
+            let _ = memory.synchronize_stream(self.home.stream);
         }
         let had_pages = !state.pages.is_empty();
         let segments: Vec<_> = state.blocks.segments().collect();
         for segment in segments {
             match (memory, segment.tag.grows) {
-                (Some(memory), true) => state.destroy_growing(this, segment, memory),
-                _ => this.destroy_plain(segment.address, segment.size_bytes),
+                (Some(memory), true) => state.destroy_growing(self, segment, memory),
+                _ => drop(self.return_segment(segment.address, segment.size_bytes)),
             }
         }
-        this.common.watch.retire(&state.log.ring);
+        self.common.watch.retire(&state.log.ring);
         drop(state);
         // An arena that goes with memory goes after the allocator: nobody counts any more. One that goes without, as that of a
         // forgotten pool does, leaves the spare pages alone.
         if let Some(memory) = memory.filter(|_| had_pages) {
-            let _ = this.common.spare.destroy(memory, &this.common.pages_in_holes(), |_| {});
+            let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
         }
     }
 
-    fn destroy_plain(&self, address: u64, size_bytes: u64) {
-        let _ = match &self.source {
+    /// Takes a plain segment from where this arena's segments come from.
+    pub(crate) fn take_segment(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        match &self.source {
+            Some(source) => source.allocate(bytes, self.home.stream),
+            None => self.common.upstream.allocate(bytes, self.home.stream),
+        }
+    }
+
+    /// Gives one back.
+    pub(crate) fn return_segment(&self, address: u64, size_bytes: u64) -> Result<(), UpstreamError> {
+        match &self.source {
             Some(source) => source.free(address, size_bytes, self.home.stream),
             None => self.common.upstream.free(address, size_bytes, self.home.stream),
-        };
+        }
     }
 }
 

@@ -163,11 +163,9 @@ impl ArenaState {
     ) -> Result<(), AllocationError> {
         assert!(!self.blocks.is_split(span.block), "only whole segments go back");
         let Tag { class, registration, .. } = self.blocks.tag(span.block);
-        let freed = match &arena.source {
-            Some(source) => source.free(span.address, span.size_bytes, arena.home.stream),
-            None => arena.common.upstream.free(span.address, span.size_bytes, arena.home.stream),
-        };
-        freed.map_err(|error| AllocationError::upstream("free", error))?;
+        arena
+            .return_segment(span.address, span.size_bytes)
+            .map_err(|error| AllocationError::upstream("free", error))?;
         self.tell_lost(arena, Action::SegmentFree, span);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);

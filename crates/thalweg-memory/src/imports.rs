@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 
 use crate::allocator::DeviceAllocator;
-use crate::arena::Common;
+use crate::common::Common;
 use crate::error::{AllocationError, Kind};
 use crate::sharing::MemoryHandle;
 use crate::upstream::{PageHandle, PageId, Sharing, StreamId, VirtualMemory};

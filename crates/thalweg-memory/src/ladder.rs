@@ -79,10 +79,6 @@ impl<'a> Climb<'a> {
 
     /// The whole climb.
     pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
-        self.climb()
-    }
-
-    fn climb(&mut self) -> Result<Obtained, AllocationError> {
         let captured = self.arena.common.is_capturing();
         let rungs: [fn(&mut Self) -> Step; 8] = [
             Self::cached,
@@ -95,7 +91,7 @@ impl<'a> Climb<'a> {
             Self::helping_pools,
         ];
         for rung in rungs {
-            if let Some(obtained) = rung(self)? {
+            if let Some(obtained) = rung(&mut self)? {
                 return Ok(obtained);
             }
         }
@@ -109,7 +105,7 @@ impl<'a> Climb<'a> {
             self.release_cached()?;
             self.cold().ledger.statistics.num_alloc_retries += 1;
             for rung in [Self::take_more, Self::cached] {
-                if let Some(obtained) = rung(self)? {
+                if let Some(obtained) = rung(&mut self)? {
                     return Ok(obtained);
                 }
             }
@@ -268,14 +264,15 @@ impl<'a> Climb<'a> {
 
     /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere.
     fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
-        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
-        let mut state = self.arena.lock();
-        if let Some(missing) = state.missing_pages(&self.request) {
-            return Ok(Some(missing));
+        let missing = self.arena.lock().missing_pages(&self.request);
+        if missing.is_some() {
+            return Ok(missing);
         }
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
         let Some(reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
             return Ok(None);
         };
+        let mut state = self.arena.lock();
         let added = state.add_growing(self.request.class, reserve_bytes, memory)?;
         Ok(if added { state.missing_pages(&self.request) } else { None })
     }
@@ -441,11 +438,7 @@ impl<'a> Climb<'a> {
         if self.policy.release_lock_on_cudamalloc {
             self.cold = None;
         }
-        let stream = self.arena.home.stream;
-        let address = match &self.arena.source {
-            Some(source) => source.allocate(bytes, stream),
-            None => self.arena.common.upstream.allocate(bytes, stream),
-        };
+        let address = self.arena.take_segment(bytes);
         if self.cold.is_none() {
             self.cold = Some(self.allocator.cold());
         }

@@ -50,6 +50,7 @@
 //! | `gauges`, `ledger` | sums, exact without a shared counter | why |
 //! | `policy` | sizes: rounding, segments, when to split | state |
 //! | `arena` | how a block moves through all of these, under one lock | other arenas |
+//! | `common` | what all arenas share, and which there are | what is in them |
 //! | `grow` | pages, and how they move | where else there is memory |
 //! | `ladder` | what to do when memory is short; all arenas, one at a time | |
 //! | `directory`, `pools` | which arena serves whom | blocks |
@@ -103,6 +104,7 @@ mod arena;
 mod bins;
 mod blocks;
 mod checkpoint;
+mod common;
 mod direct;
 mod directory;
 mod error;

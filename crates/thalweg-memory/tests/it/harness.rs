@@ -241,3 +241,45 @@ impl Harness {
         assert_eq!(left, []);
     }
 }
+
+/// The events of an upstream are those of the one in its field.
+macro_rules! forward_events {
+    ($upstream:ty, $field:ident) => {
+        impl thalweg_memory::Events for $upstream {
+            fn record_event(
+                &self,
+                stream: thalweg_memory::StreamId,
+            ) -> Result<thalweg_memory::EventId, thalweg_memory::UpstreamError> {
+                self.$field.record_event(stream)
+            }
+
+            fn query_event(
+                &self,
+                event: thalweg_memory::EventId,
+            ) -> Result<bool, thalweg_memory::UpstreamError> {
+                self.$field.query_event(event)
+            }
+
+            fn synchronize_event(
+                &self,
+                event: thalweg_memory::EventId,
+            ) -> Result<(), thalweg_memory::UpstreamError> {
+                self.$field.synchronize_event(event)
+            }
+
+            fn wait_event(
+                &self,
+                stream: thalweg_memory::StreamId,
+                event: thalweg_memory::EventId,
+            ) -> Result<(), thalweg_memory::UpstreamError> {
+                self.$field.wait_event(stream, event)
+            }
+
+            fn release_event(&self, event: thalweg_memory::EventId) {
+                self.$field.release_event(event);
+            }
+        }
+    };
+}
+
+pub(crate) use forward_events;

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
-    Backend, Block, DeviceAllocator, EventId, Events, MemoryHandle, MemoryInfo, PageHandle, PageId, Settings,
-    SharedExtent, Sharing, SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
+    Backend, Block, DeviceAllocator, MemoryHandle, MemoryInfo, PageHandle, PageId, Settings, SharedExtent,
+    Sharing, SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
 };
 
-use crate::harness::{pytorch, stream};
+use crate::harness::{forward_events, pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 /// Where the memory of others begins.
@@ -21,27 +21,7 @@ struct Exporter {
     imported: Mutex<Vec<u64>>,
 }
 
-impl Events for Exporter {
-    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
-        self.inner.record_event(stream)
-    }
-
-    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
-        self.inner.query_event(event)
-    }
-
-    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
-        self.inner.synchronize_event(event)
-    }
-
-    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
-        self.inner.wait_event(stream, event)
-    }
-
-    fn release_event(&self, event: EventId) {
-        self.inner.release_event(event);
-    }
-}
+forward_events!(Exporter, inner);
 
 impl Upstream for Exporter {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {

@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{
-    Block, DeviceAllocator, EventId, Events, MemoryInfo, Settings, StreamId, Upstream, UpstreamError,
-};
+use thalweg_memory::{Block, DeviceAllocator, MemoryInfo, Settings, StreamId, Upstream, UpstreamError};
 
-use crate::harness::{pytorch, stream};
+use crate::harness::{forward_events, pytorch, stream};
 
 #[test]
 fn blocks_are_allocated_used_and_dropped_by_any_thread() {
@@ -50,27 +48,7 @@ struct Dropping {
     victims: Mutex<Vec<Block>>,
 }
 
-impl Events for Dropping {
-    fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
-        self.inner.record_event(stream)
-    }
-
-    fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
-        self.inner.query_event(event)
-    }
-
-    fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
-        self.inner.synchronize_event(event)
-    }
-
-    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
-        self.inner.wait_event(stream, event)
-    }
-
-    fn release_event(&self, event: EventId) {
-        self.inner.release_event(event);
-    }
-}
+forward_events!(Dropping, inner);
 
 impl Upstream for Dropping {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
@@ -107,23 +85,7 @@ fn a_drop_does_not_wait_for_an_upstream_that_blocks() {
         dropping: Dropping,
         dropped: OnceLock<()>,
     }
-    impl Events for Blocking {
-        fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
-            self.dropping.record_event(stream)
-        }
-        fn query_event(&self, event: EventId) -> Result<bool, UpstreamError> {
-            self.dropping.query_event(event)
-        }
-        fn synchronize_event(&self, event: EventId) -> Result<(), UpstreamError> {
-            self.dropping.synchronize_event(event)
-        }
-        fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), UpstreamError> {
-            self.dropping.wait_event(stream, event)
-        }
-        fn release_event(&self, event: EventId) {
-            self.dropping.release_event(event);
-        }
-    }
+    forward_events!(Blocking, dropping);
     impl Upstream for Blocking {
         fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
             if bytes > 2 << 20 {

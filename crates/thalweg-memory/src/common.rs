@@ -1,0 +1,145 @@
+//! What the arenas of one allocator share.
+//!
+//! Here is what a block needs when its allocator is gone: the upstream, and the places of events. And here is the list of all
+//! arenas, for those who ask them all: the ladder, the statistics, snapshots. An arena owns this and not the other way
+//! round, so that it goes with its last block.
+//!
+//! What is not here: anything that an allocation in steady state would write. What it reads does not change then.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use rustc_hash::FxHashSet;
+
+use crate::allocator::Block;
+use crate::arena::Arena;
+use crate::gauges::{Gauges, Totals};
+use crate::imports::Imports;
+use crate::order::Surroundings;
+use crate::registry::Registry;
+use crate::spare::SparePages;
+use crate::upstream::{PageId, Upstream};
+use crate::watch::Watch;
+
+/// What the arenas of one allocator share.
+pub(crate) struct Common {
+    pub(crate) upstream: Arc<dyn Upstream>,
+    pub(crate) totals: Totals,
+    pub(crate) watch: Watch,
+    pub(crate) spare: SparePages,
+    /// How many captures are under way on the device.
+    pub(crate) captures: AtomicUsize,
+    /// Places for recorded events.
+    sequence: AtomicU64,
+    /// How often one stream was made to wait for another, so that memory could change hands.
+    waits: AtomicU64,
+    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
+    pub(crate) raw: Registry<Block>,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
+    /// All arenas, by number. They are not owned here: an arena owns this.
+    arenas: RwLock<Vec<Weak<Arena>>>,
+}
+
+impl Common {
+    pub(crate) fn new(upstream: Arc<dyn Upstream>) -> Arc<Self> {
+        Arc::new(Self {
+            upstream,
+            totals: Totals::default(),
+            watch: Watch::default(),
+            spare: SparePages::default(),
+            captures: AtomicUsize::new(0),
+            sequence: AtomicU64::new(1),
+            waits: AtomicU64::new(0),
+            raw: Registry::default(),
+            imports: Imports::default(),
+            arenas: RwLock::default(),
+        })
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings {
+            events: &*self.upstream,
+            captures: self.upstream.captures(),
+            capturing: self.is_capturing(),
+            sequence: &self.sequence,
+        }
+    }
+
+    pub(crate) fn count_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reset_waits(&self) {
+        self.waits.store(0, Ordering::Relaxed);
+    }
+
+    /// How [`Totals`] gets at one arena's gauges.
+    pub(crate) fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+        |number, change| self.change_gauges(number, change)
+    }
+
+    /// How [`Totals`] gets at the gauges of all arenas.
+    pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
+        |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
+    }
+
+    /// Runs `change` on the gauges of the arena with a number, under its lock.
+    fn change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        if let Some(arena) = self.arena(number) {
+            change(&mut arena.state().gauges);
+        }
+        true
+    }
+
+    /// The same, unless the lock is taken.
+    pub(crate) fn try_change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        let Some(arena) = self.arena(number) else { return true };
+        arena.try_state().map(|mut state| change(&mut state.gauges)).is_some()
+    }
+
+    /// Adds the arena that is made for the next number.
+    pub(crate) fn add(&self, make: impl FnOnce(u32) -> Arena) -> Arc<Arena> {
+        let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        let number = u32::try_from(arenas.len()).expect("there are fewer than 2^32 arenas");
+        let arena = Arc::new(make(number));
+        arenas.push(Arc::downgrade(&arena));
+        arena
+    }
+
+    fn arena(&self, number: u32) -> Option<Arc<Arena>> {
+        self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
+    }
+
+    /// The pages that are mapped in holes.
+    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
+        let arenas = self.all_arenas();
+        arenas
+            .iter()
+            .flat_map(|arena| arena.state().holes.values().flatten().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// All arenas that are alive, oldest first.
+    pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
+        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        arenas.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        // No arena is left, so no page is mapped. What is refused now is lost.
+        if let Some(memory) = self.upstream.virtual_memory() {
+            let _ = self.spare.destroy(memory, &FxHashSet::default(), |_| {});
+        }
+    }
+}
