@@ -18,19 +18,19 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use smallvec::smallvec;
 use thalweg_device::FillPattern;
+use thalweg_ir::DType;
 use thalweg_ir::matmul::Matmul;
-use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
-use thalweg_runtime::{Buffer, Device, Error, Event, KernelKey, Label, Result, Stream};
+use thalweg_runtime::{Buffer, Device, Error, Event, Label, Result, Stream};
+
+mod increment;
+
+use increment::Increment;
 
 const BUFFERS: usize = 32;
 /// Kept alive by hand, besides the one in use.
 const KEPT: usize = 2;
 const ROUNDS: usize = 8;
-
-const CLASS: Class =
-    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
 
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
@@ -94,13 +94,13 @@ fn run(device: &Device, name: &str, way: Way) -> Result<()> {
 }
 
 struct Bench {
-    device: Device,
     side: Stream,
     main: Stream,
     elements: u64,
     /// An input and an output of the other work.
     matrices: [Buffer; 2],
     product: Matmul,
+    add_one: Increment,
 }
 
 impl Bench {
@@ -111,7 +111,9 @@ impl Bench {
         let matrices = [Buffer::new(&main, size * size * 2)?, Buffer::new(&main, size * size * 2)?];
         let product = Matmul::contiguous(size, size, size, 1, DType::Bf16);
         main.fill(matrices[0].pointer(), FillPattern::U16(0x3f80), size * size, Label::here("ones"))?;
-        let bench = Self { device: device.clone(), side, main, elements: bytes / 4, matrices, product };
+        let elements = bytes / 4;
+        let add_one = Increment::new(elements);
+        let bench = Self { side, main, elements, matrices, product, add_one };
         for _ in 0..3 {
             bench.other_work()?;
         }
@@ -130,7 +132,7 @@ impl Bench {
             let buffer = Buffer::new(&self.side, self.elements * 4)?;
             self.side.fill(buffer.pointer(), FillPattern::U32(0), self.elements, Label::here("fill"))?;
             self.main.wait_stream(&self.side)?;
-            self.add_one(&buffer)?;
+            self.add_one.launch(&self.main, &buffer, Label::here("add_"))?;
             // The precise ways note the use here, before the other work.
             let used = Event::new();
             match way {
@@ -156,24 +158,4 @@ impl Bench {
         }
         Ok(())
     }
-
-    fn add_one(&self, buffer: &Buffer) -> Result<()> {
-        let key = KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS };
-        let kernel = self.device.kernel(&key, increment)?;
-        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
-        let geometry = Geometry {
-            row_shape: smallvec![self.elements],
-            inner_shape: smallvec![],
-            operands: vec![operand.clone(), operand],
-        };
-        let data = [buffer.pointer()];
-        self.main.launch(&kernel, &geometry, &data, &data, &[], Label::here("add_"))
-    }
-}
-
-/// `x + 1`.
-fn increment() -> Kernel {
-    let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
-    Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
 }

@@ -8,19 +8,16 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use smallvec::smallvec;
-use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
-use thalweg_runtime::{
-    Buffer, CaptureOptions, Device, Error, Event, Graph, KernelKey, Label, Result, Stream,
-};
+use thalweg_runtime::{Buffer, CaptureOptions, Device, Error, Event, Graph, Label, Result, Stream};
+
+mod increment;
+
+use increment::Increment;
 
 const SAMPLES: usize = 11;
 /// Few enough that no queue of a card is full before the device is waited for.
 const STEPS: u32 = 500;
 const ELEMENTS: u64 = 64;
-
-const CLASS: Class =
-    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
 
 fn main() -> Result<()> {
     let mut json = false;
@@ -78,8 +75,7 @@ struct Bench {
     stream: Stream,
     other: Stream,
     data: Buffer,
-    key: KernelKey,
-    geometry: Geometry,
+    increment: Increment,
 }
 
 impl Bench {
@@ -87,21 +83,11 @@ impl Bench {
         let stream = Stream::new(device)?;
         let other = Stream::new(device)?;
         let data = Buffer::new(&stream, ELEMENTS * 4)?;
-        let key = KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS };
-        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
-        let geometry = Geometry {
-            row_shape: smallvec![ELEMENTS],
-            inner_shape: smallvec![],
-            operands: vec![operand.clone(), operand],
-        };
-        Ok(Self { device: device.clone(), stream, other, data, key, geometry })
+        Ok(Self { device: device.clone(), stream, other, data, increment: Increment::new(ELEMENTS) })
     }
 
-    /// Looks the kernel up and queues it, as an operator does.
     fn launch(&self) -> Result<()> {
-        let kernel = self.device.kernel(&self.key, increment)?;
-        let data = [self.data.pointer()];
-        self.stream.launch(&kernel, &self.geometry, &data, &data, &[], Label::here("increment"))
+        self.increment.launch(&self.stream, &self.data, Label::here("increment"))
     }
 
     fn graph(&self, nodes: u32) -> Result<Graph> {
@@ -128,11 +114,4 @@ impl Bench {
         means.sort_by(f64::total_cmp);
         Ok(means[SAMPLES / 2])
     }
-}
-
-/// `x + 1`.
-fn increment() -> Kernel {
-    let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
-    Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
 }

@@ -1,0 +1,40 @@
+//! `x + 1` over a contiguous buffer: the kernel that the benches launch where any will do.
+
+use smallvec::smallvec;
+use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
+use thalweg_runtime::{Buffer, KernelKey, Label, Result, Stream};
+
+const CLASS: Class =
+    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+
+/// What the kernel is known by, and the shape of its launches.
+pub struct Increment {
+    key: KernelKey,
+    geometry: Geometry,
+}
+
+impl Increment {
+    /// Over so many `f32`.
+    pub fn new(elements: u64) -> Self {
+        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
+        let geometry = Geometry {
+            row_shape: smallvec![elements],
+            inner_shape: smallvec![],
+            operands: vec![operand.clone(), operand],
+        };
+        Self { key: KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS }, geometry }
+    }
+
+    /// Looks the kernel up and queues it, as an operator does.
+    pub fn launch(&self, stream: &Stream, data: &Buffer, label: Label) -> Result<()> {
+        let kernel = stream.device().kernel(&self.key, increment)?;
+        let data = [data.pointer()];
+        stream.launch(&kernel, &self.geometry, &data, &data, &[], label)
+    }
+}
+
+fn increment() -> Kernel {
+    let builder = BodyBuilder::new();
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
+    Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
+}
