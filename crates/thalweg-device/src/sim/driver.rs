@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::capture;
 use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use super::executor::{Body, CommandId};
+use super::faults::Point;
 use super::machine::Locked;
 use super::memory::{Piece, Sharing};
 use super::refusal::{Outcome, Refusal};
@@ -305,6 +306,7 @@ impl Driver for SimDriver {
         self.enter("cuMemAlloc", |state| {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate")?;
+            state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.plain_allocate(device, bytes, Sharing::Plain).map(DevicePointer::new)
         })
     }
@@ -313,6 +315,7 @@ impl Driver for SimDriver {
         self.enter("cuMemAllocManaged", |state| {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate_managed")?;
+            state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.plain_allocate(device, bytes, Sharing::Managed).map(DevicePointer::new)
         })
     }
@@ -366,6 +369,7 @@ impl Driver for SimDriver {
                 let detail = "no network card reaches simulated memory: leave `gpu_direct_rdma` off";
                 return Err(Refusal::new(Code::NotSupported, detail));
             }
+            state.executor.faults.pass(Point::DeviceMemory)?;
             state.memory.physical_create(device, bytes, flags.share_as).map(PhysicalHandle::from_raw)
         })
     }
@@ -381,7 +385,10 @@ impl Driver for SimDriver {
         physical: PhysicalHandle,
         offset: u64,
     ) -> Result<()> {
-        self.enter("cuMemMap", |state| state.memory.map(pointer.address(), bytes, physical.raw(), offset))
+        self.enter("cuMemMap", |state| {
+            state.executor.faults.pass(Point::Map)?;
+            state.memory.map(pointer.address(), bytes, physical.raw(), offset)
+        })
     }
 
     fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
@@ -496,6 +503,7 @@ impl Driver for SimDriver {
             let device = locked.pools.device(pool);
             locked.check_alive(device)?;
             locked.check_capture(own)?;
+            locked.executor.faults.pass(Point::DeviceMemory)?;
             loop {
                 let State { pools, memory, .. } = &mut *locked;
                 let refusal = match pools.allocate(pool, bytes, memory) {
@@ -548,6 +556,7 @@ impl Driver for SimDriver {
                 }
                 HostMethod::Register { prefault_threads } => prefault_threads,
             };
+            state.executor.faults.pass(Point::PinnedMemory)?;
             state.memory.pinned_allocate(bytes, prefault_threads).map(HostPointer::new)
         })
     }

@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::faults::{Faults, Point};
 use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
 use super::schedule::Ready;
@@ -114,6 +115,8 @@ pub(super) struct Executor {
     waiting_claims: Vec<Held>,
     last_claim: u64,
     lost: Vec<Option<Refusal>>,
+    /// What is to go wrong.
+    pub(super) faults: Faults,
     started: Instant,
     live: usize,
     /// Marks that are complete but whose successors have not been told yet.
@@ -136,6 +139,7 @@ impl Executor {
             waiting_claims: Vec::new(),
             last_claim: 0,
             lost: vec![None; devices as usize],
+            faults: Faults::default(),
             started: Instant::now(),
             live: 0,
             completing: Vec::new(),
@@ -308,6 +312,10 @@ impl Executor {
         let task = self.take_task(index);
         let start = match resolved {
             _ if self.lost(task.device).is_some() => Start::Skip,
+            Some(_) if let Err(refusal) = self.faults.pass(Point::Command) => {
+                let detail = format!("`{}` failed: {}", task.label, refusal.detail);
+                Start::Fail(Refusal::new(refusal.code, detail))
+            }
             Some((_, resolved)) => {
                 let pieces = resolved.pieces.clone();
                 self.running.push(Held { holder: Holder::Command(index), pieces });

@@ -6,7 +6,7 @@
 //! that run on worker threads.
 //!
 //! # How it is built
-//! - `executor` knows commands and the edges between them, and the range lock. `schedule` decides which ready command
+//! - `executor` knows commands and the edges between them, and the range lock. `faults` says what is to go wrong. `schedule` decides which ready command
 //!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
 //! - `stream`, `capture`, `graph`, `graph_memory`, `code`, `transfer` and `pool` turn calls into commands.
 //! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
@@ -31,6 +31,7 @@ mod capture;
 mod code;
 mod driver;
 mod executor;
+mod faults;
 mod graph;
 mod graph_memory;
 mod machine;
@@ -46,6 +47,8 @@ mod table;
 mod task;
 mod transfer;
 mod virtual_memory;
+
+pub use self::faults::Fault;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -142,6 +145,13 @@ impl SimDriver {
     pub fn foreign_stream_destroy(&self, stream: ForeignStream) -> Result<()> {
         let destroyed = self.machine.lock().stream_destroy(stream.native());
         destroyed.map_err(|refusal| refusal.of("cuStreamDestroy"))
+    }
+}
+
+impl SimDriver {
+    /// Plans what is to go wrong, instead of what was planned before and has not happened. See [`Fault`].
+    pub fn inject(&self, faults: &[Fault]) {
+        self.machine.lock().executor.faults.plan(faults);
     }
 }
 

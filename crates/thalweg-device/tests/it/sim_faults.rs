@@ -1,6 +1,7 @@
 //! What fails later: kernels that fault, panic, or touch what they did not declare.
 
-use thalweg_device::{Access, Code, Driver, EventFlags, HostFault, Label};
+use thalweg_device::sim::Fault;
+use thalweg_device::{Access, Code, Driver, EventFlags, HostFault, HostFlags, Label, PhysicalFlags};
 
 use super::sim_support::{Gate, append, code, launch, number, read, sim};
 
@@ -106,4 +107,50 @@ fn handles_end_with_their_objects_and_mean_nothing_elsewhere() {
     assert_eq!(code(driver.event_destroy(event)), Code::InvalidHandle);
     let legacy = driver.default_stream(0).unwrap();
     assert_eq!(code(driver.stream_destroy(legacy)), Code::InvalidHandle);
+}
+
+#[test]
+fn injected_faults_strike_once_and_leave_the_state_valid() {
+    let driver = sim(1);
+    let bytes = 2 << 20;
+    driver.inject(&[
+        Fault::OutOfMemory { request: 1 },
+        Fault::MapFails { call: 0 },
+        Fault::PinnedOutOfMemory { request: 0 },
+    ]);
+    let first = driver.memory_allocate(0, 64).unwrap();
+    let free_bytes = driver.memory_info(0).unwrap().free_bytes;
+    let error = driver.memory_allocate(0, 64).unwrap_err();
+    assert_eq!(error.code(), Code::OutOfMemory);
+    assert!(error.detail().contains("injected fault: request 1"), "{error}");
+    assert_eq!(driver.memory_info(0).unwrap().free_bytes, free_bytes, "nothing was taken");
+
+    let range = driver.address_reserve(0, bytes).unwrap();
+    let physical = driver.physical_create(0, bytes, PhysicalFlags::default()).unwrap();
+    assert_eq!(code(driver.memory_map(range, bytes, physical, 0)), Code::MapFailed);
+    driver.memory_map(range, bytes, physical, 0).expect("the range and the pages are as they were");
+    assert_eq!(code(driver.host_allocate(64, HostFlags::default())), Code::OutOfMemory);
+    driver.host_allocate(64, HostFlags::default()).expect("once");
+    driver.memory_free(first).unwrap();
+}
+
+#[test]
+fn an_injected_failure_of_a_command_loses_its_device_alone() {
+    for (by_hardware, expected) in [(false, Code::LaunchFailed), (true, Code::EccUncorrectable)] {
+        let driver = sim(2);
+        let [stream, other] = [0, 1].map(|device| driver.stream_create(device, 0).unwrap());
+        let [lost, sound] = [0, 1].map(|device| number(&driver, device));
+        driver.device_synchronize(0).unwrap();
+        driver.device_synchronize(1).unwrap();
+        driver.inject(&[Fault::CommandFails { command: 1, by_hardware }]);
+        append(&driver, stream, lost, 1);
+        driver.stream_synchronize(stream).expect("the first command is well");
+        append(&driver, stream, lost, 2);
+        let error = driver.stream_synchronize(stream).unwrap_err();
+        assert_eq!(error.code(), expected);
+        assert!(error.is_device_lost() && error.detail().contains("injected fault: command 1"), "{error}");
+        append(&driver, other, sound, 1);
+        assert_eq!(read(&driver, other, sound), 1);
+        driver.memory_free(lost).expect("memory of a lost device can be given back");
+    }
 }
