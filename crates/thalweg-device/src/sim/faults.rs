@@ -16,6 +16,8 @@
 //! Requests, calls and commands are counted from 0, over the whole machine, from the moment of
 //! [`SimDriver::inject`](super::SimDriver::inject) on.
 
+use std::fmt;
+
 use super::refusal::{Outcome, Refusal};
 use crate::Code;
 
@@ -59,6 +61,21 @@ pub(super) enum Point {
 
 const POINTS: usize = 4;
 
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory { request } => write!(f, "request {request} for device memory"),
+            Self::MapFails { call } => write!(f, "call {call} of memory_map"),
+            Self::PinnedOutOfMemory { request } => write!(f, "request {request} for pinned memory"),
+            Self::CommandFails { command, by_hardware: false } => write!(f, "command {command}"),
+            Self::CommandFails { command, by_hardware: true } => {
+                write!(f, "command {command}, by a fault of the hardware,")
+            }
+        }?;
+        f.write_str(" fails")
+    }
+}
+
 impl Fault {
     fn point(self) -> Point {
         match self {
@@ -78,22 +95,13 @@ impl Fault {
     }
 
     fn refusal(self) -> Refusal {
-        let (code, what) = match self {
-            Self::OutOfMemory { request } => {
-                (Code::OutOfMemory, format!("request {request} for device memory"))
-            }
-            Self::MapFails { call } => (Code::MapFailed, format!("call {call} of memory_map")),
-            Self::PinnedOutOfMemory { request } => {
-                (Code::OutOfMemory, format!("request {request} for pinned memory"))
-            }
-            Self::CommandFails { command, by_hardware: false } => {
-                (Code::LaunchFailed, format!("command {command}"))
-            }
-            Self::CommandFails { command, by_hardware: true } => {
-                (Code::EccUncorrectable, format!("command {command}, by a fault of the hardware"))
-            }
+        let code = match self {
+            Self::OutOfMemory { .. } | Self::PinnedOutOfMemory { .. } => Code::OutOfMemory,
+            Self::MapFails { .. } => Code::MapFailed,
+            Self::CommandFails { by_hardware: false, .. } => Code::LaunchFailed,
+            Self::CommandFails { by_hardware: true, .. } => Code::EccUncorrectable,
         };
-        Refusal::new(code, format!("injected fault: {what} fails"))
+        Refusal::new(code, format!("injected fault: {self}"))
     }
 }
 
@@ -102,12 +110,18 @@ impl Fault {
 pub(super) struct Faults {
     planned: Vec<Fault>,
     passed: [u64; POINTS],
+    struck: u64,
 }
 
 impl Faults {
     /// Plans faults; counting begins anew.
     pub(super) fn plan(&mut self, faults: &[Fault]) {
-        *self = Self { planned: faults.to_vec(), passed: [0; POINTS] };
+        *self = Self { planned: faults.to_vec(), passed: [0; POINTS], struck: 0 };
+    }
+
+    /// How many have struck.
+    pub(super) fn struck(&self) -> u64 {
+        self.struck
     }
 
     /// The run comes by here: the fault that strikes now.
@@ -119,7 +133,10 @@ impl Faults {
         self.passed[point as usize] += 1;
         let strikes = |fault: &Fault| fault.point() == point && fault.number() == number;
         match self.planned.iter().position(strikes) {
-            Some(position) => Err(self.planned.swap_remove(position).refusal()),
+            Some(position) => {
+                self.struck += 1;
+                Err(self.planned.swap_remove(position).refusal())
+            }
             None => Ok(()),
         }
     }

@@ -153,6 +153,11 @@ impl SimDriver {
     pub fn inject(&self, faults: &[Fault]) {
         self.machine.lock().executor.faults.plan(faults);
     }
+
+    /// How many of the faults of the last [`inject`](Self::inject) have struck.
+    pub fn faults_struck(&self) -> u64 {
+        self.machine.lock().executor.faults.struck()
+    }
 }
 
 impl Drop for SimDriver {
