@@ -13,6 +13,7 @@ mod history_wiring;
 mod host;
 mod host_capture;
 mod host_harness;
+mod host_history;
 mod host_random;
 mod host_threads;
 mod model;
