@@ -6,6 +6,7 @@ mod conformance;
 mod decisions;
 mod direct;
 mod exact;
+mod fault_runs;
 mod faults;
 mod harness;
 mod histories;
