@@ -28,7 +28,9 @@ impl Subject for Harness {
     type Op = Op;
 
     fn new(faulty: bool) -> Self {
-        Self { faulty, ..Self::new(10 * MIB) }
+        let mut harness = Self::new(10 * MIB);
+        harness.faulty = faulty;
+        harness
     }
 
     fn upstream(&self) -> &FakeUpstream {
