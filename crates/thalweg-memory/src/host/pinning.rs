@@ -137,12 +137,12 @@ impl Pinning {
         let Source::Upstream(method) = slab.source else {
             unreachable!("the reserve goes back as a whole");
         };
-        let going = Leaving::tell(self, slab.address, history);
+        let leaving = Leaving::tell(self, slab.address, history);
         let start = Instant::now();
         upstream
             .free_host(slab.address, slab.size_bytes, method)
             .map_err(|error| AllocationError::upstream("free_host", error))?;
-        going.is_gone();
+        leaving.complete();
         let statistics = &mut self.lock().statistics;
         statistics.host_free_time.add(start.elapsed());
         statistics.num_host_free += 1;
@@ -206,7 +206,7 @@ impl<'a> Leaving<'a> {
         Self { pinning, history, address, piece }
     }
 
-    fn is_gone(self) {
+    fn complete(self) {
         std::mem::forget(self);
     }
 }
