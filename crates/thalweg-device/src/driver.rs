@@ -280,6 +280,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// *Not in capture.*
     fn ipc_close(&self, pointer: DevicePointer) -> Result<()>;
 
+    /// The allocation that an address lies in: its first address, and its size in bytes. It knows what `memory_allocate` and
+    /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A card
+    /// may hold small allocations of one process in one piece, and opens all of it: then the piece is what is answered.)
+    /// Any other address is [`InvalidValue`](crate::Code::InvalidValue).
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
+
     // ---- Stream-ordered memory ------------------------------------------------------------------------------------
 
     /// A new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has

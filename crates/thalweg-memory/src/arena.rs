@@ -85,6 +85,14 @@ pub(crate) struct Request {
     pub(crate) exact_address: bool,
 }
 
+impl Request {
+    /// The same request, rounded to whole granules only.
+    pub(crate) fn unrounded(self) -> Self {
+        let size_bytes = self.requested_bytes.next_multiple_of(policy::MIN_BLOCK_BYTES);
+        Self { size_bytes, class: policy::size_class(size_bytes), ..self }
+    }
+}
+
 /// One pool's memory on one stream.
 pub(crate) struct Arena {
     pub(crate) number: u32,

@@ -526,12 +526,26 @@ impl<'a> Climb<'a> {
         allocator.release_cached(self.cold(), None)
     }
 
-    /// Any free block that is large enough.
+    /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
+    /// which is no reason to fail.
     fn last_resort(&mut self) -> Step {
         if !self.policy.last_resort {
             return Ok(None);
         }
-        self.borrow(Donors::Anybody, true)
+        let rounded = self.request;
+        self.request = rounded.unrounded();
+        if self.request.size_bytes < rounded.size_bytes {
+            for rung in [Self::cached, Self::stitch, Self::take_more] {
+                if let Some(obtained) = rung(self)? {
+                    return Ok(Some(obtained));
+                }
+            }
+        }
+        let obtained = self.borrow(Donors::Anybody, true)?;
+        if obtained.is_none() {
+            self.request = rounded;
+        }
+        Ok(obtained)
     }
 }
 

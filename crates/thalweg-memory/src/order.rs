@@ -283,8 +283,7 @@ impl<T: Copy + Eq> Order<T> {
             self.waits.pop_front();
             around.events.release_event(event);
         }
-        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
-        for stream in streams {
+        for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream)
                 && matches!(around.events.query_event(recorded.event), Ok(true))
             {
@@ -310,8 +309,7 @@ impl<T: Copy + Eq> Order<T> {
     pub(crate) fn synchronize(&mut self, around: &Surroundings<'_>) -> Result<(), UpstreamError> {
         assert!(!around.capturing, "nothing waits for an event while a capture is under way");
         self.end_captures(around);
-        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
-        for stream in streams {
+        for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream) {
                 around.events.synchronize_event(recorded.event)?;
                 self.settle_head(stream);
@@ -338,8 +336,7 @@ impl<T: Copy + Eq> Order<T> {
         if around.capturing || !pending.unrecorded.is_empty() || !pending.marks.is_empty() {
             return Ok(false);
         }
-        let streams: SmallVec<[StreamId; 4]> = self.queues.keys().copied().collect();
-        for stream in streams {
+        for stream in self.streams() {
             let queue = &self.queues[&stream];
             let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
             let last = last.recorded;
@@ -376,6 +373,11 @@ impl<T: Copy + Eq> Order<T> {
         let behind =
             queue.iter().rev().take_while(|other| other.recorded.sequence > recorded.sequence).count();
         queue.insert(queue.len() - behind, Queued { recorded, ticket });
+    }
+
+    /// The streams that have queues, copied, so that the queues may change while they are gone through.
+    fn streams(&self) -> SmallVec<[StreamId; 4]> {
+        self.queues.keys().copied().collect()
     }
 
     fn head(&self, stream: StreamId) -> Option<&Queued> {

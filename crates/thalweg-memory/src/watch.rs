@@ -12,7 +12,7 @@
 //! What is not here: which events there are and when they happen (`arena`, `grow`, `direct`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
 
@@ -22,6 +22,7 @@ use crate::blocks::{BlockId, SegmentId, Span};
 use crate::history::{
     Enabled, Event, History, HistorySettings, Merge, Ring, ScopeStage, StackId, StackSource, TextId,
 };
+use crate::host::HostAllocator;
 use crate::observe::{EventObservers, ObserverId, OutOfMemoryEvent, OutOfMemoryObservers, SnapshotFiles};
 use crate::pools::PoolId;
 use crate::settings::SnapshotValue;
@@ -42,6 +43,8 @@ pub(crate) struct Watch {
     pub(crate) failures: OutOfMemoryObservers,
     pub(crate) rejections: OutOfMemoryObservers,
     files: Mutex<Option<Arc<SnapshotFiles>>>,
+    /// Whose memory snapshots contain too.
+    host: OnceLock<Arc<HostAllocator>>,
 }
 
 impl Watch {
@@ -314,9 +317,20 @@ impl DeviceAllocator {
         self.common().watch.history.set_stack_source(source)
     }
 
+    /// From now on, and for good, snapshots contain the pinned memory of `host` too, also those that are written when memory
+    /// runs out. What is recorded of it is that allocator's own matter
+    /// ([`HostAllocator::record_memory_history`]).
+    ///
+    /// # Errors
+    /// Gives `host` back if there is one already.
+    pub fn attach_host_allocator(&self, host: Arc<HostAllocator>) -> Result<(), Arc<HostAllocator>> {
+        self.common().watch.host.set(host)
+    }
+
     /// Everything that is known of the memory, as PyTorch's `_snapshot()` has it: segments and blocks, with the stacks of their
     /// allocation as far as they were recorded, what happened, settings and annotations. The snapshot itself is an event too,
-    /// the last one of the next snapshot's past. Pinned memory is not part of it.
+    /// the last one of the next snapshot's past. Pinned memory is part of it if its allocator is
+    /// [attached](Self::attach_host_allocator).
     pub fn memory_snapshot(&self) -> Snapshot {
         self.memory_snapshot_with(&SnapshotOptions::default())
     }
@@ -362,6 +376,9 @@ impl DeviceAllocator {
             // The list has a place for each device up to this one.
             snapshot.device_traces.resize_with(usize::try_from(device).unwrap_or(0), Vec::new);
             snapshot.device_traces.push(merge.finish());
+        }
+        if let Some(host) = watch.host.get() {
+            host.add_to_snapshot(&mut snapshot, options);
         }
         snapshot
     }

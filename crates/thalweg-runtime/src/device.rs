@@ -172,7 +172,8 @@ impl Device {
         &self.0.allocator
     }
 
-    /// The cache of pinned host memory, shared by all devices of the driver.
+    /// The cache of pinned host memory, shared by all devices of the driver. Snapshots of
+    /// [`allocator`](Self::allocator) contain it.
     pub fn host_allocator(&self) -> &Arc<HostAllocator> {
         &self.0.host_allocator
     }
@@ -279,14 +280,15 @@ impl System {
         let label = format!("{}:{index}", driver.name());
         let number = i32::try_from(index).unwrap_or(i32::MAX);
         let upstream = DriverUpstream::new(driver.clone(), index, self.forgotten.clone());
+        let settings = self.environment.allocator.clone().with_label(label).with_device_number(number);
+        let allocator = DeviceAllocator::new(Arc::new(upstream), settings);
+        let attached = allocator.attach_host_allocator(self.host_allocator.clone());
+        debug_assert!(attached.is_ok(), "a new allocator has none attached");
         Ok(Device(Arc::new(DeviceState {
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             properties: driver.device_properties(index)?,
             environment: self.environment.clone(),
-            allocator: DeviceAllocator::new(
-                Arc::new(upstream),
-                self.environment.allocator.clone().with_label(label).with_device_number(number),
-            ),
+            allocator,
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),
             streams: StreamPool::new(self.forgotten.clone()),

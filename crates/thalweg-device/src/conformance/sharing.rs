@@ -19,6 +19,7 @@ group! {
     plain_memory_is_opened_elsewhere,
     only_whole_plain_memory_is_exported,
     what_is_no_handle_is_not_opened,
+    an_address_is_in_its_allocation_and_no_other,
 }
 
 /// A page that is made with the flags, or the reason why not.
@@ -160,10 +161,14 @@ fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> Outcome {
         Err(error) => return Err(error.into()),
     };
     is_one_memory(fixture, buffer.pointer, opened)?;
+    let (start, bytes) = driver.address_range(opened)?;
+    let ahead = opened.address() - start.address();
+    holds(bytes - ahead >= driver.address_range(buffer.pointer)?.1, "all of the memory is opened")?;
     refused_argument(driver.memory_free(opened), "memory_free of memory that was opened")?;
     refused_argument(driver.memory_free(buffer.pointer), "memory_free of memory that is open")?;
     is_one_memory(fixture, opened, buffer.pointer)?;
     driver.ipc_close(opened)?;
+    refused_argument(driver.address_range(opened), "address_range of memory that was closed")?;
     refused_argument(driver.ipc_close(opened), "ipc_close twice")
 }
 
@@ -183,4 +188,26 @@ fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> Outcome {
     let codes =
         [Code::InvalidValue, Code::InvalidHandle, Code::InvalidContext, Code::InvalidDevice, Code::MapFailed];
     refused(opened, &codes, "ipc_open of bytes that are no handle")
+}
+
+fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let bytes = 3 << 20;
+    let [pointer, other] =
+        [driver.memory_allocate(fixture.device, bytes)?, driver.memory_allocate(fixture.device, 512)?];
+    for offset in [0, 1, bytes - 1] {
+        let range = driver.address_range(pointer.offset(offset))?;
+        equal(range, (pointer, bytes), "the allocation around an address")?;
+    }
+    let (start, around) = driver.address_range(other)?;
+    equal((start, around >= 512), (other, true), "the allocation beside it")?;
+    driver.memory_free(other)?;
+    driver.memory_free(pointer)?;
+    for gone in [pointer, pointer.offset(bytes - 1), DevicePointer::new(0), DevicePointer::new(u64::MAX)] {
+        refused_argument(
+            driver.address_range(gone),
+            &format!("address_range of {gone:?}, which is no memory"),
+        )?;
+    }
+    Ok(())
 }

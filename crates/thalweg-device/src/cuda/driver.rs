@@ -330,6 +330,7 @@ impl Driver for CudaDriver {
         fn ipc_export(pointer: DevicePointer) -> IpcHandle;
         fn ipc_open(device: u32, handle: IpcHandle) -> DevicePointer;
         fn ipc_close(pointer: DevicePointer) -> ();
+        fn address_range(pointer: DevicePointer) -> (DevicePointer, u64);
         fn pool_create(device: u32) -> PoolHandle;
         fn pool_destroy(pool: PoolHandle) -> ();
         fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> ();

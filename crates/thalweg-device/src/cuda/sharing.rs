@@ -121,18 +121,35 @@ impl CudaDriver {
         // SAFETY: writes one address; bytes that are no handle are refused.
         let outcome = unsafe { self.cuda.table.ipc_open(&raw mut pointer, raw, flags) };
         self.cuda.check(outcome, || format!("memory of another process, for device {device}"))?;
+        let (start, bytes) = self.allocation_around(pointer).inspect_err(|_| {
+            // SAFETY: it was just opened, and nobody knows the address.
+            let _ = unsafe { self.cuda.table.ipc_close(pointer) };
+        })?;
+        // A handle that is open already gives the address that it has, and counts.
+        let bytes = bytes - (pointer - start);
+        self.ranges.open(pointer, Range { bytes, kind: RangeKind::Ipc { opened: 1 }, device });
+        Ok(DevicePointer::new(pointer))
+    }
+
+    pub(super) fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
+        let has_size = |kind| matches!(kind, RangeKind::Plain | RangeKind::Managed | RangeKind::Ipc { .. });
+        let range = self.ranges.around(pointer.address(), 1).filter(|range| has_size(range.kind));
+        let Some(range) = range else {
+            let detail = format!("{pointer:?} is not in memory that memory_allocate or ipc_open gave");
+            return Err(Error::new(Code::InvalidValue, "cuMemGetAddressRange", detail));
+        };
+        self.enter(range.device)?;
+        let (start, bytes) = self.allocation_around(pointer.address())?;
+        Ok((DevicePointer::new(start), bytes))
+    }
+
+    /// What the driver itself knows, with the context of the device entered.
+    fn allocation_around(&self, pointer: RawPointer) -> Result<(RawPointer, u64)> {
         let (mut start, mut bytes): (RawPointer, usize) = (0, 0);
         // SAFETY: writes an address and a number.
         let outcome = unsafe { self.cuda.table.address_range(&raw mut start, &raw mut bytes, pointer) };
-        if let Err(error) = self.cuda.check(outcome, || format!("the opened memory at {pointer:#x}")) {
-            // SAFETY: it was just opened, and nobody knows the address.
-            let _ = unsafe { self.cuda.table.ipc_close(pointer) };
-            return Err(error);
-        }
-        // A handle that is open already gives the address that it has, and counts.
-        let bytes = bytes as u64 - (pointer - start);
-        self.ranges.open(pointer, Range { bytes, kind: RangeKind::Ipc { opened: 1 }, device });
-        Ok(DevicePointer::new(pointer))
+        self.cuda.check(outcome, || format!("the allocation around {pointer:#x}"))?;
+        Ok((start, bytes as u64))
     }
 
     pub(super) fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {

@@ -456,6 +456,13 @@ impl Driver for SimDriver {
         })
     }
 
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
+        self.enter("cuMemGetAddressRange", |state| {
+            let (start, bytes) = state.memory.address_range(pointer.address())?;
+            Ok((DevicePointer::new(start), bytes))
+        })
+    }
+
     fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
         let address = pointer.address();
         self.enter_and_wait("cuIpcCloseMemHandle", |mut locked| {

@@ -223,6 +223,20 @@ impl Memory {
         Ok(address)
     }
 
+    /// The plain memory around an address, at its own place or where it was opened.
+    pub(super) fn address_range(&self, address: u64) -> Outcome<(u64, u64)> {
+        let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
+            Allocation::Plain(segment) => Some((start, segment.bytes)),
+            Allocation::Pinned { .. } => None,
+        });
+        let opened = self.opened.iter().map(|(&start, opened)| (start, opened.bytes));
+        let around = |(start, bytes): &(u64, u64)| (*start..start + bytes).contains(&address);
+        allocated.chain(opened).find(around).ok_or_else(|| {
+            let detail = format!("{address:#x} is not in memory that memory_allocate or ipc_open gave");
+            Refusal::new(Code::InvalidValue, detail)
+        })
+    }
+
     /// The memory behind what `ipc_open` mapped.
     pub(super) fn opened_pieces(&self, address: u64) -> Outcome<SmallVec<[Piece; 4]>> {
         let Some(opened) = self.opened.get(&address) else {

@@ -202,6 +202,7 @@ impl Mode {
     const STACK_IN_EVENT: u64 = 1 << 17;
     const STACK_OF_FREE: u64 = 1 << 18;
     const COMPILE_CONTEXT: u64 = 1 << 19;
+    const ON: u64 = 1 << 20;
 
     fn of(settings: &HistorySettings, changes: u32) -> Self {
         let on = settings.enabled != Enabled::Off;
@@ -216,6 +217,7 @@ impl Mode {
                 | bit(Self::STACK_IN_EVENT, events && stacks(ContextLevel::Alloc))
                 | bit(Self::STACK_OF_FREE, events && stacks(ContextLevel::All))
                 | bit(Self::COMPILE_CONTEXT, settings.compile_context)
+                | bit(Self::ON, on)
                 | u64::from(changes) << 32,
         )
     }
@@ -305,6 +307,12 @@ impl History {
         self.stacks.set(source)
     }
 
+    /// Whether anything is recorded now: events, or where blocks were allocated.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.mode().has(Mode::ON)
+    }
+
     /// Whether events of this kind are recorded now. [`Ring::push`] asks this itself; ask before doing work for an event.
     pub fn records(&self, action: Action) -> bool {
         self.mode().records(action)
@@ -361,6 +369,7 @@ impl History {
         self.stacks.get()?.capture()
     }
 
+    #[inline]
     fn mode(&self) -> Mode {
         Mode(self.mode.load(Ordering::Acquire))
     }

@@ -24,18 +24,12 @@ pub struct HostBlock {
     /// `None` for a null block.
     slab: Option<Slab>,
     home: Home,
-    requested_bytes: u64,
     users: Mutex<Users>,
 }
 
 impl HostBlock {
-    pub(crate) fn new(
-        allocator: Arc<HostAllocator>,
-        slab: Option<Slab>,
-        home: Home,
-        requested_bytes: u64,
-    ) -> Self {
-        Self { allocator, slab, home, requested_bytes, users: Mutex::default() }
+    pub(crate) fn new(allocator: Arc<HostAllocator>, slab: Option<Slab>, home: Home) -> Self {
+        Self { allocator, slab, home, users: Mutex::default() }
     }
 
     /// Where the memory begins; 0 for a null block.
@@ -50,7 +44,7 @@ impl HostBlock {
 
     /// How many bytes were asked for.
     pub fn requested_bytes(&self) -> u64 {
-        self.requested_bytes
+        self.slab.map_or(0, |slab| slab.requested_bytes)
     }
 
     /// Whether this is a null block, which holds no memory.
@@ -96,6 +90,13 @@ impl HostBlock {
         }
     }
 
+    /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
+    pub fn annotate(&self, text: &str) {
+        if let Some(slab) = self.slab {
+            self.allocator.core.annotate(slab, &self.home, text);
+        }
+    }
+
     fn users(&self) -> MutexGuard<'_, Users> {
         // The uses are valid whenever the upstream, which may panic, is called.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,7 +109,9 @@ impl Drop for HostBlock {
         let Users { uses, captured_by } =
             std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
         let home = std::mem::replace(&mut self.home, Home::Shared);
-        self.allocator.core.take_back(Freed { slab, home, uses, captured_by, failed: false });
+        let core = &self.allocator.core;
+        let stack = core.common.history.stack_of_free();
+        core.take_back(Freed { slab, home, uses, captured_by, failed: false, stack, told: false });
     }
 }
 
@@ -117,7 +120,7 @@ impl fmt::Debug for HostBlock {
         f.debug_struct("HostBlock")
             .field("address", &format_args!("{:#x}", self.address()))
             .field("size_bytes", &self.size_bytes())
-            .field("requested_bytes", &self.requested_bytes)
+            .field("requested_bytes", &self.requested_bytes())
             .finish_non_exhaustive()
     }
 }

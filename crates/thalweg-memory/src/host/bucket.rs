@@ -27,7 +27,10 @@ use super::captures::PrivatePool;
 use super::settings::{Request, Rounding};
 use super::statistics::Tally;
 use super::uses::{Outcome, Recorder, Uses, Waiting};
+use super::watch::Log;
+use crate::history::{History, StackId};
 use crate::inbox::Inbox;
+use crate::snapshot::Action;
 use crate::stats::Statistic;
 use crate::upstream::{HostMethod, HostUpstream};
 
@@ -45,6 +48,8 @@ pub(crate) enum Source {
 pub(crate) struct Slab {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
+    /// What its last holder asked for.
+    pub(crate) requested_bytes: u64,
     pub(crate) source: Source,
 }
 
@@ -62,6 +67,14 @@ impl Home {
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Private(pool) if pool.is_closed())
     }
+
+    /// What the history calls it.
+    pub(crate) fn pool_id(&self) -> (u64, u64) {
+        match self {
+            Self::Shared => (0, 0),
+            Self::Private(pool) => pool.pool_id(),
+        }
+    }
 }
 
 /// A slab on its way back.
@@ -74,6 +87,24 @@ pub(crate) struct Freed {
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
     /// Whether an event could not be recorded, so that nobody will ever know when the uses are over.
     pub(crate) failed: bool,
+    /// Where it was freed, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+    /// Whether the history was told that it was freed.
+    pub(crate) told: bool,
+}
+
+/// A request on its way through the buckets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    /// Where in the program, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+}
+
+/// What all buckets look at.
+pub(crate) struct Common {
+    pub(crate) rounding: Rounding,
+    pub(crate) history: History,
 }
 
 /// What arrives in a bucket.
@@ -128,6 +159,10 @@ impl FreeList {
         self.stacks.values().all(Vec::is_empty)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slab> {
+        self.stacks.values().flatten().map(|(_, slab)| slab)
+    }
+
     /// Takes out all that could go back to the upstream, or all there is.
     pub(crate) fn take_all(&mut self, with_reserve: bool) -> Vec<Slab> {
         let mut taken = Vec::new();
@@ -150,23 +185,29 @@ pub(crate) struct Shelf {
     pub(crate) kept: Vec<Freed>,
     /// Free slabs that are too large to be kept: to be given back as soon as somebody may wait for that.
     pub(crate) discarded: Vec<Slab>,
-    pub(crate) retired: Tally,
+    /// Slabs that nobody will ever use again.
+    pub(crate) retired: Vec<Slab>,
     pub(crate) active_requests: Statistic,
     pub(crate) active_bytes: Statistic,
+    pub(crate) log: Log,
 }
 
 impl Shelf {
     /// Takes a free slab.
-    pub(crate) fn take(&mut self, request: &Request) -> Option<Slab> {
-        let slab = self.free.take(request)?;
-        self.taken(slab);
-        Some(slab)
+    pub(crate) fn take(&mut self, asked: &Asked, common: &Common) -> Option<Slab> {
+        let slab = self.free.take(&asked.request)?;
+        Some(self.taken(slab, asked, common))
     }
 
-    /// A slab goes from here into a caller's hands.
-    pub(crate) fn taken(&mut self, slab: Slab) {
+    /// A slab goes from here into a caller's hands: as it is from now on.
+    pub(crate) fn taken(&mut self, slab: Slab, asked: &Asked, common: &Common) -> Slab {
+        let slab = Slab { requested_bytes: asked.request.requested_bytes, ..slab };
         self.active_requests.increase(1);
         self.active_bytes.increase(slab.size_bytes);
+        if common.history.is_on() {
+            self.log.tell_allocated(&common.history, slab, asked.stack);
+        }
+        slab
     }
 
     /// Takes any slab that is large enough out of those that nobody uses, without counting it as active.
@@ -177,15 +218,22 @@ impl Shelf {
         self.free.take(&Request { most_bytes: u64::MAX, latest_first: false, ..*request })
     }
 
-    pub(crate) fn receive(&mut self, arrival: Arrival, rounding: &Rounding) {
+    pub(crate) fn receive(&mut self, mut arrival: Arrival, common: &Common) {
+        let (Arrival::Kept(freed) | Arrival::Home(freed)) = &mut arrival;
+        if !std::mem::replace(&mut freed.told, true) && common.history.is_on() {
+            let pool_id = freed.home.pool_id();
+            self.log.tell_freed(&common.history, Action::FreeRequested, freed.slab, pool_id, freed.stack);
+        }
         match arrival {
             Arrival::Kept(freed) => self.kept.push(freed),
-            Arrival::Home(Freed { slab, failed: true, .. }) => self.settle(slab, Outcome::Failed, rounding),
+            Arrival::Home(Freed { slab, stack, failed: true, .. }) => {
+                self.settle(slab, Outcome::Failed, stack, common);
+            }
             Arrival::Home(Freed { slab, uses, .. }) if uses.has_marks() => {
                 self.deferred.push_back((slab, uses));
             }
-            Arrival::Home(Freed { slab, uses, .. }) if uses.is_empty() => {
-                self.settle(slab, Outcome::Passed, rounding);
+            Arrival::Home(Freed { slab, uses, stack, .. }) if uses.is_empty() => {
+                self.settle(slab, Outcome::Passed, stack, common);
             }
             Arrival::Home(Freed { slab, uses, .. }) => self.waiting.add(slab, uses),
         }
@@ -202,17 +250,17 @@ impl Shelf {
         &mut self,
         recorder: &Recorder,
         upstream: &dyn HostUpstream,
-        rounding: &Rounding,
+        common: &Common,
         wait: bool,
     ) {
-        self.settle_all(rounding);
+        self.settle_all(common);
         while let Some((slab, uses)) = self.deferred.front_mut() {
             // The slab stays where it is while events are recorded, which may panic.
             let (slab, recorded) = (*slab, uses.record_marks(recorder));
             let (_, uses) = self.deferred.pop_front().expect("the front is there");
             match recorded {
                 Ok(()) => self.waiting.add(slab, uses),
-                Err(_) => self.settle(slab, Outcome::Failed, rounding),
+                Err(_) => self.settle(slab, Outcome::Failed, None, common),
             }
         }
         if wait {
@@ -220,23 +268,29 @@ impl Shelf {
         } else {
             self.waiting.poll(upstream);
         }
-        self.settle_all(rounding);
+        self.settle_all(common);
     }
 
     /// Takes in what came out of waiting. Only a panic of the upstream leaves anything behind.
-    pub(crate) fn settle_all(&mut self, rounding: &Rounding) {
+    pub(crate) fn settle_all(&mut self, common: &Common) {
         while let Some((slab, outcome)) = self.waiting.pop_settled() {
-            self.settle(slab, outcome, rounding);
+            self.settle(slab, outcome, None, common);
         }
     }
 
-    /// A slab that was active is so no more.
-    fn settle(&mut self, slab: Slab, outcome: Outcome, rounding: &Rounding) {
+    /// A slab that was active is so no more. The stack is that of the free, where that is still known.
+    fn settle(&mut self, slab: Slab, outcome: Outcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(slab.size_bytes);
         match outcome {
-            Outcome::Passed => self.put(slab, rounding),
-            Outcome::Failed => self.retired.count(slab.size_bytes),
+            Outcome::Passed => {
+                if common.history.is_on() {
+                    let pool_id = self.log.pool_id;
+                    self.log.tell_freed(&common.history, Action::FreeCompleted, slab, pool_id, stack);
+                }
+                self.put(slab, &common.rounding);
+            }
+            Outcome::Failed => self.retired.push(slab),
         }
     }
 
@@ -255,7 +309,14 @@ impl Shelf {
         counted && self.free.is_empty()
     }
 
-    /// Freed slabs that wait, and their bytes.
+    /// Freed slabs that wait.
+    pub(crate) fn pending_slabs(&self) -> impl Iterator<Item = &Slab> {
+        let deferred = self.deferred.iter().map(|(slab, _)| slab);
+        let kept = self.kept.iter().map(|freed| &freed.slab);
+        deferred.chain(kept).chain(self.waiting.slabs())
+    }
+
+    /// Their number and bytes.
     pub(crate) fn pending(&self) -> Tally {
         let deferred = Tally::of(self.deferred.iter().map(|(slab, _)| slab.size_bytes));
         let kept = Tally::of(self.kept.iter().map(|freed| freed.slab.size_bytes));
@@ -280,7 +341,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn slab(address: u64, size_bytes: u64) -> Slab {
-        Slab { address, size_bytes, source: Source::Reserve }
+        Slab { address, size_bytes, requested_bytes: size_bytes, source: Source::Reserve }
     }
 
     fn list(slabs: &[(u64, u64)]) -> FreeList {

@@ -42,6 +42,17 @@ pub(crate) struct PrivatePool {
 }
 
 impl PrivatePool {
+    fn new(id: PoolId) -> Self {
+        let pool = Self { id, closed: AtomicBool::new(false), bucket: Bucket::default() };
+        pool.bucket.shelf.lock().expect("nobody had it yet").log.pool_id = pool.pool_id();
+        pool
+    }
+
+    /// What the history calls it.
+    pub(crate) fn pool_id(&self) -> (u64, u64) {
+        (0, self.id.raw())
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -152,13 +163,9 @@ impl PrivatePools {
     /// If the last reference was released and blocks of the pool are still out.
     pub(crate) fn retain(&self, id: PoolId) -> Result<(), Kind> {
         let mut pools = self.lock();
-        let counted = pools.entry(id).or_insert_with(|| {
-            let bucket = Bucket::default();
-            Counted {
-                pool: Arc::new(PrivatePool { id, closed: AtomicBool::new(false), bucket }),
-                references: 0,
-            }
-        });
+        let counted = pools
+            .entry(id)
+            .or_insert_with(|| Counted { pool: Arc::new(PrivatePool::new(id)), references: 0 });
         if counted.pool.is_closed() {
             return Err(Kind::UnknownPool(id));
         }

@@ -21,16 +21,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use super::bucket::{Arrival, Bucket, Freed, Home, Shelf, Slab};
+use super::bucket::{Arrival, Asked, Bucket, Common, Freed, Home, Shelf, Slab};
 use super::captures::{Gate, PrivatePool, PrivatePools};
 use super::pinning::Pinning;
 use super::poller::Wake;
-use super::settings::{HostSettings, Request, Rounding};
-use super::statistics::{self, HostStatistics};
+use super::settings::{HostSettings, Rounding};
+use super::statistics::{self, HostStatistics, Tally};
 use super::uses::Recorder;
 use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
 /// No request may be larger (1 EiB): it can only be a mistake, and rounding cannot overflow.
@@ -42,12 +43,15 @@ pub(crate) struct Core {
     upstream: Arc<dyn HostUpstream>,
     pub(crate) recorder: Recorder,
     settings: Mutex<HostSettings>,
-    rounding: Rounding,
+    pub(crate) common: Common,
     /// By the exponent of the power of two that a size is at most.
     shared: [Bucket; MAX_EXPONENT + 1],
     pub(crate) gate: Gate,
     pub(crate) pools: PrivatePools,
-    pinning: Pinning,
+    pub(crate) pinning: Pinning,
+    /// Held to read by whoever has slabs in no bucket and in nobody's hands, and to write by whoever looks at all slabs. It
+    /// comes before the locks of buckets.
+    pub(crate) moving: RwLock<()>,
     has_chores: AtomicBool,
     /// How often a pool was about to be forgotten, and how often that was over.
     forgettings_begun: AtomicU64,
@@ -60,7 +64,8 @@ impl Core {
         Self {
             recorder: Recorder::new(Arc::clone(&upstream)),
             upstream,
-            rounding: Rounding::new(&settings),
+            common: Common { rounding: Rounding::new(&settings), history: History::new() },
+            moving: RwLock::default(),
             settings: Mutex::new(settings),
             shared: std::array::from_fn(|_| Bucket::default()),
             gate: Gate::default(),
@@ -78,21 +83,26 @@ impl Core {
     }
 
     pub(crate) fn set_settings(&self, settings: HostSettings) {
-        self.rounding.set(&settings);
+        self.common.rounding.set(&settings);
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
     }
 
     /// Finds memory for a request of at least 1 byte.
-    pub(crate) fn allocate(&self, bytes: u64, home: &Home) -> Result<Slab, AllocationError> {
+    pub(crate) fn allocate(
+        &self,
+        bytes: u64,
+        home: &Home,
+        stack: Option<StackId>,
+    ) -> Result<Slab, AllocationError> {
         if bytes > MAX_REQUEST_BYTES {
             return Err(self.out_of_memory(bytes));
         }
         self.do_chores();
-        let request = self.rounding.request(bytes);
-        if let Some(slab) = self.cached(&request, home) {
+        let asked = Asked { request: self.common.rounding.request(bytes), stack };
+        if let Some(slab) = self.cached(&asked, home) {
             return Ok(slab);
         }
-        if let Some(slab) = self.pinned(&request, home)? {
+        if let Some(slab) = self.pinned(&asked, home)? {
             return Ok(slab);
         }
         let mut failure = None;
@@ -100,25 +110,25 @@ impl Core {
             if !self.settle(wait) {
                 break;
             }
-            if let Some(slab) = self.cached(&request, home) {
+            if let Some(slab) = self.cached(&asked, home) {
                 return Ok(slab);
             }
             failure = self.give_back_free().err().or(failure);
-            if let Some(slab) = self.pinned(&request, home)? {
+            if let Some(slab) = self.pinned(&asked, home)? {
                 return Ok(slab);
             }
         }
-        match self.any(&request, home) {
+        match self.any(&asked, home) {
             Some(slab) => Ok(slab),
             None => Err(failure.unwrap_or_else(|| self.out_of_memory(bytes))),
         }
     }
 
     /// A cached slab, perhaps one that has just become free.
-    fn cached(&self, request: &Request, home: &Home) -> Option<Slab> {
-        let bucket = self.bucket(home, request.size_bytes);
+    fn cached(&self, asked: &Asked, home: &Home) -> Option<Slab> {
+        let bucket = self.bucket(home, asked.request.size_bytes);
         let mut shelf = self.lock(bucket);
-        if let Some(slab) = shelf.take(request) {
+        if let Some(slab) = shelf.take(asked, &self.common) {
             return Some(slab);
         }
         if !shelf.has_pending() {
@@ -129,27 +139,29 @@ impl Core {
         let mut shelf = self.lock(bucket);
         self.process(&mut shelf, false);
         drop(gate);
-        shelf.take(request)
+        shelf.take(asked, &self.common)
     }
 
-    fn pinned(&self, request: &Request, home: &Home) -> Result<Option<Slab>, AllocationError> {
-        let slab = self.pinning.pin(request.size_bytes, &self.settings(), &*self.upstream)?;
-        if let Some(slab) = slab {
-            self.lock(self.bucket(home, slab.size_bytes)).taken(slab);
-        }
-        Ok(slab)
+    fn pinned(&self, asked: &Asked, home: &Home) -> Result<Option<Slab>, AllocationError> {
+        let history = &self.common.history;
+        let slab = self.pinning.pin(asked, history, &self.settings(), &*self.upstream)?;
+        Ok(slab.map(|slab| self.taken(slab, asked, home)))
+    }
+
+    fn taken(&self, slab: Slab, asked: &Asked, home: &Home) -> Slab {
+        self.lock(self.bucket(home, slab.size_bytes)).taken(slab, asked, &self.common)
     }
 
     /// The smallest free slab that is large enough, whatever it wastes.
-    fn any(&self, request: &Request, home: &Home) -> Option<Slab> {
+    fn any(&self, asked: &Asked, home: &Home) -> Option<Slab> {
+        let request = &asked.request;
         let own = match home {
             Home::Private(pool) => Some(&pool.bucket),
             Home::Shared => None,
         };
         let shared = &self.shared[exponent(request.requested_bytes)..];
         let slab = own.into_iter().chain(shared).find_map(|bucket| self.lock(bucket).take_any(request))?;
-        self.lock(self.bucket(home, slab.size_bytes)).taken(slab);
-        Some(slab)
+        Some(self.taken(slab, asked, home))
     }
 
     /// Takes a slab back from a caller's hands. Neither fails nor waits.
@@ -177,11 +189,11 @@ impl Core {
         let arrival = if pool.is_some() { Arrival::Kept(freed) } else { Arrival::Home(freed) };
         let bucket = self.bucket(&to, size_bytes);
         match bucket.shelf.try_lock() {
-            Ok(mut shelf) => shelf.receive(arrival, &self.rounding),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().receive(arrival, &self.rounding),
+            Ok(mut shelf) => shelf.receive(arrival, &self.common),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().receive(arrival, &self.common),
             Err(TryLockError::WouldBlock) => bucket.inbox.push(arrival),
         }
-        let chore = to.is_closed() || !self.rounding.is_cached(size_bytes);
+        let chore = to.is_closed() || !self.common.rounding.is_cached(size_bytes);
         if chore {
             self.has_chores.store(true, Ordering::Release);
         }
@@ -216,7 +228,7 @@ impl Core {
 
     /// The caller holds the gate open.
     fn process(&self, shelf: &mut Shelf, wait: bool) {
-        shelf.process(&self.recorder, &*self.upstream, &self.rounding, wait);
+        shelf.process(&self.recorder, &*self.upstream, &self.common, wait);
         if !shelf.discarded.is_empty() {
             self.has_chores.store(true, Ordering::Release);
         }
@@ -235,6 +247,7 @@ impl Core {
 
     /// Gives back what is free in the shared buckets.
     fn give_back_free(&self) -> Result<(), AllocationError> {
+        let _moving = self.moving();
         for bucket in &self.shared {
             let mut shelf = self.lock(bucket);
             let mut slabs = shelf.free.take_all(false);
@@ -252,11 +265,9 @@ impl Core {
         let catch_all = self.settings().pinned_free_catch_all();
         let mut going = Going { core: self, slabs };
         while let Some(slab) = going.slabs.last() {
-            match self.pinning.unpin(slab, &*self.upstream) {
+            match self.pinning.unpin(slab, &self.common.history, &*self.upstream) {
                 Ok(()) => {}
-                Err(_) if catch_all => {
-                    self.lock(self.shared_bucket(slab.size_bytes)).retired.count(slab.size_bytes)
-                }
+                Err(_) if catch_all => self.pinning.lock().lose(&[*slab]),
                 Err(error) => return Err(error),
             }
             going.slabs.pop();
@@ -274,6 +285,7 @@ impl Core {
             return;
         }
         self.sweep();
+        let _moving = self.moving();
         for bucket in &self.shared {
             let slabs = std::mem::take(&mut self.lock(bucket).discarded);
             let _ = self.give_back(slabs);
@@ -290,6 +302,7 @@ impl Core {
     }
 
     fn sweep_pool(&self, pool: &Arc<PrivatePool>) {
+        let _moving = self.moving();
         loop {
             let mut shelf = self.lock(&pool.bucket);
             let kept = std::mem::take(&mut shelf.kept);
@@ -297,7 +310,7 @@ impl Core {
             free.append(&mut shelf.discarded);
             drop(shelf);
             for slab in free {
-                self.lock(self.shared_bucket(slab.size_bytes)).put(slab, &self.rounding);
+                self.lock(self.shared_bucket(slab.size_bytes)).put(slab, &self.common.rounding);
             }
             if kept.is_empty() {
                 break;
@@ -309,11 +322,12 @@ impl Core {
         self.forgettings_begun.fetch_add(1, Ordering::AcqRel);
         if self.pools.forget(pool, is_empty) {
             let shelf = self.lock(&pool.bucket);
-            self.pinning.with_statistics(|sum| {
-                statistics::add_past(&mut sum.active_requests, &shelf.active_requests);
-                statistics::add_past(&mut sum.active_bytes, &shelf.active_bytes);
-                sum.retired = sum.retired + shelf.retired;
-            });
+            let accounts = &mut *self.pinning.lock();
+            accounts.lose(&shelf.retired);
+            accounts.ring.absorb(&self.common.history, &shelf.log.ring);
+            let sum = &mut accounts.statistics;
+            statistics::add_past(&mut sum.active_requests, &shelf.active_requests);
+            statistics::add_past(&mut sum.active_bytes, &shelf.active_bytes);
         }
         self.forgettings_ended.fetch_add(1, Ordering::AcqRel);
     }
@@ -336,7 +350,7 @@ impl Core {
             statistics::add(&mut sum.active_requests, &shelf.active_requests);
             statistics::add(&mut sum.active_bytes, &shelf.active_bytes);
             sum.pending = sum.pending + shelf.pending();
-            sum.retired = sum.retired + shelf.retired;
+            sum.retired = sum.retired + Tally::of(shelf.retired.iter().map(|slab| slab.size_bytes));
         });
         sum
     }
@@ -377,7 +391,7 @@ impl Core {
         .into()
     }
 
-    fn bucket<'a>(&'a self, home: &'a Home, size_bytes: u64) -> &'a Bucket {
+    pub(crate) fn bucket<'a>(&'a self, home: &'a Home, size_bytes: u64) -> &'a Bucket {
         match home {
             Home::Shared => self.shared_bucket(size_bytes),
             Home::Private(pool) => &pool.bucket,
@@ -389,19 +403,28 @@ impl Core {
     }
 
     /// Every bucket in turn, those of private pools last.
-    fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
-        self.shared.iter().for_each(|bucket| action(&mut self.lock(bucket)));
-        self.pools.all().iter().for_each(|pool| action(&mut self.lock(&pool.bucket)));
+    pub(crate) fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
+        let pools = self.pools.all();
+        self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
+    }
+
+    /// All buckets that there are, those of these pools last.
+    pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
+        self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
+    }
+
+    fn moving(&self) -> RwLockReadGuard<'_, ()> {
+        self.moving.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a bucket's lock and takes in what was left while somebody else had it.
-    fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
+    pub(crate) fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
         // A shelf is valid whenever the upstream, which may panic, is called.
         let mut shelf = bucket.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(arrival) = bucket.inbox.pop() {
-            shelf.receive(arrival, &self.rounding);
+            shelf.receive(arrival, &self.common);
         }
-        shelf.settle_all(&self.rounding);
+        shelf.settle_all(&self.common);
         shelf
     }
 }
@@ -434,7 +457,7 @@ struct Going<'a> {
 impl Drop for Going<'_> {
     fn drop(&mut self) {
         for slab in self.slabs.drain(..) {
-            self.core.lock(self.core.shared_bucket(slab.size_bytes)).put(slab, &self.core.rounding);
+            self.core.lock(self.core.shared_bucket(slab.size_bytes)).put(slab, &self.core.common.rounding);
         }
     }
 }
@@ -456,7 +479,7 @@ impl Drop for Core {
             reserve.extend(shelf.free.take_all(true));
         });
         for slab in slabs {
-            guarded(&|| _ = self.pinning.unpin(&slab, &*self.upstream));
+            guarded(&|| _ = self.pinning.unpin(&slab, &self.common.history, &*self.upstream));
         }
         guarded(&|| self.pinning.unpin_reserve(&reserve, &*self.upstream));
     }

@@ -32,6 +32,7 @@
 //! | `pinning` | the upstream, the reserve, their accounts | who asks |
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
+//! | `watch` | the history: what happened to which slab; snapshots | how a slab is found |
 //! | `block`, `raw` | handles, and addresses for callers that have no handles | |
 //!
 //! # What holds
@@ -58,6 +59,7 @@ mod raw;
 mod settings;
 mod statistics;
 mod uses;
+mod watch;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -138,7 +140,7 @@ impl HostAllocator {
         stream: Option<StreamId>,
     ) -> Result<HostBlock, AllocationError> {
         if bytes == 0 {
-            return Ok(HostBlock::new(Arc::clone(self), None, Home::Shared, 0));
+            return Ok(HostBlock::new(Arc::clone(self), None, Home::Shared));
         }
         let mut home = Home::Shared;
         if self.core.gate.is_closed()
@@ -146,8 +148,8 @@ impl HostAllocator {
         {
             home = Home::Private(Arc::clone(pool));
         }
-        let slab = self.core.allocate(bytes, &home)?;
-        Ok(HostBlock::new(Arc::clone(self), Some(slab), home, bytes))
+        let slab = self.core.allocate(bytes, &home, self.core.common.history.stack_of_allocation())?;
+        Ok(HostBlock::new(Arc::clone(self), Some(slab), home))
     }
 
     /// Looks how far the streams have come, and gives back what is not to be kept. Calls that need a block do this by

@@ -183,6 +183,11 @@ impl Waiting {
         self.bytes
     }
 
+    /// All that wait, or came out and were not taken yet.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab> {
+        self.blocks.values().map(|waiter| &waiter.slab).chain(self.settled.iter().map(|(slab, _)| slab))
+    }
+
     /// Takes in a freed block, all of whose uses have events; there is at least one.
     pub(crate) fn add(&mut self, slab: Slab, uses: Uses) {
         let address = slab.address;

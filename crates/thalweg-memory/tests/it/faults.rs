@@ -1,23 +1,36 @@
-//! A failing upstream leaves a valid allocator: each call fails in turn, in three ways.
+//! A failing upstream leaves a valid allocator of device memory.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault, InjectedFault};
 use thalweg_memory::{DeviceAllocator, UpstreamError};
 
+use crate::fault_runs::{Subject, fail_at_random, fail_each_call};
 use crate::harness::{Harness, Op, program, pytorch, stream};
-use crate::random::runner;
 
 const MIB: u64 = 1 << 20;
 
-/// One step; errors and injected panics are taken as they come.
-fn step(harness: &mut Harness, op: &Op) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| attempt(harness, op)));
-    if let Err(panic) = outcome {
-        let text = panic.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(text.contains("was made to panic"), "a panic of our own: {text}");
+impl Subject for Harness {
+    type Op = Op;
+
+    fn new(_faulty: bool) -> Self {
+        Self::new(64 * MIB, None)
+    }
+
+    fn upstream(&self) -> &FakeUpstream {
+        &self.upstream
+    }
+
+    fn step(&mut self, op: &Op) {
+        attempt(self, op);
+    }
+
+    fn assert_valid(&mut self) {
+        Harness::assert_valid(self);
+    }
+
+    fn finish(self) {
+        Harness::finish(self);
     }
 }
 
@@ -73,37 +86,15 @@ fn thorough_program() -> Vec<Op> {
     program
 }
 
-fn run(program: &[Op], faults: &[(u64, Fault)]) -> u64 {
-    let mut harness = Harness::new(64 * MIB, None);
-    for &(call, fault) in faults {
-        harness.upstream.fail_call(call, fault);
-    }
-    for op in program {
-        step(&mut harness, op);
-        harness.assert_valid();
-    }
-    harness.upstream.clear_faults();
-    let calls = harness.upstream.calls().fallible();
-    harness.finish();
-    calls
-}
-
 #[test]
 fn each_call_fails_in_turn() {
-    let program = thorough_program();
-    let calls = run(&program, &[]);
-    assert!(calls > 60, "the program makes {calls} calls");
-    for call in 1..=calls {
-        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
-            run(&program, &[(call, fault)]);
-        }
-    }
+    fail_each_call::<Harness>(&thorough_program(), 60);
 }
 
 #[test]
 fn the_thorough_program_makes_every_kind_of_call() {
     let mut harness = Harness::new(64 * MIB, None);
-    thorough_program().iter().for_each(|op| step(&mut harness, op));
+    thorough_program().iter().for_each(|op| attempt(&mut harness, op));
     let calls = harness.upstream.calls();
     let kinds = [
         calls.allocate,
@@ -119,13 +110,7 @@ fn the_thorough_program_makes_every_kind_of_call() {
 
 #[test]
 fn random_programs_survive_random_faults() {
-    let fault = prop::sample::select(vec![Fault::OutOfMemory, Fault::Other, Fault::Panic]);
-    let faults = prop::collection::vec((1..150u64, fault), 1..20);
-    let outcome = runner(300).run(&(program(), faults), |(program, faults)| {
-        run(&program, &faults);
-        Ok(())
-    });
-    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    fail_at_random::<Harness>(300, program(), 1..150);
 }
 
 #[test]

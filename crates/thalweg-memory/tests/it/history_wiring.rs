@@ -39,7 +39,7 @@ fn actions(allocator: &DeviceAllocator) -> Vec<Action> {
 
 /// Stacks that are numbered as they are taken.
 #[derive(Default)]
-struct Numbered(Mutex<u32>);
+pub struct Numbered(Mutex<u32>);
 
 impl StackSource for Numbered {
     fn capture(&self) -> Option<StackId> {
@@ -53,7 +53,7 @@ impl StackSource for Numbered {
     }
 }
 
-fn line(frames: Option<&[Frame]>) -> Option<u32> {
+pub fn line(frames: Option<&[Frame]>) -> Option<u32> {
     frames?.first().map(|frame| frame.line)
 }
 

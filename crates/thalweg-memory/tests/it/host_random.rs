@@ -1,10 +1,9 @@
 //! Random programs for the host allocator: against the model, and with calls of the upstream that fail.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use proptest::prelude::*;
-use thalweg_memory::fake::Fault;
+use thalweg_memory::fake::FakeUpstream;
 
+use crate::fault_runs::{Subject, fail_at_random, fail_each_call};
 use crate::host_harness::{Harness, KIB, MIB, Op, op};
 use crate::random::runner;
 
@@ -25,23 +24,30 @@ fn random_programs_keep_to_the_model() {
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Runs a program with some calls made to fail; how many calls it made.
-fn run(program: &[Op], faults: &[(u64, Fault)]) -> u64 {
-    let mut harness = Harness::new(10 * MIB);
-    harness.faulty = !faults.is_empty();
-    faults.iter().for_each(|&(call, fault)| harness.upstream.fail_call(call, fault));
-    for op in program {
-        let outcome = catch_unwind(AssertUnwindSafe(|| harness.step(op)));
-        if let Err(panic) = outcome {
-            let text = panic.downcast_ref::<String>().map_or("", String::as_str);
-            assert!(text.contains("was made to panic"), "a panic of our own: {text}");
-        }
-        harness.assert_valid();
+impl Subject for Harness {
+    type Op = Op;
+
+    fn new(faulty: bool) -> Self {
+        let mut harness = Self::new(10 * MIB);
+        harness.faulty = faulty;
+        harness
     }
-    harness.upstream.clear_faults();
-    let calls = harness.upstream.calls().fallible();
-    harness.finish();
-    calls
+
+    fn upstream(&self) -> &FakeUpstream {
+        &self.upstream
+    }
+
+    fn step(&mut self, op: &Op) {
+        Harness::step(self, op);
+    }
+
+    fn assert_valid(&mut self) {
+        Harness::assert_valid(self);
+    }
+
+    fn finish(self) {
+        Harness::finish(self);
+    }
 }
 
 /// A program that makes every call there is: little memory, uses of both kinds, captures, changes of settings.
@@ -80,14 +86,7 @@ fn thorough_program() -> Vec<Op> {
 
 #[test]
 fn each_host_call_fails_in_turn() {
-    let program = thorough_program();
-    let calls = run(&program, &[]);
-    assert!(calls > 80, "the program makes {calls} calls");
-    for call in 1..=calls {
-        for fault in [Fault::OutOfMemory, Fault::Other, Fault::Panic] {
-            run(&program, &[(call, fault)]);
-        }
-    }
+    fail_each_call::<Harness>(&thorough_program(), 80);
 }
 
 #[test]
@@ -108,12 +107,5 @@ fn the_thorough_program_makes_every_kind_of_call() {
 
 #[test]
 fn random_programs_survive_random_faults() {
-    let fault = prop::sample::select(vec![Fault::OutOfMemory, Fault::Other, Fault::Panic]);
-    let faults = prop::collection::vec((1..120u64, fault), 1..20);
-    let program = prop::collection::vec(op(), 1..150);
-    let outcome = runner(400).run(&(program, faults), |(program, faults)| {
-        run(&program, &faults);
-        Ok(())
-    });
-    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    fail_at_random::<Harness>(400, prop::collection::vec(op(), 1..150), 1..120);
 }

@@ -82,13 +82,17 @@ fn free_on_another_stream(world: &mut World) {
 }
 
 fn scenarios() -> Vec<Scenario> {
-    let mut scenarios = scenarios_of_cached_memory();
-    scenarios.extend(scenarios_of_settings());
-    scenarios
+    let parts = [
+        scenarios_of_rejections(),
+        scenarios_of_captures(),
+        scenarios_of_free_memory(),
+        scenarios_of_full_devices(),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
-/// Where memory that is there would do.
-fn scenarios_of_cached_memory() -> Vec<Scenario> {
+/// Where a refusal that tries nothing could have had what is there.
+fn scenarios_of_rejections() -> Vec<Scenario> {
     vec![
         Scenario {
             name: "a block waits for another stream, and nothing may be waited for",
@@ -111,6 +115,12 @@ fn scenarios_of_cached_memory() -> Vec<Scenario> {
             advises: |advice| advice == Advice::EmptyCache,
             follow: |world, _| world.allocator.empty_cache().expect("nothing fails"),
         },
+    ]
+}
+
+/// Where a capture, or the pool of one, keeps memory.
+fn scenarios_of_captures() -> Vec<Scenario> {
+    vec![
         Scenario {
             name: "the cache would have to go, and a capture does not let it",
             mebibytes: 60,
@@ -165,8 +175,8 @@ fn scenarios_of_cached_memory() -> Vec<Scenario> {
     ]
 }
 
-/// Where a setting, or less of something, would do.
-fn scenarios_of_settings() -> Vec<Scenario> {
+/// Where free memory would do under another setting.
+fn scenarios_of_free_memory() -> Vec<Scenario> {
     vec![
         Scenario {
             name: "a part of another stream's segment is free",
@@ -221,6 +231,12 @@ fn scenarios_of_settings() -> Vec<Scenario> {
                 in_pieces(world);
             },
         },
+    ]
+}
+
+/// Where there is not enough, whatever is done with what is free.
+fn scenarios_of_full_devices() -> Vec<Scenario> {
+    vec![
         Scenario {
             name: "the limit is too low",
             mebibytes: 100,

@@ -6,7 +6,7 @@
 //!
 //! - The descriptor of an exported page is opened once and closed with the page: a receiver may come for it at any time
 //!   between. It comes by the number of this process, which therefore has to be there, and the receiver be allowed to trace it.
-//! - A plain handle does not say how much memory it stands for, and the driver is not asked: the size is the sender's word.
+//! - A plain handle does not say how much memory it stands for: the driver is asked when it is open.
 //!
 //! What is not here: sending the bytes, order between processes (both synchronise, or share an event by other means), and
 //! keeping the memory alive for a receiver: the buffer that was shared lives until the other side has closed it.
@@ -107,8 +107,8 @@ impl Device {
     /// buffer there must still live. A card does not open plain memory of the process itself, and the simulator opens no
     /// memory of others.
     ///
-    /// The bytes may come from anywhere: what is no handle, or stands for memory that is gone or elsewhere, is an error. But
-    /// the size of plain memory is believed.
+    /// The bytes may come from anywhere: what is no handle, or stands for memory that is gone or elsewhere, is an error, and so
+    /// is a size that does not fit.
     ///
     /// # Errors
     /// If the bytes are no handle, or the buffer is not within what they stand for; or the driver's, or the operating system's
@@ -122,8 +122,15 @@ impl Device {
                           have it, on this device";
             in_context(self, error, format!("{self}: opening {size_bytes} bytes that were shared ({advice})"))
         })?;
-        // Where the handle does not say how large the memory is, there is at least no more of it than there are addresses.
-        let extent_bytes = decoded.extent_bytes().unwrap_or(u64::MAX - memory.address());
+        // Where the handle does not say how large the memory is, the driver knows.
+        let extent_bytes = match decoded.extent_bytes() {
+            Some(bytes) => bytes,
+            None => {
+                let pointer = DevicePointer::new(memory.address());
+                let (start, bytes) = self.check(self.driver().address_range(pointer))?;
+                bytes - (memory.address() - start.address())
+            }
+        };
         if offset_bytes.checked_add(*size_bytes).is_none_or(|end| end > extent_bytes) {
             return Err(Error::invalid(format!(
                 "{self}: {size_bytes} bytes at offset {offset_bytes} are not within the {extent_bytes} bytes that were \

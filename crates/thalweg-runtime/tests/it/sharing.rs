@@ -209,14 +209,18 @@ fn a_buffer_outside_what_was_shared_is_an_error() {
             .open_shared(&SharedHandle { offset_bytes: 0, size_bytes: 2 * MIB, ..good })
             .expect("all of it");
     }
-    // A plain handle does not say how large its memory is; but an end beyond all addresses is none.
+    // A plain handle does not say how large its memory is: the driver does. The segment is 2 MiB.
     let device = device_with(false);
     let buffer = Buffer::new(&device.default_stream(), 4096).unwrap();
     let good = buffer.share().unwrap();
-    for (offset_bytes, size_bytes) in [(u64::MAX, 2), (u64::MAX, 0), (1, u64::MAX - 1)] {
+    for (offset_bytes, size_bytes) in
+        [(2 * MIB, 1), (1, 2 * MIB), (u64::MAX, 2), (u64::MAX, 0), (1, u64::MAX - 1)]
+    {
         let error = refused(&device, &SharedHandle { offset_bytes, size_bytes, ..good.clone() });
-        assert!(error.is_invalid_argument(), "{error}");
+        let figures = format!("{size_bytes} bytes at offset {offset_bytes} are not within the 2097152 bytes");
+        assert!(error.is_invalid_argument() && error.to_string().contains(&figures), "{error}");
     }
+    device.open_shared(&SharedHandle { offset_bytes: 0, size_bytes: 2 * MIB, ..good }).expect("all of it");
 }
 
 #[test]

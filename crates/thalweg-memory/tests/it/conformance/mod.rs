@@ -7,10 +7,10 @@ mod shadow;
 mod trial;
 
 use proptest::prelude::*;
-use thalweg_memory::{CrossStreamReuse, Policy, Settings};
+use thalweg_memory::{CrossStreamReuse, Policy, PowerTwoDivisions, Settings};
 
 use self::programs::{Step, program};
-use self::trial::{Setup, Trial};
+use self::trial::{Pools, Setup, Trial};
 use crate::random::runner;
 
 const MIB: u64 = 1 << 20;
@@ -18,7 +18,12 @@ const MIB: u64 = 1 << 20;
 fn setups() -> Vec<Setup> {
     let thalweg = Settings::default;
     let pytorch = || Settings::default().with_policy(Policy::PyTorch);
-    let setup = |name, settings, virtual_memory| Setup { name, settings, virtual_memory, no_split: false };
+    let setup =
+        |name, settings, virtual_memory| Setup { name, settings, virtual_memory, pools: Pools::Usual };
+    let with_pools = |pools, setup| Setup { pools, ..setup };
+    let rounded = |settings: Settings| {
+        settings.with_roundup_power2_divisions(PowerTwoDivisions::uniform(4).expect("a power of two"))
+    };
     vec![
         setup("pytorch", pytorch(), false),
         setup("pytorch expandable", pytorch().with_expandable_segments(true), true),
@@ -30,8 +35,14 @@ fn setups() -> Vec<Setup> {
         setup("max split", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), true),
         setup("max split plain", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), false),
         setup("depth 0", thalweg().with_record_use_depth(0), true),
-        Setup { no_split: true, ..setup("no split", thalweg(), true) },
-        Setup { no_split: true, ..setup("no split plain", thalweg(), false) },
+        with_pools(Pools::NoSplit, setup("no split", thalweg(), true)),
+        with_pools(Pools::NoSplit, setup("no split plain", thalweg(), false)),
+        with_pools(Pools::UseOnOom, setup("pools that help", thalweg(), true)),
+        with_pools(Pools::UseOnOom, setup("pools that help, pytorch", pytorch(), false)),
+        with_pools(Pools::Sourced, setup("pools with a source", thalweg(), true)),
+        with_pools(Pools::Sourced, setup("pools with a source, pytorch", pytorch(), false)),
+        setup("rounded", rounded(thalweg()), true),
+        setup("rounded, pytorch", rounded(pytorch()), false),
     ]
 }
 

@@ -13,7 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    Captures, EventId, Events, MemoryInfo, PageId, StreamId, Upstream, UpstreamError, VirtualMemory,
+    Captures, EventId, Events, MemoryInfo, PageId, SegmentSource, StreamId, Upstream, UpstreamError,
+    VirtualMemory,
 };
 
 use super::shadow::{Point, Shadow};
@@ -271,6 +272,17 @@ impl Upstream for Referee {
 
     fn captures(&self) -> Option<&dyn Captures> {
         self.fake.captures()
+    }
+}
+
+/// The source of some pools: the same memory.
+impl SegmentSource for Referee {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
+        Upstream::allocate(self, bytes, stream)
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
+        Upstream::free(self, address, bytes, stream)
     }
 }
 

@@ -17,14 +17,24 @@ use crate::harness::{STREAMS, stream};
 
 const MIB: u64 = 1 << 20;
 
+/// What the pools are that programs create.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pools {
+    Usual,
+    NoSplit,
+    /// They serve requests that go to no pool when memory is short.
+    UseOnOom,
+    /// Their segments come from a source of their own, which is the upstream by another way.
+    Sourced,
+}
+
 /// A way to set an allocator up.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub name: &'static str,
     pub settings: Settings,
     pub virtual_memory: bool,
-    /// The options of the pools that programs create.
-    pub no_split: bool,
+    pub pools: Pools,
 }
 
 struct Held {
@@ -46,7 +56,7 @@ pub struct Trial {
     pub referee: Arc<Referee>,
     pub allocator: Arc<DeviceAllocator>,
     capacity_bytes: u64,
-    no_split: bool,
+    kind_of_pools: Pools,
     held: Vec<Held>,
     pools: Vec<PoolId>,
     references: Vec<usize>,
@@ -68,7 +78,7 @@ impl Trial {
             referee,
             allocator,
             capacity_bytes,
-            no_split: setup.no_split,
+            kind_of_pools: setup.pools,
             held: Vec::new(),
             pools: Vec::new(),
             references: Vec::new(),
@@ -120,7 +130,7 @@ impl Trial {
                 self.allowed_bytes = if percent < 100 { allowed } else { u64::MAX };
             }
             Step::CreatePool => {
-                let options = PoolOptions { no_split: self.no_split, ..PoolOptions::default() };
+                let options = self.pool_options();
                 self.pools.push(self.allocator.create_pool_with(options));
                 self.references.push(1);
             }
@@ -139,6 +149,16 @@ impl Trial {
             _ => {}
         }
         Ok(())
+    }
+
+    fn pool_options(&self) -> PoolOptions {
+        let usual = PoolOptions::default();
+        match self.kind_of_pools {
+            Pools::Usual => usual,
+            Pools::NoSplit => PoolOptions { no_split: true, ..usual },
+            Pools::UseOnOom => PoolOptions { use_on_oom: true, ..usual },
+            Pools::Sourced => PoolOptions { source: Some(self.referee.clone()), ..usual },
+        }
     }
 
     fn allocate(&mut self, bytes: u64, on: u64) -> Result<(), AllocationError> {
@@ -235,12 +255,17 @@ impl Trial {
     /// No legal free block, and no room, for a request that has just failed.
     fn assert_nothing_fits(&self, bytes: u64, on: u64) {
         let settings = self.allocator.settings();
-        let size_bytes = bytes.next_multiple_of(512);
+        let size_bytes = match settings.last_resort() {
+            true => bytes.next_multiple_of(512),
+            false => settings.roundup_power2_divisions().round_size(bytes),
+        };
         let pool = self.pool_for(on);
         let anywhere = settings.cross_stream_reuse() != CrossStreamReuse::Never && !self.is_capturing();
         if settings.last_resort() {
             for segment in self.allocator.snapshot() {
-                let legal = segment.pool == pool && (segment.stream == stream(on) || anywhere);
+                let helps = self.kind_of_pools == Pools::UseOnOom && pool.is_none() && !self.is_capturing();
+                let serves = segment.pool == pool || helps && segment.pool.is_some();
+                let legal = serves && (segment.stream == stream(on) || anywhere);
                 let fits = |state, size| state == BlockState::Inactive && size >= size_bytes;
                 let free = segment.blocks.iter().find(|block| fits(block.state, block.size_bytes));
                 assert!(
@@ -250,7 +275,9 @@ impl Trial {
             }
         }
         let limit = self.allowed_bytes.min(self.capacity_bytes);
-        let expandable = settings.expandable_segments() && self.referee.fake.has_virtual_memory();
+        let is_sourced = pool.is_some() && self.kind_of_pools == Pools::Sourced;
+        let may_grow = settings.expandable_segments() && !is_sourced;
+        let expandable = may_grow && self.referee.fake.has_virtual_memory();
         let class = if size_bytes <= MIB { SizeClass::Small } else { SizeClass::Large };
         let plain_bytes = match class {
             SizeClass::Small => 2 * MIB,
