@@ -12,6 +12,7 @@
 
 mod doctor;
 mod output;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -31,7 +32,7 @@ struct Command {
 /// What is wrong with the arguments, in a sentence.
 struct UsageError(String);
 
-const COMMANDS: &[Command] = &[doctor::COMMAND];
+const COMMANDS: &[Command] = &[doctor::COMMAND, sim::COMMAND];
 
 /// The status of a call that makes no sense.
 const EXIT_USAGE: u8 = 2;

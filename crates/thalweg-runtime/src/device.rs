@@ -73,18 +73,23 @@ impl Device {
         })
     }
 
-    /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large.
+    /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large; with
+    /// `THALWEG_SIM_SEED` it is [watched](crate::sim).
     pub fn sim(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened::new("sim");
         DEVICES.get(index, || {
             let environment = Environment::get();
             environment.check()?;
             let defaults = SimConfig::default();
-            let driver: Arc<dyn Driver> = SimDriver::new(SimConfig {
+            let config = SimConfig {
                 devices: environment.sim_devices.unwrap_or(defaults.devices),
                 memory_bytes: environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes),
                 ..defaults
-            })?;
+            };
+            let driver: Arc<dyn Driver> = match &environment.sim_check {
+                Some(program) => program.driver(config)?,
+                None => SimDriver::new(config)?,
+            };
             Ok(System::new(driver, environment))
         })
     }

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use thalweg_memory::Settings;
 
+use crate::sim::CheckedProgram;
 use crate::{Error, Result};
 
 /// What the environment asks for. [`Environment::get`] reads it once a process.
@@ -29,6 +30,9 @@ pub struct Environment {
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
     pub sim_memory_bytes: Option<u64>,
+    /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
+    /// watched, as `thalweg sim` asks for.
+    pub sim_check: Option<CheckedProgram>,
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
     pub nvml_based_check: bool,
@@ -85,6 +89,11 @@ impl Environment {
         // The driver refuses a number that is out of its range, so one that is too large may be cut.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
+        let sim_check = number("THALWEG_SIM_SEED").map(|seed| CheckedProgram {
+            seed,
+            faults: flag("THALWEG_SIM_FAULTS"),
+            report: variable("THALWEG_SIM_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+        });
         let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {
             mistakes.push(error.to_string());
             Settings::default()
@@ -99,6 +108,7 @@ impl Environment {
                 .map(PathBuf::from),
             sim_devices,
             sim_memory_bytes,
+            sim_check,
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),
             allocator,
             mistakes,

@@ -9,6 +9,7 @@
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool.
+//! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a referee.
 //!
 //! # Invariants
 //! - No operator names, no tensors, no `unsafe`.
@@ -29,6 +30,7 @@ mod library;
 mod mem_pool;
 mod memory;
 mod pinned;
+pub mod sim;
 mod stream;
 
 pub use device::{Device, DeviceGuard};

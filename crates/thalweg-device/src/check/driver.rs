@@ -123,7 +123,13 @@ impl CheckedDriver {
     }
 
     /// A range is unmapped by a call that waits for nothing.
-    fn unmaps(&self, start: u64, bytes: u64, name: &'static str, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn unmaps(
+        &self,
+        start: u64,
+        bytes: u64,
+        name: &'static str,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let host = self.host();
         let (taken, found) = {
             let mut model = self.lock();
@@ -228,6 +234,7 @@ impl Driver for CheckedDriver {
         fn stream_native(stream: StreamHandle) -> Result<u64>;
         fn event_create(device: u32, flags: EventFlags) -> Result<EventHandle>;
         fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> Result<f32>;
+        fn address_range(pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
         fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
         fn address_reserve(device: u32, bytes: u64) -> Result<DevicePointer>;
         fn address_free(pointer: DevicePointer, bytes: u64) -> Result<()>;
@@ -302,7 +309,8 @@ impl Driver for CheckedDriver {
         self.inner.stream_destroy(stream)?;
         let mut model = self.lock();
         model.forget_stream(stream);
-        if let Some(position) = model.captures.iter().position(|known| known.capture == capture && known.origin == stream.raw())
+        if let Some(position) =
+            model.captures.iter().position(|known| known.capture == capture && known.origin == stream.raw())
         {
             model.captures.swap_remove(position);
             self.captures.fetch_sub(1, Ordering::Release);
@@ -404,7 +412,13 @@ impl Driver for CheckedDriver {
         result
     }
 
-    fn memory_map(&self, pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> Result<()> {
+    fn memory_map(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        physical: PhysicalHandle,
+        offset: u64,
+    ) -> Result<()> {
         self.inner.memory_map(pointer, bytes, physical, offset)?;
         let mut model = self.lock();
         if let Some(&object) = model.physical.get(&physical.raw()) {
@@ -448,7 +462,12 @@ impl Driver for CheckedDriver {
         self.unmaps(start, bytes, "ipc_close", || self.inner.ipc_close(pointer))
     }
 
-    fn memory_allocate_async(&self, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePointer> {
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer> {
         let before = self.capturing(stream);
         let pointer = self.inner.memory_allocate_async(pool, bytes, stream)?;
         let start = pointer.address();
@@ -459,9 +478,15 @@ impl Driver for CheckedDriver {
             model.appeared(ObjectKind::StreamOrdered, device, start, bytes, site);
         }
         let node = CapturedCall::Allocate { start, bytes };
-        self.in_stream_order(stream, before.as_ref(), "memory_allocate_async", node, |model, clock, mark| {
-            model.given_out(clock, mark, start, bytes);
-        })?;
+        self.in_stream_order(
+            stream,
+            before.as_ref(),
+            "memory_allocate_async",
+            node,
+            |model, clock, mark| {
+                model.given_out(clock, mark, start, bytes);
+            },
+        )?;
         Ok(pointer)
     }
 

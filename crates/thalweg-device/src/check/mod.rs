@@ -98,6 +98,11 @@ impl CheckedDriver {
         self.lock().findings.list.clone()
     }
 
+    /// Calls `observer` with each finding, as it is found. It is called while the referee is locked: it must not call the driver.
+    pub fn on_finding(&self, observer: impl Fn(&Finding) + Send + Sync + 'static) {
+        self.lock().findings.observer = Some(Box::new(observer));
+    }
+
     /// The driver inside.
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
@@ -157,10 +162,10 @@ impl Instrument for CheckedDriver {
         }
     }
 
-    fn block_freed(&self, start: u64, label: Label) {
+    fn block_freed(&self, start: u64, label: Option<Label>) {
         let host = self.host();
         let mut model = self.lock();
-        let site = model.sites.of(label);
+        let site = model.sites.labelled(label, "drop");
         model.block_freed(start, host, site);
     }
 

@@ -2,8 +2,8 @@
 //! stream-ordered memory, virtual memory, graphs, and reads of nothing. Every program has a twin with the other verdict.
 
 use thalweg_device::check::FindingKind::{
-    self, EarlyRecord, FreeBeforeLastUse, MissingRecord, OutOfBounds, OutputBeforeLaunch, OverlappingBlocks, Race,
-    ReuseBeforeLastUse, StaleGraphInput, Uninitialised, UnmapInUse, UseAfterFree, UseBeforeAllocation,
+    self, EarlyRecord, FreeBeforeLastUse, MissingRecord, OutOfBounds, OutputBeforeLaunch, OverlappingBlocks,
+    Race, ReuseBeforeLastUse, StaleGraphInput, Uninitialised, UnmapInUse, UseAfterFree, UseBeforeAllocation,
 };
 use thalweg_device::check::Instrument;
 use thalweg_device::{
@@ -506,7 +506,12 @@ fn what_was_captured_behind_the_referee_is_learned_from_the_driver() {
     world.write(world.a, world.x);
     // Another library works on the stream: the referee hears nothing of it.
     let label = Label::here("behind");
-    let fill = thalweg_device::Fill { target: world.y, pattern: thalweg_device::FillPattern::U8(0), count: 8, label };
+    let fill = thalweg_device::Fill {
+        target: world.y,
+        pattern: thalweg_device::FillPattern::U8(0),
+        count: 8,
+        label,
+    };
     world.sim.fill_async(world.a, &fill).unwrap();
     world.write(world.a, world.x);
     let graph = world.driver.stream_end_capture(world.a).unwrap();

@@ -12,6 +12,8 @@ mod graph;
 mod kernels;
 mod memory;
 mod pinned;
+mod referee;
 mod sharing;
+mod sim_check;
 mod streams;
 mod support;

@@ -1,0 +1,155 @@
+//! What a check reports: the problem, the smallest plan that shows it, and how to see it again.
+
+use std::fmt;
+
+use thalweg_device::check::Finding;
+
+use super::run::Plan;
+
+/// What is wrong with a run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The referee found an order or a lifetime that CUDA does not promise.
+    Finding(Box<Finding>),
+    /// The program panicked: an assertion, most likely.
+    Panic {
+        /// What it said.
+        message: String,
+        /// `file:line`.
+        location: String,
+    },
+    /// The program returned an error, and no fault was injected.
+    Error(String),
+    /// Blocks are still in somebody's hands after the program ended.
+    Leak {
+        /// Of which device.
+        device: String,
+        /// How many.
+        blocks: u64,
+        /// How large they are together.
+        bytes: u64,
+    },
+    /// Freed memory is still held back although all work is done: a use was recorded that never ends.
+    NeverFree {
+        /// Of which device.
+        device: String,
+        /// How much.
+        bytes: u64,
+    },
+}
+
+impl Problem {
+    /// Whether this is the same problem in another run: numbers may differ, places in the program may not.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Finding(one), Self::Finding(two)) => {
+                let sites =
+                    |finding: &Finding| (finding.first.as_ref().map(|work| work.site), finding.second.site);
+                one.kind == two.kind && sites(one) == sites(two)
+            }
+            (Self::Panic { location: one, .. }, Self::Panic { location: two, .. }) => one == two,
+            (Self::Error(one), Self::Error(two)) => without_digits(one) == without_digits(two),
+            (Self::Leak { .. }, Self::Leak { .. }) | (Self::NeverFree { .. }, Self::NeverFree { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+fn without_digits(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_ascii_hexdigit()).collect()
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Finding(finding) => write!(f, "{finding}"),
+            Self::Panic { message, location } => {
+                write!(f, "the program panicked at {location}:\n  {message}")
+            }
+            Self::Error(text) => write!(f, "the program returned an error:\n  {text}"),
+            Self::Leak { device, blocks, bytes } => write!(
+                f,
+                "leak: {blocks} blocks of {device}, {bytes} bytes together, are still allocated after the program ended.\n  \
+                 Something keeps them: a static, a cycle of references, `mem::forget`. Drop it, or allow leaks in the check."
+            ),
+            Self::NeverFree { device, bytes } => write!(
+                f,
+                "{bytes} bytes of {device} were freed and are held back although all work is done: a use was recorded \
+                 that never ends."
+            ),
+        }
+    }
+}
+
+/// A seed that fails, explained. Its `Display` is the report.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub(super) problem: Problem,
+    /// The smallest plan that shows it.
+    pub(super) plan: Plan,
+    /// The plan of the seed.
+    pub(super) first: Plan,
+    pub(super) is_deterministic: bool,
+    /// What the deviations of the smallest plan are, in words.
+    pub(super) notes: Vec<String>,
+}
+
+impl Failure {
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.first.seed
+    }
+
+    /// What is wrong.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// How many choices of the schedule are left, other than the plain order; and how many faults.
+    pub fn size(&self) -> (usize, usize) {
+        (self.plan.deviations.as_ref().map_or(0, Vec::len), self.plan.faults.len())
+    }
+
+    /// Whether two runs of the seed did the same. Where they did not, something besides the seed decides what the program
+    /// does.
+    pub fn is_deterministic(&self) -> bool {
+        self.is_deterministic
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seed = self.seed();
+        writeln!(f, "simulated GPU: seed {seed} fails\n\n{}\n", self.problem)?;
+        match &self.plan.deviations {
+            Some(list) if list.is_empty() => writeln!(
+                f,
+                "schedule: none in particular (every command runs when it is needed, and no sooner)"
+            )?,
+            Some(list) => {
+                writeln!(f, "schedule: every command runs when it is needed and no sooner, but")?;
+                for note in &self.notes {
+                    writeln!(f, "  - {note}")?;
+                }
+                if list.len() > self.notes.len() {
+                    writeln!(f, "  - and {} more", list.len() - self.notes.len())?;
+                }
+            }
+            None => writeln!(f, "schedule: {}", self.first.style)?,
+        }
+        for fault in &self.plan.faults {
+            writeln!(f, "fault:    {fault}")?;
+        }
+        if !self.is_deterministic {
+            writeln!(
+                f,
+                "caution:  a second run of this seed went another way, so something besides the seed decides what the program \
+                 does: threads that are not from `gpu.spawn`, the time, addresses, a hash map's order"
+            )?;
+        }
+        write!(f, "again:    THALWEG_SEED={seed}")
+    }
+}
+
+impl std::error::Error for Failure {}

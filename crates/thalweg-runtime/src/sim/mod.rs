@@ -1,0 +1,198 @@
+//! The simulated GPU as a testing instrument: run a program under many schedules and faults, and say what is wrong with it.
+//!
+//! ```
+//! use thalweg_runtime::sim;
+//!
+//! // Shown with the runtime's own words; tensors, graphs and allocators work the same way.
+//! sim::check(|gpu| -> thalweg_runtime::Result<()> {
+//!     let side = thalweg_runtime::Stream::new(gpu.device())?;
+//!     side.wait_stream(&gpu.device().current_stream())?;
+//!     side.synchronize()
+//! });
+//! ```
+//!
+//! Each run has a seed, and the seed decides everything that CUDA leaves open: which stream goes on, which host thread has
+//! the turn, whether a query finds the work done, and what fails. Four things are watched in every run:
+//!
+//! - the *order* of all accesses, by a referee that knows what CUDA promises and nothing of how we keep it
+//!   ([`thalweg_device::check`]): it sees a missing wait even where this schedule happened to do the right thing;
+//! - the *lifetime* of every block, graph input and mapping, by the same referee;
+//! - the program's own assertions, under schedules that were made to break them;
+//! - what is left at the end: memory that nobody gave back, and uses that never end.
+//!
+//! A failing seed is run twice (a program whose two runs differ is told so), then its schedule and its faults are *shrunk*:
+//! what is left shows the failure, and without any one part of it the failure is gone.
+//!
+//! # What it does not do
+//! It cannot see inside a kernel (races between its threads), nor time. A program whose host threads did not come from
+//! [`Gpu::spawn`] runs and is watched, but the seed does not decide how its threads interleave.
+
+mod failure;
+mod gpu;
+mod panics;
+mod program;
+mod run;
+mod shrink;
+
+use std::ops::Range;
+
+pub use self::failure::{Failure, Problem};
+pub use self::gpu::{Gpu, Receiver, Sender, Thread};
+pub use self::program::{CheckedProgram, FINDING_SEPARATOR};
+pub use self::run::Outcome;
+
+use self::run::{Plan, Program, Run};
+use thalweg_memory::Settings;
+
+/// How many seeds a check tries if nobody says otherwise.
+const SEEDS: u64 = 100;
+
+/// How many runs the shrinking of one failure may take.
+const SHRINK_RUNS: usize = 400;
+
+/// Runs `program` under many seeds on one simulated GPU, as [`Check::new`] has it.
+///
+/// # Panics
+/// If a seed fails, with the report; that is what makes a test fail.
+#[track_caller]
+pub fn check<O: Outcome>(program: impl Fn(&Gpu) -> O) {
+    Check::new().run(program);
+}
+
+/// What a check tries.
+#[derive(Clone, Debug)]
+pub struct Check {
+    seeds: Range<u64>,
+    devices: u32,
+    memory_bytes: u64,
+    faults: bool,
+    allows_leaks: bool,
+    allocator: Settings,
+}
+
+/// What a check without a failure did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Summary {
+    /// How many runs.
+    pub runs: u64,
+    /// How many decisions the schedules made, in all runs together.
+    pub decisions: u64,
+    /// How many commands ran.
+    pub commands: u64,
+    /// One number for all that happened: equal for equal programs, seeds and settings.
+    pub trace_hash: u64,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Check {
+    /// Seeds 0 to 99, one device of 1 GiB, no faults. `THALWEG_SEED=N` in the environment makes it that one seed, and
+    /// `THALWEG_SEEDS=N` the first N, whatever the program says afterwards.
+    pub fn new() -> Self {
+        Self {
+            seeds: 0..SEEDS,
+            devices: 1,
+            memory_bytes: 1 << 30,
+            faults: false,
+            allows_leaks: false,
+            allocator: Settings::default(),
+        }
+    }
+
+    /// Tries these seeds.
+    pub fn seeds(self, seeds: Range<u64>) -> Self {
+        Self { seeds, ..self }
+    }
+
+    /// Gives the program so many devices, each a peer of each other.
+    pub fn devices(self, devices: u32) -> Self {
+        Self { devices, ..self }
+    }
+
+    /// Gives each device so much memory.
+    pub fn memory_bytes(self, memory_bytes: u64) -> Self {
+        Self { memory_bytes, ..self }
+    }
+
+    /// Lets things fail as well: in half of the seeds nothing, in the others up to four [faults](thalweg_device::sim::Fault).
+    /// A program under faults returns its errors; an error is no failure where a fault was injected, but a panic is.
+    pub fn with_faults(self) -> Self {
+        Self { faults: true, ..self }
+    }
+
+    /// Leaves alone what is still allocated at the end: for programs that keep tensors for good.
+    pub fn allow_leaks(self) -> Self {
+        Self { allows_leaks: true, ..self }
+    }
+
+    /// Uses these settings of the allocators.
+    pub fn allocator(self, allocator: Settings) -> Self {
+        Self { allocator, ..self }
+    }
+
+    /// Runs the program under all seeds, or until one fails.
+    ///
+    /// # Panics
+    /// If a seed fails, with the report.
+    #[track_caller]
+    pub fn run<O: Outcome>(self, program: impl Fn(&Gpu) -> O) -> Summary {
+        match self.find(program) {
+            Ok(summary) => summary,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+
+    /// The same as a result: for tests of the instrument, and for those that expect a failure.
+    ///
+    /// # Errors
+    /// The failure of the first seed that fails, shrunk.
+    pub fn find<O: Outcome>(self, program: impl Fn(&Gpu) -> O) -> Result<Summary, Box<Failure>> {
+        let program = |gpu: &Gpu| program(gpu).into_outcome();
+        let mut summary = Summary { runs: 0, decisions: 0, commands: 0, trace_hash: 0 };
+        for seed in self.seeds_to_try() {
+            let plan = Plan::of_seed(seed, self.faults);
+            let run = self.run_once(&plan, &program);
+            summary.runs += 1;
+            summary.decisions += run.trace.decisions;
+            summary.commands += run.trace.commands;
+            summary.trace_hash = summary.trace_hash.rotate_left(5) ^ run.trace.hash;
+            if let Some(problem) = run.problem() {
+                return Err(Box::new(self.explain(&plan, problem.clone(), &run, &program)));
+            }
+        }
+        Ok(summary)
+    }
+
+    fn seeds_to_try(&self) -> Range<u64> {
+        let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+        match (number("THALWEG_SEED"), number("THALWEG_SEEDS")) {
+            (Some(seed), _) => seed..seed.saturating_add(1),
+            (None, Some(count)) => 0..count,
+            (None, None) => self.seeds.clone(),
+        }
+    }
+
+    /// Runs a failing plan again, and makes it as small as it goes.
+    fn explain(&self, plan: &Plan, problem: Problem, first: &Run, program: &Program<'_>) -> Failure {
+        let again = self.run_once(plan, program);
+        let is_deterministic = again.trace.hash == first.trace.hash;
+        let mut runs = 1;
+        let mut fails = |candidate: &Plan| {
+            runs += 1;
+            runs <= SHRINK_RUNS && self.run_once(candidate, program).shows(&problem)
+        };
+        let recorded = plan.recorded(&first.trace);
+        let smallest = if is_deterministic && fails(&recorded) {
+            shrink::shrink(recorded, &mut fails)
+        } else {
+            plan.clone()
+        };
+        let last = self.run_once(&smallest, program);
+        let problem = last.problems.iter().find(|found| found.is_like(&problem)).cloned().unwrap_or(problem);
+        Failure { problem, plan: smallest, first: plan.clone(), is_deterministic, notes: last.notes }
+    }
+}

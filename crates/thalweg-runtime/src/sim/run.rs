@@ -1,0 +1,234 @@
+//! One run: a machine, a referee, the program, and what is wrong at the end.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_device::check::CheckedDriver;
+use thalweg_device::sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
+use thalweg_device::sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
+
+use super::{Check, Gpu, Problem, panics};
+use crate::{Device, Environment};
+
+/// A program whose outcome is known.
+pub(super) type Program<'p> = dyn Fn(&Gpu) -> Result<(), String> + 'p;
+
+/// What a program returns: nothing, or a result whose error is a failure.
+pub trait Outcome {
+    /// The text of the error, if it is one.
+    fn into_outcome(self) -> Result<(), String>;
+}
+
+impl Outcome for () {
+    fn into_outcome(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<E: fmt::Display> Outcome for Result<(), E> {
+    fn into_outcome(self) -> Result<(), String> {
+        self.map_err(|error| error.to_string())
+    }
+}
+
+/// Over how many decisions the changes of priority are spread.
+const EXPECTED_STEPS: u64 = 200;
+
+/// How the choices of a run are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Style {
+    Eager,
+    Late,
+    RoundRobin,
+    Random,
+    PriorityChange { depth: u32 },
+}
+
+impl fmt::Display for Style {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Eager => f.write_str("everything as soon as it can"),
+            Self::Late => f.write_str("everything as late as possible"),
+            Self::RoundRobin => f.write_str("in turn"),
+            Self::Random => f.write_str("at random"),
+            Self::PriorityChange { depth } => write!(f, "by priorities that change {depth} times"),
+        }
+    }
+}
+
+/// Everything that decides a run of a program.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) style: Style,
+    pub(super) faults: Vec<Fault>,
+    /// The choices themselves, where they are to be made as they were before and not by the style.
+    pub(super) deviations: Option<Vec<Deviation>>,
+}
+
+impl Plan {
+    /// What a seed means. The first seeds have the plain styles, so that a short check has them too.
+    pub(super) fn of_seed(seed: u64, with_faults: bool) -> Self {
+        let mut random = SplitMix::new(seed);
+        let style = match (seed, random.below(4)) {
+            (0, _) => Style::Late,
+            (1, _) => Style::Eager,
+            (2, _) => Style::RoundRobin,
+            (_, 0) => Style::PriorityChange { depth: 1 + random.below(3) as u32 },
+            _ => Style::Random,
+        };
+        let count = if with_faults && random.below(2) == 0 { 1 + random.below(4) } else { 0 };
+        let faults = (0..count).map(|_| fault(&mut random)).collect();
+        Self { seed, style, faults, deviations: None }
+    }
+
+    /// The same run with its choices written down.
+    pub(super) fn recorded(&self, trace: &Trace) -> Self {
+        Self { deviations: Some(trace.deviations.clone()), ..self.clone() }
+    }
+
+    pub(super) fn schedule(&self) -> Box<dyn Schedule> {
+        if let Some(deviations) = &self.deviations {
+            return Box::new(Replay::new(deviations.clone(), self.seed));
+        }
+        match self.style {
+            Style::Eager => Box::new(Eager::new(self.seed)),
+            Style::Late => Box::new(Late::new(self.seed)),
+            Style::RoundRobin => Box::new(RoundRobin::new(self.seed)),
+            Style::Random => Box::new(Random::new(self.seed)),
+            Style::PriorityChange { depth } => {
+                Box::new(PriorityChange::new(self.seed, depth, EXPECTED_STEPS))
+            }
+        }
+    }
+}
+
+/// Early ones are more likely: programs under test are short.
+fn fault(random: &mut SplitMix) -> Fault {
+    let reach = 1 << random.below(7);
+    let number = random.below(reach) as u64;
+    match random.below(5) {
+        0 | 1 => Fault::OutOfMemory { request: number },
+        2 => Fault::MapFails { call: number },
+        3 => Fault::PinnedOutOfMemory { request: number },
+        _ => Fault::CommandFails { command: number, by_hardware: random.below(2) == 0 },
+    }
+}
+
+/// What happened.
+pub(super) struct Run {
+    /// What is wrong, the most telling first.
+    pub(super) problems: Vec<Problem>,
+    pub(super) trace: Trace,
+    /// What each deviation was, in words.
+    pub(super) notes: Vec<String>,
+}
+
+impl Run {
+    pub(super) fn problem(&self) -> Option<&Problem> {
+        self.problems.first()
+    }
+
+    /// Whether the run shows such a problem.
+    pub(super) fn shows(&self, problem: &Problem) -> bool {
+        self.problems.iter().any(|found| found.is_like(problem))
+    }
+}
+
+impl Check {
+    /// Runs the program once.
+    ///
+    /// # Panics
+    /// If the host has no memory for a machine: a check cannot go on without.
+    pub(super) fn run_once(&self, plan: &Plan, program: &Program<'_>) -> Run {
+        let config = SimConfig {
+            devices: self.devices,
+            memory_bytes: self.memory_bytes,
+            workers: 1,
+            ..SimConfig::default()
+        };
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let schedule = Noting { schedule: plan.schedule(), notes: Arc::clone(&notes) };
+        let machine = SimDriver::controlled(config, Box::new(schedule))
+            .unwrap_or_else(|error| panic!("no simulated machine could be made: {error}"));
+        let referee = CheckedDriver::new(machine.clone());
+        let environment = Environment { allocator: self.allocator.clone(), ..Environment::default() };
+        let devices = Device::all_of(referee.clone(), &environment)
+            .unwrap_or_else(|error| panic!("the devices of a simulated machine did not open: {error}"));
+        machine.inject(&plan.faults);
+        let gpu = Gpu { devices, machine: machine.clone(), referee: referee.clone(), seed: plan.seed };
+        let outcome = panics::catch(|| {
+            let _current = gpu.device().make_current();
+            program(&gpu)
+        });
+        let is_faulted = machine.faults_struck() > 0;
+        let mut problems = Vec::new();
+        match outcome {
+            Err(panic) => problems.push(Problem::Panic { message: panic.message, location: panic.location }),
+            Ok(Err(text)) if !is_faulted => problems.push(Problem::Error(text)),
+            Ok(_) if !self.allows_leaks => problems.extend(leaks(&gpu, is_faulted)),
+            Ok(_) => {}
+        }
+        drop(gpu);
+        // An order that is missing explains an assertion that fails, so it comes first.
+        problems
+            .splice(0..0, referee.findings().into_iter().map(|finding| Problem::Finding(Box::new(finding))));
+        let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        Run { problems, trace: machine.trace().unwrap_or_default(), notes }
+    }
+}
+
+/// What is still held when the program is over and its work is done.
+fn leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for device in &gpu.devices {
+        // A lost device answers nothing any more; what it held is not the program's fault.
+        if device.synchronize().is_err() && is_faulted {
+            continue;
+        }
+        let _ = device.empty_cache();
+        let statistics = device.allocator().statistics();
+        let (blocks, bytes) = (statistics.allocation.all.current, statistics.allocated_bytes.all.current);
+        if blocks > 0 {
+            found.push(Problem::Leak { device: device.to_string(), blocks, bytes });
+        }
+        let pending_bytes = statistics.active_bytes.all.current.saturating_sub(bytes);
+        if pending_bytes > 0 {
+            found.push(Problem::NeverFree { device: device.to_string(), bytes: pending_bytes });
+        }
+    }
+    found
+}
+
+/// How many deviations are put into words: a report does not show more.
+const NOTES: usize = 16;
+
+/// A schedule whose deviations from the default are put into words.
+struct Noting {
+    schedule: Box<dyn Schedule>,
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Schedule for Noting {
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize {
+        let chosen = self.schedule.next(choices);
+        if let (1.., Some(choice), Some(default)) = (chosen, choices.get(chosen), choices.first()) {
+            let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+            if notes.len() < NOTES {
+                notes.push(format!("{} goes on before {}", describe(choice), describe(default)));
+            }
+        }
+        chosen
+    }
+
+    fn random(&mut self) -> u64 {
+        self.schedule.random()
+    }
+}
+
+fn describe(choice: &Choice<'_>) -> String {
+    match &choice.label {
+        Some(label) => format!("`{label}` ({})", choice.actor),
+        None => choice.actor.to_string(),
+    }
+}

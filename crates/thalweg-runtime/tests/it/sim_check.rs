@@ -1,0 +1,170 @@
+//! The instrument itself: right programs pass, each kind of mistake is found, and the report is small and comes again.
+
+use thalweg_device::FillPattern;
+use thalweg_device::check::FindingKind;
+use thalweg_runtime::sim::{Check, Failure, Gpu, Problem};
+use thalweg_runtime::{Buffer, Device, Event, Label, Result, Stream};
+
+const BYTES: u64 = 1024;
+
+fn fill(stream: &Stream, buffer: &Buffer, value: u8) -> Result<()> {
+    stream.fill(buffer.pointer(), FillPattern::U8(value), BYTES, Label::here("fill"))
+}
+
+fn read(stream: &Stream, buffer: &Buffer) -> Result<u8> {
+    let mut bytes = [0; BYTES as usize];
+    stream.copy_to_host(&mut bytes, buffer.pointer(), Label::here("read"))?;
+    Ok(bytes[0])
+}
+
+fn kind(failure: &Failure) -> Option<FindingKind> {
+    match failure.problem() {
+        Problem::Finding(finding) => Some(finding.kind),
+        _ => None,
+    }
+}
+
+/// Work of a side stream that is handed to the main one, with or without the wait.
+fn hand_over(gpu: &Gpu, waits: bool) -> Result<()> {
+    let main = gpu.device().current_stream();
+    let side = Stream::new(gpu.device())?;
+    let buffer = Buffer::new(&side, BYTES)?;
+    fill(&side, &buffer, 7)?;
+    if waits {
+        main.wait_stream(&side)?;
+    }
+    let seen = read(&main, &buffer)?;
+    buffer.record_use(&main);
+    assert!(!waits || seen == 7, "the wait orders the read after the fill");
+    Ok(())
+}
+
+#[test]
+fn a_right_program_passes_under_every_schedule() {
+    let summary = Check::new().find(|gpu| hand_over(gpu, true)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(summary.runs, 100);
+    assert!(summary.commands >= 200, "a fill and a read each: {summary:?}");
+    let again = Check::new().find(|gpu| hand_over(gpu, true)).unwrap();
+    assert_eq!(again, summary, "the same seeds do the same");
+}
+
+#[test]
+fn a_missing_wait_is_found_at_once_with_both_lines() {
+    let failure = Check::new().find(|gpu| hand_over(gpu, false)).unwrap_err();
+    assert_eq!(kind(&failure), Some(FindingKind::Race), "{failure}");
+    assert_eq!(failure.seed(), 0, "the order is missing in every run");
+    assert_eq!(failure.size(), (0, 0), "and needs no special schedule: {failure}");
+    assert!(failure.is_deterministic());
+    let report = failure.to_string();
+    for part in ["`fill` at", "`read` at", "sim_check.rs", "THALWEG_SEED=0"] {
+        assert!(report.contains(part), "{report}");
+    }
+    assert!(report.lines().all(|line| line.chars().count() <= 140), "{report}");
+}
+
+#[test]
+fn an_assertion_that_depends_on_the_schedule_is_found_and_shrunk() {
+    // A poll that gives up too early: right only if the device is quick.
+    let program = |gpu: &Gpu| -> Result<()> {
+        let side = Stream::new(gpu.device())?;
+        let other = Stream::new(gpu.device())?;
+        let (buffer, noise) = (Buffer::new(&side, BYTES)?, Buffer::new(&other, BYTES)?);
+        let event = Event::new();
+        fill(&side, &buffer, 1)?;
+        event.record(&side)?;
+        for value in 0..4 {
+            fill(&other, &noise, value)?;
+        }
+        assert!(!event.query()?, "nobody has waited, so it cannot be done");
+        gpu.device().synchronize()
+    };
+    let failure = Check::new().find(program).unwrap_err();
+    assert!(
+        matches!(failure.problem(), Problem::Panic { location, .. } if location.contains("sim_check.rs"))
+    );
+    assert_eq!(failure.size(), (1, 0), "one command early is all it takes: {failure}");
+    assert!(failure.to_string().contains("`fill at"), "{failure}");
+}
+
+#[test]
+fn what_nobody_gives_back_is_a_leak() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;
+        std::mem::forget(buffer);
+        Ok(())
+    };
+    let failure = Check::new().find(program).unwrap_err();
+    assert!(matches!(failure.problem(), Problem::Leak { blocks: 1, .. }), "{failure}");
+    Check::new().allow_leaks().find(program).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn host_threads_know_only_what_they_are_told() {
+    // The buffer travels through a channel; what orders its use on another stream is an event, or nothing.
+    let program = |orders: bool| {
+        move |gpu: &Gpu| -> Result<()> {
+            let (sender, receiver) = gpu.channel::<(Buffer, Event)>();
+            let device = gpu.device().clone();
+            let producer = gpu.spawn("producer", move || -> Result<()> {
+                let stream = Stream::new(&Device::current()?)?;
+                let buffer = Buffer::new(&stream, BYTES)?;
+                fill(&stream, &buffer, 9)?;
+                let event = stream.record_event()?;
+                sender.send((buffer, event)).ok().expect("the receiver waits");
+                Ok(())
+            });
+            let (buffer, event) = receiver.receive()?.expect("one value is sent");
+            let main = device.current_stream();
+            if orders {
+                event.wait(&main)?;
+            }
+            let seen = read(&main, &buffer)?;
+            assert!(!orders || seen == 9);
+            buffer.record_use(&main);
+            producer.join()?
+        }
+    };
+    Check::new().find(program(true)).unwrap_or_else(|failure| panic!("{failure}"));
+    let failure = Check::new().find(program(false)).unwrap_err();
+    assert_eq!(kind(&failure), Some(FindingKind::Race), "{failure}");
+}
+
+#[test]
+fn faults_are_errors_and_leave_nothing_behind() {
+    let summary = Check::new().seeds(0..300).with_faults().find(|gpu| hand_over(gpu, true));
+    summary.unwrap_or_else(|failure| panic!("{failure}"));
+    // A program that takes its memory for granted.
+    let careless = |gpu: &Gpu| {
+        let buffer = Buffer::new(&gpu.device().current_stream(), BYTES).expect("there is always memory");
+        drop(buffer);
+    };
+    let failure = Check::new().seeds(0..300).with_faults().find(careless).unwrap_err();
+    assert!(matches!(failure.problem(), Problem::Panic { .. }), "{failure}");
+    assert_eq!(failure.size(), (0, 1), "one refusal is all it takes: {failure}");
+}
+
+#[test]
+fn a_program_that_is_not_decided_by_the_seed_is_told_so() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let runs = AtomicU64::new(0);
+    let failure = Check::new()
+        .find(|gpu: &Gpu| -> Result<()> {
+            let run = runs.fetch_add(1, Ordering::Relaxed);
+            let stream = gpu.device().current_stream();
+            let buffer = Buffer::new(&stream, BYTES)?;
+            for value in 0..run {
+                fill(&stream, &buffer, value as u8)?;
+            }
+            hand_over(gpu, false)
+        })
+        .unwrap_err();
+    assert!(!failure.is_deterministic());
+    assert!(failure.to_string().contains("went another way"), "{failure}");
+}
+
+/// The canary: if this mistake is not found, nothing that the instrument says can be believed.
+#[test]
+#[should_panic(expected = "THALWEG_SEED=")]
+fn the_canary_sings() {
+    thalweg_runtime::sim::check(|gpu| hand_over(gpu, false));
+}
