@@ -62,6 +62,24 @@ impl AccessMode {
     }
 }
 
+/// Which bytes of its range a command touches. Drivers order commands by whole ranges; a [checker](crate::check) would
+/// raise false alarms over the gaps of strided operands if it did.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Touch {
+    /// Every byte.
+    #[default]
+    All,
+    /// The first `chunk_bytes` of every `step_bytes`, from the start on, and nothing of the gaps between.
+    Rows {
+        /// Bytes that are touched in each step; at least 1.
+        chunk_bytes: u64,
+        /// Bytes from one chunk to the next; more than `chunk_bytes`.
+        step_bytes: u64,
+    },
+    /// Some bytes, which ones is not said.
+    Some,
+}
+
 /// A range of bytes that a command touches, in device memory or in pinned host memory (their addresses never meet).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Access {
@@ -71,22 +89,36 @@ pub struct Access {
     pub bytes: u64,
     /// How.
     pub mode: AccessMode,
+    /// Which bytes of the range.
+    pub touch: Touch,
 }
 
 impl Access {
+    /// Touches all `bytes` from the address `start` on.
+    pub const fn new(start: u64, bytes: u64, mode: AccessMode) -> Self {
+        Self { start, bytes, mode, touch: Touch::All }
+    }
+
+    /// The same range, of which only these bytes are touched.
+    #[must_use]
+    pub const fn touching(mut self, touch: Touch) -> Self {
+        self.touch = touch;
+        self
+    }
+
     /// Reads `bytes` from `start` on.
     pub const fn read(start: DevicePointer, bytes: u64) -> Self {
-        Self { start: start.address(), bytes, mode: AccessMode::Read }
+        Self::new(start.address(), bytes, AccessMode::Read)
     }
 
     /// Writes `bytes` from `start` on.
     pub const fn write(start: DevicePointer, bytes: u64) -> Self {
-        Self { start: start.address(), bytes, mode: AccessMode::Write }
+        Self::new(start.address(), bytes, AccessMode::Write)
     }
 
     /// Reads and writes `bytes` from `start` on.
     pub const fn read_write(start: DevicePointer, bytes: u64) -> Self {
-        Self { start: start.address(), bytes, mode: AccessMode::ReadWrite }
+        Self::new(start.address(), bytes, AccessMode::ReadWrite)
     }
 
     /// Whether both touch a byte in common.

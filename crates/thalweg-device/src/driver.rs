@@ -96,6 +96,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `cuda` or `sim`.
     fn name(&self) -> &'static str;
 
+    /// Whom to tell of what the driver cannot see: blocks of allocators that live above it, and what host threads tell one
+    /// another. `None` where nobody listens, and then nothing need be told.
+    fn instrument(&self) -> Option<&dyn crate::check::Instrument> {
+        None
+    }
+
     /// The version of the CUDA interface that the driver implements.
     fn version(&self) -> Version;
 
@@ -144,6 +150,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// The priority after clamping.
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
+
+    /// Whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
+    /// stream's for its. Streams of `stream_create` have none; those that were made elsewhere may. True of the legacy default
+    /// stream itself.
+    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool>;
 
     /// Whether all work on the stream is done. *Not in capture*, of this stream or another.
     fn stream_query(&self, stream: StreamHandle) -> Result<bool>;

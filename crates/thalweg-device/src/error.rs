@@ -145,6 +145,8 @@ codes! {
     Library = 100_002, "THALWEG_LIBRARY";
     /// The process is a child of one that had initialised the driver.
     Forked = 100_003, "THALWEG_FORKED";
+    /// A checker found something wrong with what the program submitted, and was told to fail such calls.
+    Finding = 100_004, "THALWEG_FINDING";
 }
 
 impl Code {

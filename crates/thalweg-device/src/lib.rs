@@ -29,12 +29,13 @@ mod module;
 mod process;
 mod properties;
 
+pub mod check;
 pub mod conformance;
 pub mod cuda;
 pub mod litmus;
 pub mod sim;
 
-pub use command::{Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch};
+pub use command::{Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, Touch};
 pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;

@@ -6,6 +6,10 @@ mod it {
     mod cuda_libraries;
     mod litmus;
     mod processes;
+    mod referee;
+    mod referee_lifetimes;
+    mod referee_orders;
+    mod referee_support;
     mod sim_capture;
     mod sim_faults;
     mod sim_memory;

@@ -37,7 +37,7 @@ impl Fixture {
         let kernels = KernelSet::load(&*driver, device)?;
         let fixture = Self { driver, device, kernels, progress: OnceLock::new() };
         let stream = fixture.stream()?;
-        let words = fixture.buffer(16)?;
+        let words = fixture.iota(16, 0)?;
         for kernel in Kernel::ALL {
             let arguments = Arguments::new(words.pointer, 8, 0).with_source(words.pointer.offset(32));
             fixture.launch(&stream, kernel, arguments)?;

@@ -300,6 +300,7 @@ impl Driver for CudaDriver {
         fn stream_destroy(stream: StreamHandle) -> ();
         fn stream_device(stream: StreamHandle) -> u32;
         fn stream_priority(stream: StreamHandle) -> i32;
+        fn stream_is_blocking(stream: StreamHandle) -> bool;
         fn stream_query(stream: StreamHandle) -> bool;
         fn stream_synchronize(stream: StreamHandle) -> ();
         fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();

@@ -154,6 +154,7 @@ fn arguments_of_the_driver() {
             cuStreamCreateWithPriority(_, _, _);
             cuStreamDestroy_v2(_);
             cuStreamGetPriority(_, _);
+            cuStreamGetFlags(_, _);
             cuStreamGetCtx(_, _);
             cuStreamQuery(_);
             cuStreamSynchronize(_);

@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 
 use super::context::Device;
 use super::driver::CudaDriver;
@@ -83,6 +83,19 @@ impl CudaDriver {
         let outcome = unsafe { self.cuda.table.stream_get_priority(stream.raw, &raw mut priority) };
         self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
         Ok(priority)
+    }
+
+    pub(super) fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
+        let stream = self.streams.get(stream.raw(), "cuStreamGetFlags")?;
+        if stream.owner == StreamOwner::Device {
+            return Ok(true);
+        }
+        self.enter(stream.device)?;
+        let mut flags: c_uint = 0;
+        // SAFETY: the stream is looked up; writes one number.
+        let outcome = unsafe { self.cuda.table.stream_get_flags(stream.raw, &raw mut flags) };
+        self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
+        Ok(flags & sys::STREAM_NON_BLOCKING == 0)
     }
 
     pub(super) fn stream_query(&self, stream: StreamHandle) -> Result<bool> {

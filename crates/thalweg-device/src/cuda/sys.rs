@@ -317,6 +317,7 @@ entry_points! {
         stream_destroy = "cuStreamDestroy" @ 4000 c"cuStreamDestroy_v2" (stream: RawStream);
         stream_get_priority = "cuStreamGetPriority" @ 5050 c"cuStreamGetPriority"
             (stream: RawStream, priority: *mut c_int);
+        stream_get_flags = "cuStreamGetFlags" @ 5050 c"cuStreamGetFlags" (stream: RawStream, flags: *mut c_uint);
         stream_get_context = "cuStreamGetCtx" @ 9020 c"cuStreamGetCtx" (stream: RawStream, context: *mut RawContext);
         stream_query = "cuStreamQuery" @ 2000 c"cuStreamQuery" (stream: RawStream);
         stream_synchronize = "cuStreamSynchronize" @ 2000 c"cuStreamSynchronize" (stream: RawStream);

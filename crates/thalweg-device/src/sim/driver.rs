@@ -226,6 +226,14 @@ impl Driver for SimDriver {
         })
     }
 
+    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
+        self.enter("cuStreamGetFlags", |state| {
+            let own = state.stream_id(stream.raw())?;
+            let found = state.stream(own);
+            Ok(found.is_blocking || found.is_legacy)
+        })
+    }
+
     fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         self.enter("cuStreamQuery", |state| {
             let own = state.enter(stream.raw())?;

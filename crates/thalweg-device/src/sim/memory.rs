@@ -373,7 +373,7 @@ impl Memory {
 
     /// Checks that a range is managed memory. Here that is ordinary memory of a device: advice changes nothing.
     pub(super) fn check_managed(&self, address: u64, bytes: u64) -> Outcome<()> {
-        let all = Access { start: address, bytes: nonzero(bytes)?, mode: AccessMode::Read };
+        let all = Access::new(address, nonzero(bytes)?, AccessMode::Read);
         let is_managed = |_| self.spans_in(address, bytes).all(|(_, span)| span.sharing == Sharing::Managed);
         let around = self.spans.range(..=address).next_back();
         let begins = around.is_some_and(|(_, span)| span.sharing == Sharing::Managed);
@@ -566,7 +566,7 @@ impl Memory {
     }
 
     fn explain(&self, access: &Access, position: u64) -> String {
-        let Access { start, bytes, mode } = *access;
+        let Access { start, bytes, mode, .. } = *access;
         let verb = if mode.writes() { "writes" } else { "reads" };
         let near = match self.spans.range(..=position).next_back() {
             Some((&below, span)) => {

@@ -40,7 +40,7 @@ pub(super) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
             Endpoint::Device(pointer) => pointer.address(),
             Endpoint::Pinned(pointer) => pointer.address(),
         };
-        Access { start, bytes: copy.bytes, mode }
+        Access::new(start, copy.bytes, mode)
     };
     let accesses = [access(copy.source, AccessMode::Read), access(copy.target, AccessMode::Write)];
     submit(state, own, copy.label, &accesses, Work::Copy, GraphNodeKind::Copy).map(|_| ())

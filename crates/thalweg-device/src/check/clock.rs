@@ -1,0 +1,72 @@
+//! Vector clocks: who knows what of whose work.
+//!
+//! Everything that does work in an order of its own is a *strand*: a stream, a host thread, a chain of nodes of an executable
+//! graph. Every piece of work has a number, and numbers only grow, over all strands. A [`Clock`] says of each strand up to
+//! which number its work is known to come before: work `n` of strand `s` comes before whoever has a clock with `s` at `n` or
+//! above. So one number and one strand name a piece of work (an *epoch*), and asking about it is one look at a clock.
+
+/// Something that works in an order of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Strand(pub(super) u32);
+
+impl Strand {
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Up to which number the work of each strand is known. Strands that are not mentioned are not known at all.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Clock(Vec<u64>);
+
+impl Clock {
+    /// Up to which number the strand's work is known; 0 for nothing.
+    pub(super) fn of(&self, strand: Strand) -> u64 {
+        self.0.get(strand.index()).copied().unwrap_or(0)
+    }
+
+    /// Whether a piece of work is known.
+    pub(super) fn covers(&self, strand: Strand, number: u64) -> bool {
+        self.of(strand) >= number
+    }
+
+    /// Learns of a strand's work up to a number.
+    pub(super) fn learn(&mut self, strand: Strand, number: u64) {
+        if self.0.len() <= strand.index() {
+            self.0.resize(strand.index() + 1, 0);
+        }
+        let known = &mut self.0[strand.index()];
+        *known = number.max(*known);
+    }
+
+    /// Learns all that another clock knows.
+    pub(super) fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (known, &new) in self.0.iter_mut().zip(&other.0) {
+            *known = new.max(*known);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joining_takes_the_greater_of_each() {
+        let [a, b, c] = [0, 1, 2].map(Strand);
+        let (mut left, mut right) = (Clock::default(), Clock::default());
+        left.learn(a, 7);
+        left.learn(b, 2);
+        right.learn(b, 5);
+        right.learn(c, 1);
+        right.join(&left);
+        left.join(&right);
+        assert_eq!([a, b, c].map(|strand| left.of(strand)), [7, 5, 1]);
+        assert_eq!(left, right);
+        left.learn(a, 3);
+        assert!(left.covers(a, 7) && !left.covers(a, 8), "what is known is never forgotten");
+    }
+}

@@ -1,0 +1,67 @@
+//! [`Instrument`]: what those above a driver tell a checker, because no driver sees it.
+//!
+//! A caching allocator cuts its memory into blocks and gives them out again without a call of the driver, and host threads
+//! wait for one another without it. Who does so says so here, if [`Driver::instrument`](crate::Driver::instrument) gives
+//! somebody to say it to.
+
+use super::clock::Clock;
+use crate::{Label, StreamHandle};
+
+/// What memory a block is of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum BlockKind {
+    /// Device memory, which belongs to the work of a stream: after the free, later work of that stream may have it at once.
+    Device,
+    /// Pinned host memory, which belongs to the host: after the free, anybody may have it at once.
+    Pinned,
+}
+
+/// How long a block is kept for another stream's work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum UseKind {
+    /// Until the work is done that the stream has when the block is freed (`record_stream`).
+    UntilFree,
+    /// Until the work is done that the stream has now (`record_use`).
+    SoFar,
+}
+
+/// What a host thread knows at some moment: which work comes before whatever it does next.
+#[derive(Clone, Debug, Default)]
+pub struct HostClock(pub(super) Clock);
+
+/// What a checker wants to be told.
+///
+/// None of this changes what a program does, nothing blocks, and what makes no sense (a block that nobody has announced, say)
+/// is ignored.
+pub trait Instrument: Send + Sync {
+    /// A block of a caching allocator is in a caller's hands: `bytes` from the address `start` on. It was asked for on
+    /// `stream`.
+    fn block_allocated(&self, start: u64, bytes: u64, kind: BlockKind, stream: StreamHandle, label: Label);
+
+    /// The block at this address is about to be given back. Call this before the allocator hears of it.
+    fn block_freed(&self, start: u64, label: Label);
+
+    /// The allocator was told that `stream` uses the block, and keeps it as `kind` says.
+    fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
+
+    /// Names a stream for reports. Streams without a name are numbered in the order of their making.
+    fn name_stream(&self, stream: StreamHandle, name: &str);
+
+    /// The site of the next call of this thread that has no label of its own: a graph launch, or the host's reads and writes
+    /// of pinned memory.
+    fn label_next(&self, label: Label);
+
+    /// From now on the calling thread is a host thread of its own, and is ordered with others by [`host_release`] and
+    /// [`host_acquire`] alone. All threads that nobody has introduced count as one.
+    ///
+    /// [`host_release`]: Self::host_release
+    /// [`host_acquire`]: Self::host_acquire
+    fn introduce_thread(&self, name: &str);
+
+    /// What the calling thread knows, to be handed to another: at a spawn, at the end of a thread that is joined, with a
+    /// message.
+    fn host_release(&self) -> HostClock;
+
+    /// The calling thread was handed what another knew.
+    fn host_acquire(&self, clock: &HostClock);
+}

@@ -1,0 +1,306 @@
+//! From trouble to words: the finding with its accesses, its history, the missing order and the call that would add it.
+
+use rustc_hash::FxHashSet;
+
+use super::clock::Clock;
+use super::finding::{Finding, FindingKind, History, Site, Work};
+use super::instrument::{BlockKind, UseKind};
+use super::model::{Actor, Model};
+use super::shadow::{Mark, MarkKind};
+use super::site::SiteId;
+use super::touch::Trouble;
+
+/// Findings that are kept.
+const FINDINGS: usize = 1000;
+
+/// What was found, each once.
+#[derive(Default)]
+pub(super) struct Findings {
+    known: FxHashSet<(FindingKind, SiteId, SiteId)>,
+    pub(super) list: Vec<Finding>,
+}
+
+impl Model {
+    /// Says that something is wrong with the work of this mark, unless it was said already. `clock` is what the work comes
+    /// after.
+    pub(super) fn report(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) {
+        let mut trouble = *trouble;
+        let block = self.blocks.get(trouble.block);
+        if trouble.kind == FindingKind::Uninitialised
+            && mark.launch == 0
+            && block.is_some_and(|block| block.capture != 0)
+        {
+            trouble.kind = FindingKind::OutputBeforeLaunch;
+        }
+        let origin = block.map_or(0, |block| block.allocated);
+        let other = trouble.other.map_or(origin, |other| other.site);
+        if self.findings.list.len() >= FINDINGS || !self.findings.known.insert((trouble.kind, other, mark.site)) {
+            return;
+        }
+        let finding = Finding {
+            kind: trouble.kind,
+            first: trouble.other.map(|other| self.work_of(&other)),
+            second: self.work_of(mark),
+            range: (trouble.start, trouble.end - trouble.start),
+            history: self.history(&trouble),
+            missing: self.missing(&trouble, mark, clock),
+            advice: self.advice(&trouble, mark),
+        };
+        self.findings.list.push(finding);
+    }
+
+    fn site(&self, id: SiteId) -> Site {
+        self.sites.get(id).unwrap_or(Site { operator: "work that the referee was not told of", location: None })
+    }
+
+    fn work_of(&self, mark: &Mark) -> Work {
+        let touches = matches!(mark.kind, MarkKind::Command | MarkKind::Host);
+        Work {
+            site: self.site(mark.site),
+            launch: self.sites.get(mark.launch),
+            mode: touches.then_some(mark.mode),
+            start: mark.start,
+            bytes: mark.bytes,
+            actor: self.actor_name(mark),
+            number: mark.number,
+        }
+    }
+
+    fn actor_name(&self, mark: &Mark) -> String {
+        match self.actors[mark.strand.index()] {
+            Actor::Host(host) => self.hosts[host as usize].name.clone(),
+            Actor::Stream(stream) => self.streams[stream as usize].name.clone(),
+            Actor::Chain { stream, .. } => {
+                format!("a graph launched on {}", self.streams[stream as usize].name)
+            }
+        }
+    }
+
+    /// The stream that carries an actor's work; `None` for the host.
+    fn stream_name(&self, mark: &Mark) -> Option<&str> {
+        match self.actors[mark.strand.index()] {
+            Actor::Host(_) => None,
+            Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(&self.streams[stream as usize].name),
+        }
+    }
+
+    fn history(&mut self, trouble: &Trouble) -> History {
+        if let Some(block) = self.blocks.get(trouble.block) {
+            let owner = match block.kind {
+                BlockKind::Device => self.streams[block.stream as usize].name.clone(),
+                BlockKind::Pinned => "the host".to_owned(),
+            };
+            let recorded = block.recorded.iter().map(|recorded| {
+                (self.site(recorded.site), self.streams[recorded.stream as usize].name.clone())
+            });
+            return History {
+                range: Some((block.start, block.bytes)),
+                allocated: Some((self.site(block.allocated), owner)),
+                recorded: recorded.collect(),
+                freed: block.freed.map(|freed| self.site(freed)),
+            };
+        }
+        if let Some(departed) = self.space.departed(trouble.start) {
+            return History {
+                range: Some((departed.start, departed.end - departed.start)),
+                allocated: Some((self.site(departed.allocated), String::new())),
+                recorded: Vec::new(),
+                freed: Some(self.site(departed.freed)),
+            };
+        }
+        let allocated = self.space.object(trouble.object).allocated;
+        let allocated = self.sites.get(allocated).map(|site| (site, String::new()));
+        History { allocated, ..History::default() }
+    }
+
+    // ---- The missing order ----------------------------------------------------------------------------------------
+
+    fn missing(&self, trouble: &Trouble, mark: &Mark, clock: &Clock) -> String {
+        let second = self.site(mark.site);
+        let Some(other) = &trouble.other else { return self.missing_alone(trouble, second) };
+        let first = self.site(other.site);
+        let (a, b) = (self.actor_name(other), self.actor_name(mark));
+        match trouble.kind {
+            FindingKind::ReuseBeforeLastUse => format!(
+                "The allocator gave this memory to {second} while {first} on {a} may still use it: the new owner's stream \
+                 does not come after it, and the host has not seen it complete."
+            ),
+            FindingKind::MissingRecord => format!(
+                "When the memory was given back, nothing put {first} on {a} before what its next owner does: the \
+                 allocator hands it to later work of {b} at once."
+            ),
+            FindingKind::EarlyRecord => format!(
+                "The use that was recorded for {a} ends at the `record_use`, and {first} came after it: the allocator \
+                 does not wait for that."
+            ),
+            FindingKind::UnmapInUse => {
+                format!("The host has not seen {first} on {a} complete, and unmapping waits for nothing.")
+            }
+            FindingKind::FreeBeforeLastUse => {
+                format!("Nothing puts the free on {b} after {first} on {a}. {}", self.reach(other, mark, clock))
+            }
+            FindingKind::UseBeforeAllocation => format!(
+                "The memory was given out on {a}, after whatever used it before there; {b} does not wait for that. {}",
+                self.reach(other, mark, clock)
+            ),
+            FindingKind::UseAfterFree => format!("The memory was given back on {a} by {first}."),
+            _ if self.is_one_launch(other, mark) => format!(
+                "In the captured graph no path leads from {first} to {second}: their branches may run in either order, or \
+                 at once."
+            ),
+            _ => format!(
+                "Nothing puts {second} on {b} after {first} on {a}. {}",
+                self.reach(other, mark, clock)
+            ),
+        }
+    }
+
+    fn missing_alone(&self, trouble: &Trouble, second: Site) -> String {
+        match trouble.kind {
+            FindingKind::UseAfterFree => format!("{second} was submitted after the memory had been given back."),
+            FindingKind::OverlappingBlocks => {
+                "The allocator gave out bytes of a block that was not freed: this is a bug of the allocator.".to_owned()
+            }
+            FindingKind::StaleGraphInput => {
+                "The graph was captured with this memory, which was given back since: a launch uses whatever is at the \
+                 address now."
+                    .to_owned()
+            }
+            FindingKind::OutputBeforeLaunch => {
+                "The memory was allocated inside a capture, where nothing runs: until the graph is launched nobody has \
+                 written it."
+                    .to_owned()
+            }
+            FindingKind::Uninitialised => {
+                "No work that was submitted before writes these bytes: what is read is whatever was left there.".to_owned()
+            }
+            FindingKind::OutOfBounds => {
+                "These bytes do not belong to the block that the access begins in.".to_owned()
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// Whether both are nodes of one executable.
+    fn is_one_launch(&self, first: &Mark, second: &Mark) -> bool {
+        let executable = |mark: &Mark| match self.actors[mark.strand.index()] {
+            Actor::Chain { graph, .. } => Some(graph),
+            _ => None,
+        };
+        executable(first).is_some() && executable(first) == executable(second)
+    }
+
+    /// How far the second actor knows the first.
+    fn reach(&self, first: &Mark, second: &Mark, clock: &Clock) -> String {
+        let (a, b) = (self.actor_name(first), self.actor_name(second));
+        match clock.of(first.strand) {
+            0 => format!("At that moment {b} had not waited for any work of {a}."),
+            known => format!(
+                "At that moment {b} had waited for {a} only up to number {known}, and this is number {}.",
+                first.number
+            ),
+        }
+    }
+
+    // ---- The call that would add it -------------------------------------------------------------------------------
+
+    fn advice(&self, trouble: &Trouble, mark: &Mark) -> String {
+        let second = self.site(mark.site);
+        if let Some(other) = &trouble.other {
+            return self.advice_for_two(trouble, other, mark);
+        }
+        match trouble.kind {
+            FindingKind::StaleGraphInput => format!(
+                "keep the memory that {second} uses alive for as long as the graph is replayed (hold its tensor), and write \
+                 new input into it in place; or capture again."
+            ),
+            FindingKind::OutputBeforeLaunch => {
+                format!("call `graph.replay()` before {second}, on the same stream or one that it waits for.")
+            }
+            FindingKind::Uninitialised => {
+                format!("write the memory before {second}: fill it (`zeros` instead of `empty`) or copy into it.")
+            }
+            FindingKind::OutOfBounds => format!(
+                "check the extents and strides that {second} was given, or allocate as many bytes as it declares."
+            ),
+            FindingKind::OverlappingBlocks => "report this to whoever maintains the allocator.".to_owned(),
+            _ => format!("drop the memory after {second}, not before: keep its owner alive until then."),
+        }
+    }
+
+    fn advice_for_two(&self, trouble: &Trouble, other: &Mark, mark: &Mark) -> String {
+        let (first, second) = (self.site(other.site), self.site(mark.site));
+        let earlier = self.stream_name(other);
+        let record = |stream: &str| {
+            format!(
+                "call `record_stream` for {stream} before the free ({second}), or `record_use` after {first}; or make the \
+                 owner's stream wait for {stream} before the free."
+            )
+        };
+        match (trouble.kind, earlier, self.stream_name(mark)) {
+            (FindingKind::MissingRecord, Some(stream), _) => match self.blocks.get(trouble.block) {
+                Some(block) if block.kind == BlockKind::Pinned => {
+                    format!("call `record_use` for {stream} after {first}, or synchronise {stream} before the free ({second}).")
+                }
+                _ => record(stream),
+            },
+            (FindingKind::EarlyRecord, Some(stream), _) => {
+                let recorded = self.blocks.get(trouble.block).and_then(|block| {
+                    block.recorded.iter().find(|recorded| recorded.kind == UseKind::SoFar)
+                });
+                let from = recorded.map_or(String::new(), |recorded| format!(" from {}", self.site(recorded.site)));
+                format!("move the `record_use` for {stream}{from} to after {first}, or call `record_stream` instead.")
+            }
+            (FindingKind::ReuseBeforeLastUse, Some(stream), _) => format!(
+                "call `record_stream` for {stream} before the memory is given back; where that was done, the allocator \
+                 reused it too early."
+            ),
+            (FindingKind::UseAfterFree, _, _) => {
+                format!("free the memory after {second}, not before; or use memory that is still allocated.")
+            }
+            (FindingKind::UnmapInUse, Some(stream), _) => {
+                format!("call `synchronize` for {stream} before {second}, or wait on the host for an event behind {first}.")
+            }
+            (_, Some(_), Some(_)) if self.is_one_launch(other, mark) => format!(
+                "while capturing, record an event after {first} and make the stream of {second} wait for it before {second}."
+            ),
+            (_, Some(earlier), Some(later)) => format!(
+                "before {second}, insert `{}`{}; or record an event after {first} and let {later} wait for it.",
+                wait_stream(later, earlier),
+                legend(later, earlier),
+            ),
+            (_, Some(stream), None) => format!(
+                "before {second}, call `synchronize` for {stream}, or wait on the host for an event that was recorded after \
+                 {first}."
+            ),
+            (_, None, _) => format!(
+                "hand over from the thread of {first} to the thread of {second} (join it, or send a message) before {second}."
+            ),
+        }
+    }
+}
+
+/// The call by which one stream waits for another.
+fn wait_stream(later: &str, earlier: &str) -> String {
+    match (is_identifier(later), is_identifier(earlier)) {
+        (true, true) => format!("{later}.wait_stream(&{earlier})"),
+        (true, false) => format!("{later}.wait_stream(&earlier)"),
+        (false, true) => format!("later.wait_stream(&{earlier})"),
+        (false, false) => "later.wait_stream(&earlier)".to_owned(),
+    }
+}
+
+/// Which streams the names in that call are, where they are not the program's own.
+fn legend(later: &str, earlier: &str) -> String {
+    match (is_identifier(later), is_identifier(earlier)) {
+        (true, true) => String::new(),
+        (true, false) => format!(", where `earlier` is {earlier}"),
+        (false, true) => format!(", where `later` is {later}"),
+        (false, false) => format!(", where `later` is {later} and `earlier` is {earlier}"),
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_alphabetic() || first == '_')
+        && name.chars().all(|letter| letter.is_alphanumeric() || letter == '_')
+}
