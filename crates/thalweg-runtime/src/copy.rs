@@ -32,7 +32,7 @@ impl Stream {
             bytes,
             label,
         )?;
-        source.record_use(self);
+        source.record_use(self, label);
         Ok(())
     }
 
@@ -53,7 +53,7 @@ impl Stream {
             bytes,
             label,
         )?;
-        target.record_use(self);
+        target.record_use(self, label);
         Ok(())
     }
 

@@ -24,12 +24,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thalweg_device::check::UseKind;
 use thalweg_device::{
     CaptureMode, Driver, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle,
 };
-use thalweg_memory::{HostBlock, PoolId, StreamFilter, StreamId};
+use thalweg_memory::{PoolId, StreamFilter, StreamId};
 
 use crate::memory::from_allocation;
+use crate::pinned::PinnedBlock;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
@@ -86,7 +88,7 @@ pub struct Graph {
     exec: Executable,
     description: GraphDescription,
     /// Pinned memory that the captured copies use.
-    pinned: Vec<Arc<HostBlock>>,
+    pinned: Vec<Arc<PinnedBlock>>,
     pool: GraphPool,
 }
 
@@ -172,9 +174,12 @@ impl Graph {
         let Executable { device, handle } = &self.exec;
         let stream = device.current_stream();
         let label = Label::here("graph replay");
+        if let Some(instrument) = device.driver().instrument() {
+            instrument.label_next(label);
+        }
         stream.submit(label, || device.driver().graph_launch(*handle, stream.handle()))?;
         // The event comes when the memory is freed: one for all replays.
-        self.pinned.iter().for_each(|block| block.record_stream(stream.id()));
+        self.pinned.iter().for_each(|block| block.record(&stream, UseKind::UntilFree, label));
         Ok(())
     }
 
@@ -200,12 +205,12 @@ pub(crate) struct Captures {
 /// A capture, by its number, with the pinned memory that its copies use.
 struct UnderWay {
     id: u64,
-    pinned: Vec<Arc<HostBlock>>,
+    pinned: Vec<Arc<PinnedBlock>>,
 }
 
 impl Captures {
     /// If the stream captures, its graph keeps the pinned memory.
-    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<HostBlock>) {
+    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -217,7 +222,7 @@ impl Captures {
         }
     }
 
-    fn take(&self, id: u64) -> Vec<Arc<HostBlock>> {
+    fn take(&self, id: u64) -> Vec<Arc<PinnedBlock>> {
         let mut under_way = self.lock();
         let Some(position) = under_way.iter().position(|capture| capture.id == id) else { return Vec::new() };
         self.count.fetch_sub(1, Ordering::Release);
@@ -270,7 +275,7 @@ impl<'a> Capture<'a> {
     }
 
     /// Ends the capture: the graph, and the pinned memory that it uses.
-    fn end(mut self) -> Result<(GraphHandle, Vec<Arc<HostBlock>>)> {
+    fn end(mut self) -> Result<(GraphHandle, Vec<Arc<PinnedBlock>>)> {
         self.open = false;
         let device = self.stream.device();
         let graph = device.check(device.driver().stream_end_capture(self.stream.handle()))?;

@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_device::{
     Access, AccessMode, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
-    HostLaunch, HostModule, Image, ImageKind, Label, Launch, ModuleHandle,
+    HostLaunch, HostModule, Image, ImageKind, Label, Launch, ModuleHandle, Touch,
 };
 use thalweg_ir::host::{Cells, Program, Slice, Source};
-use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel};
+use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel, OperandGeometry};
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
@@ -232,7 +232,8 @@ impl Stream {
             pointers.iter().map(|p| p.address()).collect()
         };
         let arguments = Arguments::pack(kernel, geometry, &address(inputs), &address(outputs), scalars);
-        let accesses = accesses(kernel, geometry, inputs, outputs);
+        let gaps = self.device().driver().instrument().is_some();
+        let accesses = accesses(kernel, geometry, inputs, outputs, gaps);
         let multi_processors = self.device().properties().multi_processor_count;
         let shape = thalweg_ir::cuda::launch_shape(kernel, geometry, multi_processors);
         let launch = Launch {
@@ -248,20 +249,28 @@ impl Stream {
     }
 }
 
-/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
+/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written. Which
+/// bytes of a range are touched is said where somebody asks for it.
 fn accesses(
     kernel: &Kernel,
     geometry: &Geometry,
     inputs: &[DevicePointer],
     outputs: &[DevicePointer],
+    gaps: bool,
 ) -> SmallVec<[Access; 8]> {
+    let touch = |operand: usize, dtype: DType| {
+        if gaps { touch_of_operand(geometry, operand, dtype.size_bytes() as u64) } else { Touch::All }
+    };
     let bytes = |operand: usize, dtype: DType| geometry.span(operand) * dtype.size_bytes() as u64;
     let mut list: SmallVec<[Access; 8]> = SmallVec::new();
     for (index, (output, pointer)) in kernel.body.outputs.iter().zip(outputs).enumerate() {
-        list.push(Access::write(*pointer, bytes(inputs.len() + index, output.dtype)));
+        let operand = inputs.len() + index;
+        let access = Access::write(*pointer, bytes(operand, output.dtype));
+        list.push(access.touching(touch(operand, output.dtype)));
     }
     for (index, (input, pointer)) in kernel.body.inputs.iter().zip(inputs).enumerate() {
         let mut access = Access::read(*pointer, bytes(index, input.dtype));
+        access.touch = touch(index, input.dtype);
         if access.bytes == 0 || list.contains(&access) {
             continue;
         }
@@ -276,7 +285,42 @@ fn accesses(
 fn union(a: &Access, b: &Access) -> Access {
     let start = a.start.min(b.start);
     let end = (a.start + a.bytes).max(b.start + b.bytes);
-    Access { start, bytes: end - start, mode: AccessMode::ReadWrite }
+    let is_one = (a.start, a.bytes, a.touch) == (b.start, b.bytes, b.touch);
+    let touch = if is_one { a.touch } else { Touch::Some };
+    Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
+}
+
+/// Which bytes of its span an operand touches.
+fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
+    match &geometry.operands[operand] {
+        OperandGeometry::Gathered { .. } => Touch::Some,
+        OperandGeometry::Strided { row_strides, inner_strides } => {
+            let rows = geometry.row_shape.iter().zip(row_strides);
+            let inner = geometry.inner_shape.iter().zip(inner_strides);
+            touch_of(rows.chain(inner).map(|(&extent, &stride)| (extent, stride)), element_bytes)
+        }
+    }
+}
+
+/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements.
+pub(crate) fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
+    let mut dimensions: SmallVec<[(u64, u64); 8]> =
+        dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
+    dimensions.sort_unstable_by_key(|&(_, stride)| stride);
+    let (mut chunk, mut rows) = (1, None);
+    for (extent, stride) in dimensions {
+        match rows {
+            // Within the chunk, or right behind it.
+            None if stride <= chunk => chunk += (extent - 1) * stride,
+            None => rows = Some((stride, extent)),
+            Some((step, count)) if stride == step * count => rows = Some((step, count * extent)),
+            Some(_) => return Touch::Some,
+        }
+    }
+    rows.map_or(Touch::All, |(step, _)| Touch::Rows {
+        chunk_bytes: chunk * element_bytes,
+        step_bytes: step * element_bytes,
+    })
 }
 
 /// A kernel of the loop IR as a host function.
@@ -302,8 +346,13 @@ impl HostKernel for LoopKernel {
             addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>()
         };
         // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
-        let declared =
-            accesses(&self.kernel, geometry, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
+        let declared = accesses(
+            &self.kernel,
+            geometry,
+            &pointers(&arguments.inputs),
+            &pointers(&arguments.outputs),
+            false,
+        );
         let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
         for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
             let elements = geometry.span(body.inputs.len() + index);
@@ -382,7 +431,7 @@ mod tests {
             operands: vec![operand; inputs.len() + 1],
         };
         let inputs: Vec<_> = inputs.iter().copied().map(DevicePointer::new).collect();
-        let mut found: Vec<_> = accesses(&kernel, &geometry, &inputs, &[DevicePointer::new(output)])
+        let mut found: Vec<_> = accesses(&kernel, &geometry, &inputs, &[DevicePointer::new(output)], true)
             .into_iter()
             .map(|access| (access.start, access.bytes, access.mode))
             .collect();
@@ -409,6 +458,19 @@ mod tests {
         assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);
+    }
+
+    #[test]
+    fn the_gaps_of_strided_operands_are_told() {
+        let touch = |dimensions: &[(u64, u64)]| touch_of(dimensions.iter().copied(), 4);
+        let rows = |chunk_bytes, step_bytes| Touch::Rows { chunk_bytes, step_bytes };
+        assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
+        assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
+        assert_eq!(touch(&[(3, 8), (4, 1)]), rows(16, 32), "columns of a matrix");
+        assert_eq!(touch(&[(5, 2)]), rows(4, 8), "every other element");
+        assert_eq!(touch(&[(2, 24), (3, 8), (4, 1)]), rows(16, 32), "planes that follow one another");
+        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), Touch::Some, "planes with gaps between them");
+        assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
     }
 
     #[test]

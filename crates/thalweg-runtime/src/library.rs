@@ -14,7 +14,7 @@ use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
 use thalweg_ir::matmul::{self, Matmul, Operand};
 
-use crate::kernel::slice;
+use crate::kernel::{slice, touch_of};
 use crate::{Buffer, Error, Result, Stream};
 
 /// Scratch memory that cuBLASLt may use for a product of at least [`WORKSPACE_FLOPS`]: enough for its split-k algorithms.
@@ -38,14 +38,18 @@ impl Stream {
         }
         let arguments = product.pack(a.address(), b.address(), d.address());
         let bytes = product.spans().map(|elements| elements * product.dtype.size_bytes() as u64);
+        let touch = |operand: &Operand, rows: u64, columns: u64| {
+            let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+            let dimensions =
+                [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
+            touch_of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
+        };
         let mut accesses: SmallVec<[Access; 4]> = SmallVec::new();
-        accesses.push(Access::read(a, bytes[0]));
-        accesses.push(Access::read(b, bytes[1]));
-        accesses.push(if product.accumulate {
-            Access::read_write(d, bytes[2])
-        } else {
-            Access::write(d, bytes[2])
-        });
+        accesses.push(Access::read(a, bytes[0]).touching(touch(&product.a, product.m, product.k)));
+        accesses.push(Access::read(b, bytes[1]).touching(touch(&product.b, product.k, product.n)));
+        let result =
+            if product.accumulate { Access::read_write(d, bytes[2]) } else { Access::write(d, bytes[2]) };
+        accesses.push(result.touching(touch(&product.d, product.m, product.n)));
         // The library refuses products over nothing; our own kernel writes their zeros.
         let has_library = product.k > 0 && self.device().properties().libraries.matmul;
         let (Some(format), true) = (element_format(product.dtype), has_library) else {
@@ -53,7 +57,7 @@ impl Stream {
         };
         // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.
         let workspace = if !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS {
-            Some(Buffer::new(self, WORKSPACE_BYTES)?)
+            Some(Buffer::labelled(self, WORKSPACE_BYTES, label)?)
         } else {
             None
         };

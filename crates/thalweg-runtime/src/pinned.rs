@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use thalweg_device::HostPointer;
+use thalweg_device::check::{BlockKind, UseKind};
+use thalweg_device::{HostPointer, Label};
 use thalweg_memory::HostBlock;
 
 use crate::memory::from_allocation;
@@ -18,47 +19,94 @@ use crate::{Device, Error, Result, Stream};
 pub struct PinnedBuffer {
     device: Device,
     /// Shared with the graphs that captured a copy from or to it.
-    block: Arc<HostBlock>,
+    block: Arc<PinnedBlock>,
+}
+
+/// A block of the cache of pinned memory, with the device whose streams use it.
+#[derive(Debug)]
+pub(crate) struct PinnedBlock {
+    device: Device,
+    block: HostBlock,
+}
+
+impl PinnedBlock {
+    /// Says that work on the stream uses it: until the free, or so far.
+    pub(crate) fn record(&self, stream: &Stream, kind: UseKind, label: Label) {
+        match kind {
+            UseKind::UntilFree => self.block.record_stream(stream.id()),
+            UseKind::SoFar => self.block.record_use(stream.id()),
+        }
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_recorded(self.block.address(), stream.handle(), kind, label);
+        }
+    }
+}
+
+impl Drop for PinnedBlock {
+    /// Before the block goes back: a moment later it may be somebody else's.
+    fn drop(&mut self) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_freed(self.block.address(), None);
+        }
+    }
 }
 
 impl PinnedBuffer {
     /// `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the graph's pool.
+    #[track_caller]
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
+        let (stream, label) = (device.current_stream(), Label::here("PinnedBuffer::new"));
         let block = device
             .host_allocator()
-            .allocate_on(bytes, device.current_stream().id())
+            .allocate_on(bytes, stream.id())
             .map_err(|error| from_allocation(device, error))?;
-        Ok(Self { device: device.clone(), block: Arc::new(block) })
+        if let Some(instrument) = device.driver().instrument() {
+            let (start, kind) = (block.address(), BlockKind::Pinned);
+            instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
+        }
+        let block = Arc::new(PinnedBlock { device: device.clone(), block });
+        Ok(Self { device: device.clone(), block })
     }
 
     /// The bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
-        self.block.requested_bytes()
+        self.block.block.requested_bytes()
     }
 
     /// The address.
     pub fn pointer(&self) -> HostPointer {
-        HostPointer::new(self.block.address())
+        HostPointer::new(self.block.block.address())
     }
 
     /// Writes elements from a byte offset on. Does not wait for the device.
+    #[track_caller]
     pub fn write<T: Pod>(&self, offset_bytes: u64, values: &[T]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         self.check_range(offset_bytes, bytes.len() as u64)?;
         if bytes.is_empty() {
             return Ok(());
         }
+        self.label(Label::here("write"));
         Ok(self.device.driver().host_write(self.pointer().offset(offset_bytes), bytes)?)
     }
 
     /// Reads elements from a byte offset on. Does not wait for the device.
+    #[track_caller]
     pub fn read<T: Pod>(&self, offset_bytes: u64, values: &mut [T]) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         self.check_range(offset_bytes, bytes.len() as u64)?;
         if bytes.is_empty() {
             return Ok(());
         }
+        self.label(Label::here("read"));
         Ok(self.device.driver().host_read(self.pointer().offset(offset_bytes), bytes)?)
+    }
+
+    /// Names the line whose call of the driver comes next.
+    fn label(&self, label: Label) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.label_next(label);
+        }
     }
 
     pub(crate) fn check_range(&self, offset_bytes: u64, bytes: u64) -> Result<()> {
@@ -74,8 +122,8 @@ impl PinnedBuffer {
 
     /// Remembers that work the stream was just given uses the memory: the cache keeps it until that work is done, and a graph
     /// that captured the work keeps it for as long as it lives.
-    pub(crate) fn record_use(&self, stream: &Stream) {
-        self.block.record_use(stream.id());
+    pub(crate) fn record_use(&self, stream: &Stream, label: Label) {
+        self.block.record(stream, UseKind::SoFar, label);
         stream.device().captures().keep(stream, &self.block);
     }
 }

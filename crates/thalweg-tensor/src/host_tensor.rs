@@ -19,6 +19,7 @@ pub struct HostTensor {
 
 impl HostTensor {
     /// A tensor in pinned memory of a device's driver. Its elements are anything.
+    #[track_caller]
     pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let bytes = element_count(shape)? * dtype.size_bytes();
         let buffer = PinnedBuffer::new(device, bytes as u64)?;
@@ -50,11 +51,13 @@ impl HostTensor {
     }
 
     /// Writes elements, counted row-major, from `first` on. Does not wait for copies under way.
+    #[track_caller]
     pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
         self.buffer.write(self.check::<T>(first, values.len())?, values)
     }
 
     /// Reads elements, counted row-major, from `first` on. Does not wait for copies under way.
+    #[track_caller]
     pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
         self.buffer.read(self.check::<T>(first, values.len())?, values)
     }

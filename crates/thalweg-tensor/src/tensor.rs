@@ -38,16 +38,17 @@ impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
     /// A tensor whose elements are anything (`torch.empty`).
+    #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::empty_on(shape, dtype, &device.current_stream())
+        Self::empty_on(shape, dtype, &device.current_stream(), Label::here("empty"))
     }
 
-    /// A tensor whose elements are anything, in memory that belongs to this stream.
-    pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream) -> Result<Self> {
+    /// A tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
+    pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
         let bytes = element_count(shape)?.checked_mul(dtype.size_bytes()).ok_or_else(|| {
             Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space"))
         })?;
-        let buffer = Buffer::new(stream, bytes as u64)?;
+        let buffer = Buffer::labelled(stream, bytes as u64, label)?;
         let storage = Arc::new(Storage { buffer, version: AtomicU32::new(0) });
         Ok(Self::from_parts(storage, Layout::contiguous(shape), dtype, AutogradMeta::leaf(false)))
     }
@@ -72,8 +73,9 @@ impl Tensor {
             )));
         }
         let stream = device.current_stream();
-        let tensor = Self::empty_on(shape, T::DTYPE, &stream)?;
-        stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), Label::here("from_slice"))?;
+        let label = Label::here("from_slice");
+        let tensor = Self::empty_on(shape, T::DTYPE, &stream, label)?;
+        stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), label)?;
         Ok(tensor)
     }
 
@@ -127,6 +129,7 @@ impl Tensor {
 
     /// Says that work on `stream` uses the tensor: when it is dropped, its memory is not reused before the work that the
     /// stream has then is done (`torch.Tensor.record_stream`).
+    #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
         self.0.storage.buffer.record_stream(stream);
     }
@@ -134,6 +137,7 @@ impl Tensor {
     /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call. Once the
     /// tensor is dropped, on any thread and at any time, its memory waits for that point of the stream and for nothing
     /// later. Nothing blocks.
+    #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
         self.0.storage.buffer.record_use(stream);
     }

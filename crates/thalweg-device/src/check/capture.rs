@@ -50,8 +50,11 @@ impl Model {
         let mut graph = std::mem::take(&mut self.captures[position]);
         let new = after.dependencies.iter().find(|&handle| !graph.handles.contains_key(handle)).copied();
         if let Some(handle) = new {
-            let predecessors =
-                before.dependencies.iter().map(|&node| learn(driver, before.graph, &mut graph, node)).collect();
+            let predecessors = before
+                .dependencies
+                .iter()
+                .map(|&node| learn(driver, before.graph, &mut graph, node))
+                .collect();
             let work = self.work(graph.capture, site, call);
             graph.push(handle, Node { predecessors, site, work });
         }
@@ -192,9 +195,8 @@ impl Model {
             return false;
         }
         let now = self.owner(access.start);
-        let is_there = now.is_some_and(|now| {
-            now.serial == owner.serial && (owner.block == 0 || now.block == owner.block)
-        });
+        let is_there = now
+            .is_some_and(|now| now.serial == owner.serial && (owner.block == 0 || now.block == owner.block));
         if is_there && !self.blocks.is_freed(owner.block) {
             return false;
         }
@@ -209,12 +211,7 @@ impl Model {
 }
 
 /// The index of a node. What was captured behind our back is learned from the driver, with all that it depends on.
-fn learn(
-    driver: &dyn Driver,
-    handle: Option<GraphHandle>,
-    graph: &mut Graph,
-    node: GraphNodeHandle,
-) -> u32 {
+fn learn(driver: &dyn Driver, handle: Option<GraphHandle>, graph: &mut Graph, node: GraphNodeHandle) -> u32 {
     let mut stack: Vec<(GraphNodeHandle, Option<Vec<GraphNodeHandle>>)> = vec![(node, None)];
     while let Some((node, predecessors)) = stack.pop() {
         if graph.handles.contains_key(&node) {

@@ -123,7 +123,13 @@ impl CheckedDriver {
     }
 
     /// A range is unmapped by a call that waits for nothing.
-    fn unmaps(&self, start: u64, bytes: u64, name: &'static str, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn unmaps(
+        &self,
+        start: u64,
+        bytes: u64,
+        name: &'static str,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let host = self.host();
         let (taken, found) = {
             let mut model = self.lock();
@@ -302,7 +308,8 @@ impl Driver for CheckedDriver {
         self.inner.stream_destroy(stream)?;
         let mut model = self.lock();
         model.forget_stream(stream);
-        if let Some(position) = model.captures.iter().position(|known| known.capture == capture && known.origin == stream.raw())
+        if let Some(position) =
+            model.captures.iter().position(|known| known.capture == capture && known.origin == stream.raw())
         {
             model.captures.swap_remove(position);
             self.captures.fetch_sub(1, Ordering::Release);
@@ -404,7 +411,13 @@ impl Driver for CheckedDriver {
         result
     }
 
-    fn memory_map(&self, pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> Result<()> {
+    fn memory_map(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        physical: PhysicalHandle,
+        offset: u64,
+    ) -> Result<()> {
         self.inner.memory_map(pointer, bytes, physical, offset)?;
         let mut model = self.lock();
         if let Some(&object) = model.physical.get(&physical.raw()) {
@@ -448,7 +461,12 @@ impl Driver for CheckedDriver {
         self.unmaps(start, bytes, "ipc_close", || self.inner.ipc_close(pointer))
     }
 
-    fn memory_allocate_async(&self, pool: PoolHandle, bytes: u64, stream: StreamHandle) -> Result<DevicePointer> {
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer> {
         let before = self.capturing(stream);
         let pointer = self.inner.memory_allocate_async(pool, bytes, stream)?;
         let start = pointer.address();
@@ -459,9 +477,15 @@ impl Driver for CheckedDriver {
             model.appeared(ObjectKind::StreamOrdered, device, start, bytes, site);
         }
         let node = CapturedCall::Allocate { start, bytes };
-        self.in_stream_order(stream, before.as_ref(), "memory_allocate_async", node, |model, clock, mark| {
-            model.given_out(clock, mark, start, bytes);
-        })?;
+        self.in_stream_order(
+            stream,
+            before.as_ref(),
+            "memory_allocate_async",
+            node,
+            |model, clock, mark| {
+                model.given_out(clock, mark, start, bytes);
+            },
+        )?;
         Ok(pointer)
     }
 

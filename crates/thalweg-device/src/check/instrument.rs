@@ -38,8 +38,9 @@ pub trait Instrument: Send + Sync {
     /// `stream`.
     fn block_allocated(&self, start: u64, bytes: u64, kind: BlockKind, stream: StreamHandle, label: Label);
 
-    /// The block at this address is about to be given back. Call this before the allocator hears of it.
-    fn block_freed(&self, start: u64, label: Label);
+    /// The block at this address is about to be given back. Call this before the allocator hears of it. Where that happens is
+    /// mostly not known: a drop does not know its caller.
+    fn block_freed(&self, start: u64, label: Option<Label>);
 
     /// The allocator was told that `stream` uses the block, and keeps it as `kind` says.
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);

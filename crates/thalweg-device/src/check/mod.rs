@@ -157,10 +157,10 @@ impl Instrument for CheckedDriver {
         }
     }
 
-    fn block_freed(&self, start: u64, label: Label) {
+    fn block_freed(&self, start: u64, label: Option<Label>) {
         let host = self.host();
         let mut model = self.lock();
-        let site = model.sites.of(label);
+        let site = model.sites.labelled(label, "drop");
         model.block_freed(start, host, site);
     }
 

@@ -66,7 +66,10 @@ pub(super) enum Actor {
     Host(HostId),
     Stream(StreamId),
     /// A chain of an executable graph that was last launched on a stream.
-    Chain { graph: u64, stream: StreamId },
+    Chain {
+        graph: u64,
+        stream: StreamId,
+    },
 }
 
 /// The latest record of an event.
@@ -255,7 +258,8 @@ impl Model {
             return;
         }
         let (native, number) = (stream.native, stream.device);
-        let (strand, is_blocking, clock) = (stream.strand, stream.is_blocking, std::mem::take(&mut stream.clock));
+        let (strand, is_blocking, clock) =
+            (stream.strand, stream.is_blocking, stream.clock.clone());
         let device = &mut self.devices[number as usize];
         device.all.retain(|&other| other != id);
         device.blocking.retain(|other| *other != id);

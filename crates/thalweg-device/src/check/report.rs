@@ -34,7 +34,9 @@ impl Model {
         }
         let origin = block.map_or(0, |block| block.allocated);
         let other = trouble.other.map_or(origin, |other| other.site);
-        if self.findings.list.len() >= FINDINGS || !self.findings.known.insert((trouble.kind, other, mark.site)) {
+        if self.findings.list.len() >= FINDINGS
+            || !self.findings.known.insert((trouble.kind, other, mark.site))
+        {
             return;
         }
         let finding = Finding {
@@ -50,7 +52,9 @@ impl Model {
     }
 
     fn site(&self, id: SiteId) -> Site {
-        self.sites.get(id).unwrap_or(Site { operator: "work that the referee was not told of", location: None })
+        self.sites
+            .get(id)
+            .unwrap_or(Site { operator: "work that the referee was not told of", location: None })
     }
 
     fn work_of(&self, mark: &Mark) -> Work {
@@ -137,7 +141,10 @@ impl Model {
                 format!("The host has not seen {first} on {a} complete, and unmapping waits for nothing.")
             }
             FindingKind::FreeBeforeLastUse => {
-                format!("Nothing puts the free on {b} after {first} on {a}. {}", self.reach(other, mark, clock))
+                format!(
+                    "Nothing puts the free on {b} after {first} on {a}. {}",
+                    self.reach(other, mark, clock)
+                )
             }
             FindingKind::UseBeforeAllocation => format!(
                 "The memory was given out on {a}, after whatever used it before there; {b} does not wait for that. {}",
@@ -218,7 +225,9 @@ impl Model {
                 format!("call `graph.replay()` before {second}, on the same stream or one that it waits for.")
             }
             FindingKind::Uninitialised => {
-                format!("write the memory before {second}: fill it (`zeros` instead of `empty`) or copy into it.")
+                format!(
+                    "write the memory before {second}: fill it (`zeros` instead of `empty`) or copy into it."
+                )
             }
             FindingKind::OutOfBounds => format!(
                 "check the extents and strides that {second} was given, or allocate as many bytes as it declares."
@@ -240,16 +249,22 @@ impl Model {
         match (trouble.kind, earlier, self.stream_name(mark)) {
             (FindingKind::MissingRecord, Some(stream), _) => match self.blocks.get(trouble.block) {
                 Some(block) if block.kind == BlockKind::Pinned => {
-                    format!("call `record_use` for {stream} after {first}, or synchronise {stream} before the free ({second}).")
+                    format!(
+                        "call `record_use` for {stream} after {first}, or synchronise {stream} before the free ({second})."
+                    )
                 }
                 _ => record(stream),
             },
             (FindingKind::EarlyRecord, Some(stream), _) => {
-                let recorded = self.blocks.get(trouble.block).and_then(|block| {
-                    block.recorded.iter().find(|recorded| recorded.kind == UseKind::SoFar)
-                });
-                let from = recorded.map_or(String::new(), |recorded| format!(" from {}", self.site(recorded.site)));
-                format!("move the `record_use` for {stream}{from} to after {first}, or call `record_stream` instead.")
+                let recorded = self
+                    .blocks
+                    .get(trouble.block)
+                    .and_then(|block| block.recorded.iter().find(|recorded| recorded.kind == UseKind::SoFar));
+                let from =
+                    recorded.map_or(String::new(), |recorded| format!(" from {}", self.site(recorded.site)));
+                format!(
+                    "move the `record_use` for {stream}{from} to after {first}, or call `record_stream` instead."
+                )
             }
             (FindingKind::ReuseBeforeLastUse, Some(stream), _) => format!(
                 "call `record_stream` for {stream} before the memory is given back; where that was done, the allocator \
@@ -259,7 +274,9 @@ impl Model {
                 format!("free the memory after {second}, not before; or use memory that is still allocated.")
             }
             (FindingKind::UnmapInUse, Some(stream), _) => {
-                format!("call `synchronize` for {stream} before {second}, or wait on the host for an event behind {first}.")
+                format!(
+                    "call `synchronize` for {stream} before {second}, or wait on the host for an event behind {first}."
+                )
             }
             (_, Some(_), Some(_)) if self.is_one_launch(other, mark) => format!(
                 "while capturing, record an event after {first} and make the stream of {second} wait for it before {second}."

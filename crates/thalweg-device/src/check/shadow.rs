@@ -148,7 +148,8 @@ impl Shadow {
             return;
         }
         let (mut keep, mut keep_end, mut state) = (first, head.end, &head.state);
-        let (mut gone, mut grown): (SmallVec<[u64; 8]>, SmallVec<[(u64, u64); 4]>) = Default::default();
+        let mut gone: SmallVec<[u64; 8]> = SmallVec::new();
+        let mut grown: SmallVec<[(u64, u64); 4]> = SmallVec::new();
         for (&next, span) in spans {
             if span.state == *state {
                 gone.push(next);

@@ -130,7 +130,8 @@ impl Model {
             object.shadow.each(piece.start, piece.end, |first, end, state| {
                 count += 1;
                 let (conflict, uninitialised) = look.visit(state);
-                let mut say = |kind, other| add(troubles, trouble(kind, other, state.block, &piece, first, end));
+                let mut say =
+                    |kind, other| add(troubles, trouble(kind, other, state.block, &piece, first, end));
                 if let Some(other) = conflict {
                     say(kind_of(&other), Some(other));
                 }
@@ -150,7 +151,10 @@ impl Model {
             }
             if has_blocks && !strays && holder.is_some_and(|block| self.blocks.is_freed(block)) {
                 let block = holder.unwrap_or_default();
-                add(troubles, trouble(FindingKind::UseAfterFree, None, block, &piece, piece.start, piece.end));
+                add(
+                    troubles,
+                    trouble(FindingKind::UseAfterFree, None, block, &piece, piece.start, piece.end),
+                );
             }
         }
     }
@@ -207,7 +211,8 @@ pub(super) fn trouble(
 pub(super) fn add(troubles: &mut Troubles, new: Trouble) {
     let same = |known: &&mut Trouble| {
         known.kind == new.kind
-            && known.other.map(|mark| (mark.site, mark.strand)) == new.other.map(|mark| (mark.site, mark.strand))
+            && known.other.map(|mark| (mark.site, mark.strand))
+                == new.other.map(|mark| (mark.site, mark.strand))
     };
     match troubles.iter_mut().find(same) {
         Some(known) if known.end == new.start => known.end = new.end,
@@ -224,7 +229,11 @@ fn rows(access: &Access) -> Option<(u64, u64, u64)> {
         Touch::Some => None,
         Touch::Rows { chunk_bytes, step_bytes } => {
             let count = access.bytes.div_ceil(step_bytes.max(1));
-            (chunk_bytes > 0 && chunk_bytes <= step_bytes && count <= ROWS).then_some((chunk_bytes, step_bytes, count))
+            (chunk_bytes > 0 && chunk_bytes <= step_bytes && count <= ROWS).then_some((
+                chunk_bytes,
+                step_bytes,
+                count,
+            ))
         }
     }
 }

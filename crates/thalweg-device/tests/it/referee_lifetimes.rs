@@ -2,8 +2,8 @@
 //! stream-ordered memory, virtual memory, graphs, and reads of nothing. Every program has a twin with the other verdict.
 
 use thalweg_device::check::FindingKind::{
-    self, EarlyRecord, FreeBeforeLastUse, MissingRecord, OutOfBounds, OutputBeforeLaunch, OverlappingBlocks, Race,
-    ReuseBeforeLastUse, StaleGraphInput, Uninitialised, UnmapInUse, UseAfterFree, UseBeforeAllocation,
+    self, EarlyRecord, FreeBeforeLastUse, MissingRecord, OutOfBounds, OutputBeforeLaunch, OverlappingBlocks,
+    Race, ReuseBeforeLastUse, StaleGraphInput, Uninitialised, UnmapInUse, UseAfterFree, UseBeforeAllocation,
 };
 use thalweg_device::check::Instrument;
 use thalweg_device::{
@@ -68,6 +68,7 @@ fn blocks() {
             w.write(w.a, again);
         }),
         ("used elsewhere without waiting for the allocation", &[UseBeforeAllocation, MissingRecord], |w| {
+            w.write(w.a, w.y);
             let block = w.take(w.a);
             w.write(w.b, block);
             w.free(block);
@@ -430,8 +431,8 @@ fn freed_memory_of_the_driver_is_remembered() {
         w.driver.memory_free(w.y).unwrap();
         w.read(w.a, w.y);
     });
-    let text = findings[0].to_string();
-    assert!(text.contains("freed by `memory_free`"), "{text}");
+    let freed = findings[0].history.freed.expect("it is remembered");
+    assert_eq!(freed.to_string(), "`memory_free`");
 }
 
 #[test]
@@ -506,7 +507,12 @@ fn what_was_captured_behind_the_referee_is_learned_from_the_driver() {
     world.write(world.a, world.x);
     // Another library works on the stream: the referee hears nothing of it.
     let label = Label::here("behind");
-    let fill = thalweg_device::Fill { target: world.y, pattern: thalweg_device::FillPattern::U8(0), count: 8, label };
+    let fill = thalweg_device::Fill {
+        target: world.y,
+        pattern: thalweg_device::FillPattern::U8(0),
+        count: 8,
+        label,
+    };
     world.sim.fill_async(world.a, &fill).unwrap();
     world.write(world.a, world.x);
     let graph = world.driver.stream_end_capture(world.a).unwrap();

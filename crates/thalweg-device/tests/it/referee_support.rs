@@ -135,7 +135,7 @@ impl World {
 
     #[track_caller]
     pub fn free(&self, pointer: DevicePointer) {
-        self.driver.block_freed(pointer.address(), Label::here("drop"));
+        self.driver.block_freed(pointer.address(), Some(Label::here("drop")));
     }
 
     #[track_caller]

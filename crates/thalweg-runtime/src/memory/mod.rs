@@ -14,7 +14,8 @@ mod upstream;
 
 use std::sync::Arc;
 
-use thalweg_device::{CaptureMode, DevicePointer, Driver};
+use thalweg_device::check::{BlockKind, UseKind};
+use thalweg_device::{CaptureMode, DevicePointer, Driver, Label};
 use thalweg_memory::{AllocationError, Block};
 
 pub use self::managed::ManagedMemory;
@@ -64,12 +65,22 @@ pub struct Buffer {
 
 impl Buffer {
     /// At least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
+    #[track_caller]
     pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
+        Self::labelled(stream, bytes, Label::here("Buffer::new"))
+    }
+
+    /// The same, with the operator and the line that reports name as the allocation.
+    pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
         let block = device
             .allocator()
             .allocate(bytes, stream.id())
             .map_err(|error| from_allocation(device, error))?;
+        if let Some(instrument) = device.driver().instrument() {
+            let (start, kind) = (block.address(), BlockKind::Device);
+            instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
+        }
         Ok(Self { device: device.clone(), block })
     }
 
@@ -90,14 +101,33 @@ impl Buffer {
 
     /// Says that work on `stream` uses the memory: after the drop it is not reused before the work that the stream has at
     /// that moment is done.
+    #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
         self.block.record_stream(stream.id());
+        self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
     }
 
     /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call: an event is
     /// recorded there *now*. After the drop the memory waits for that event, and for nothing that the stream does later.
     /// Nothing blocks. See [`thalweg_memory::Block::record_use`].
+    #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
         self.block.record_use(stream.id());
+        self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
+    }
+
+    fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_recorded(self.block.address(), stream.handle(), kind, label);
+        }
+    }
+}
+
+impl Drop for Buffer {
+    /// Before the block goes back: a moment later it may be somebody else's.
+    fn drop(&mut self) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_freed(self.block.address(), None);
+        }
     }
 }

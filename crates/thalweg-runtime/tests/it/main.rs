@@ -12,6 +12,7 @@ mod graph;
 mod kernels;
 mod memory;
 mod pinned;
+mod referee;
 mod sharing;
 mod streams;
 mod support;

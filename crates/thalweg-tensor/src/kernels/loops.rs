@@ -199,7 +199,7 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
         .outputs
         .iter()
         .zip(&signature.outputs)
-        .map(|(&place, &dtype)| Tensor::empty_on(&extents.output_shape(place), dtype, &stream))
+        .map(|(&place, &dtype)| Tensor::empty_on(&extents.output_shape(place), dtype, &stream, call.label))
         .collect::<Result<Tensors>>()?;
     launch_into(operator, &signature, &extents, call.tensors, call.arguments, &outputs, call.label)?;
     Ok(outputs)
@@ -363,7 +363,10 @@ impl LoopBackward {
         let outputs = body
             .outputs
             .iter()
-            .map(|output| Tensor::empty_on(&self.extents.output_shape(output.place), output.dtype, &stream))
+            .map(|output| {
+                let shape = self.extents.output_shape(output.place);
+                Tensor::empty_on(&shape, output.dtype, &stream, self.label)
+            })
             .collect::<Result<Tensors>>()?;
         let mut placements =
             inputs.iter().map(|tensor| self.extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;

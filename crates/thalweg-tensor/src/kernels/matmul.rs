@@ -84,7 +84,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     }
     shape.extend([m, n]);
     let stream = call.device.current_stream();
-    let result = Tensor::empty_on(&shape, a.dtype(), &stream)?;
+    let result = Tensor::empty_on(&shape, a.dtype(), &stream, call.label)?;
     let product = Matmul {
         a: a_matrix,
         b: b_matrix,

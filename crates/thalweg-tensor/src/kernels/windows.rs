@@ -142,7 +142,7 @@ impl Window {
         let stream = inputs[0].device().current_stream();
         let outputs = outputs
             .iter()
-            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream))
+            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream, label))
             .collect::<Result<Tensors>>()?;
         let mut placements: SmallVec<[Placement; 8]> =
             inputs.iter().map(|tensor| Placement::Gathered(tensor.elements() as u64)).collect();
