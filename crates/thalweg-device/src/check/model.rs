@@ -258,8 +258,7 @@ impl Model {
             return;
         }
         let (native, number) = (stream.native, stream.device);
-        let (strand, is_blocking, clock) =
-            (stream.strand, stream.is_blocking, std::mem::take(&mut stream.clock));
+        let (strand, is_blocking, clock) = (stream.strand, stream.is_blocking, stream.clock.clone());
         let device = &mut self.devices[number as usize];
         device.all.retain(|&other| other != id);
         device.blocking.retain(|other| *other != id);

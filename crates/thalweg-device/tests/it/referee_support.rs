@@ -20,7 +20,6 @@ pub struct World {
     pub c: StreamHandle,
     pub default: StreamHandle,
     pub e: EventHandle,
-    pub f: EventHandle,
     /// 4 KiB of memory, written and waited for.
     pub x: DevicePointer,
     pub y: DevicePointer,
@@ -38,9 +37,9 @@ impl World {
         let function = driver.function_get(module, "nothing").unwrap();
         let default = driver.default_stream(0).unwrap();
         let [a, b, c] = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
-        let [e, f] = [0; 2].map(|_| driver.event_create(0, EventFlags::default()).unwrap());
+        let e = driver.event_create(0, EventFlags::default()).unwrap();
         let [x, y] = [0; 2].map(|_| driver.memory_allocate(0, BYTES).unwrap());
-        let world = Self { sim, driver, function, a, b, c, default, e, f, x, y };
+        let world = Self { sim, driver, function, a, b, c, default, e, x, y };
         for pointer in [x, y] {
             world.write(a, pointer);
         }
@@ -135,7 +134,7 @@ impl World {
 
     #[track_caller]
     pub fn free(&self, pointer: DevicePointer) {
-        self.driver.block_freed(pointer.address(), Label::here("drop"));
+        self.driver.block_freed(pointer.address(), Some(Label::here("drop")));
     }
 
     #[track_caller]
