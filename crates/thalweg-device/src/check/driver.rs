@@ -22,8 +22,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, AccessMode, DevicePointer, Endpoint, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+    Access, AccessMode, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle, GraphExecHandle,
+    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
+    StreamHandle,
 };
 
 /// The methods that order nothing and touch nothing.
@@ -91,12 +92,14 @@ impl CheckedDriver {
     ) -> Result<bool> {
         // What others submit while this call waits is not what it waits for.
         let clock = frontier(&mut self.lock());
-        let is_done = call()?;
-        if let (true, Some(clock)) = (is_done, clock) {
+        let answer = call();
+        // Nothing runs on a lost device any more, so what it had is over.
+        let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
+        if let (true, Some(clock)) = (is_over, clock) {
             let host = self.host();
             self.lock().saw(host, &clock);
         }
-        Ok(is_done)
+        answer
     }
 
     /// Memory is given back by a call that waits for all that `frontier` describes.
@@ -565,7 +568,8 @@ impl Driver for CheckedDriver {
         };
         let result =
             self.command(stream, label, &accesses, || self.inner.copy_to_host(stream, target, source, label));
-        if let (Ok(()), Some(mut frontier)) = (&result, frontier) {
+        let is_over = result.as_ref().map_or_else(Error::is_device_lost, |()| true);
+        if let (true, Some(mut frontier)) = (is_over, frontier) {
             let host = self.host();
             let mut model = self.lock();
             // What the stream was given before, and the copy itself.
