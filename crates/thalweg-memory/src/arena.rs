@@ -16,8 +16,9 @@
 //!
 //! An arena's lock is held for an operation on it, which in steady state calls no driver. Nobody holds two arenas' locks.
 //! Who holds the lock of the slow path ([`ladder`](crate::ladder)) may take an arena's; never the other way round. A panic
-//! of the upstream poisons a lock, and that is ignored: the state is valid at every call of the upstream, and checks of
-//! our own come before the change that they guard.
+//! of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own come before
+//! the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
+//! ([`BiasedMutex`]).
 //!
 //! # What an allocation costs
 //!
@@ -28,9 +29,10 @@
 //! Where memory comes from when no free block serves is next door ([`grow`](crate::grow)).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{BiasedMutex, BiasedMutexGuard};
 
 use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
@@ -92,7 +94,7 @@ pub(crate) struct Arena {
     pub(crate) common: Arc<Common>,
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
-    state: Mutex<ArenaState>,
+    state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,
 }
 
@@ -108,13 +110,13 @@ impl Arena {
             home,
             common: Arc::clone(common),
             source,
-            state: Mutex::new(ArenaState::new(policy)),
+            state: BiasedMutex::new(ArenaState::new(policy)),
             returned: Inbox::default(),
         })
     }
 
     /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ArenaState> {
+    pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.lock_with_hand();
         state.empty_hand(self);
         state
@@ -122,7 +124,7 @@ impl Arena {
 
     /// The same, but for the block that was freed last: it may still be in the hand.
     #[inline]
-    pub(crate) fn lock_with_hand(&self) -> MutexGuard<'_, ArenaState> {
+    pub(crate) fn lock_with_hand(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.state();
         // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
         // another arena is exclusive.
@@ -145,7 +147,7 @@ impl Arena {
 
     /// The state, if nobody is busy.
     #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, ArenaState>> {
+    fn try_lock(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
         let state = self.try_state()?;
         let totals = &self.common.totals;
         if totals.is_quiet(self.number) {
@@ -160,18 +162,14 @@ impl Arena {
 
     /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
     #[inline]
-    pub(crate) fn state(&self) -> MutexGuard<'_, ArenaState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> BiasedMutexGuard<'_, ArenaState> {
+        self.state.lock()
     }
 
     /// The same, unless the lock is taken.
     #[inline]
-    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, ArenaState>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
+        self.state.try_lock()
     }
 
     #[cold]
