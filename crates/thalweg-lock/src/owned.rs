@@ -20,8 +20,7 @@ use crate::{BiasedMutex, BiasedMutexGuard};
 pub struct OwnedGuard<A, T: 'static> {
     /// Dropped first: it points into what the owner keeps.
     guard: BiasedMutexGuard<'static, T>,
-    /// There until it is left, which ends the guard.
-    owner: Option<Arc<A>>,
+    owner: Arc<A>,
 }
 
 impl<A, T> OwnedGuard<A, T> {
@@ -33,22 +32,43 @@ impl<A, T> OwnedGuard<A, T> {
     pub fn try_lock(owner: Arc<A>, of: impl FnOnce(&A) -> &BiasedMutex<T>) -> Result<Self, Arc<A>> {
         let mutex: *const BiasedMutex<T> = of(&owner);
         // SAFETY: it is valid for as long as the referred is, by the type of `of`. The guard below lives no longer than the
-        // owner beside it, which is dropped after it or left behind the lock (`leave`); and an `Arc` that moves does not
-        // move what it refers to.
+        // owner beside it, which is dropped or given out after it, or left behind the lock (`leave`); and an `Arc` that moves
+        // does not move what it refers to.
         let mutex: &'static BiasedMutex<T> = unsafe { &*mutex };
         match mutex.try_lock() {
-            Some(guard) => Ok(Self { guard, owner: Some(owner) }),
+            Some(guard) => Ok(Self { guard, owner }),
             None => Err(owner),
         }
     }
 
+    /// The value, and what it lies in.
+    #[inline]
+    pub fn parts(&mut self) -> (&mut T, &A) {
+        (&mut self.guard, &self.owner)
+    }
+
+    /// What the mutex lies in.
+    #[inline]
+    pub fn owner(&self) -> &A {
+        &self.owner
+    }
+
+    /// Unlocks and gives the owner back.
+    pub fn unlock(self) -> Arc<A> {
+        let Self { guard, owner } = self;
+        drop(guard);
+        owner
+    }
+
     /// Leaves the owner in a pile behind the lock, and unlocks.
     #[inline]
-    pub fn leave(mut self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
-        // The pile is in the value, so nobody can take the owner from it before the mutex is unlocked; and unlocking, by
-        // dropping the guard, is the last that touches the mutex here.
-        let pile = pile(&mut self.guard);
-        pile.push(self.owner.take().expect("the owner is there until it is left"));
+    pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
+        // In this order: if `pile` panics, what is bound last is dropped first.
+        let Self { owner, mut guard } = self;
+        // The pile is in the value, by the type of `pile`, so nobody takes the owner from it before the mutex is unlocked.
+        pile(&mut guard).push(owner);
+        // And that is the last thing here that touches the mutex: somebody may take the owner now and drop it.
+        drop(guard);
     }
 }
 
@@ -141,5 +161,117 @@ impl<A> Drop for Pile<A> {
 impl<A> fmt::Debug for Pile<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pile").field("references", &self.references).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Thing {
+        state: BiasedMutex<State>,
+    }
+
+    #[derive(Debug, Default)]
+    struct State {
+        visits: u64,
+        left: Pile<Thing>,
+    }
+
+    fn visit(thing: Arc<Thing>) -> Result<OwnedGuard<Thing, State>, Arc<Thing>> {
+        let mut guard = OwnedGuard::try_lock(thing, |thing| &thing.state)?;
+        guard.visits += 1;
+        Ok(guard)
+    }
+
+    #[test]
+    fn what_is_left_is_what_comes_out_and_each_is_counted_once() {
+        let thing = Arc::new(Thing::default());
+        for _ in 0..3 {
+            visit(Arc::clone(&thing)).expect("nobody is inside").leave(|state| &mut state.left);
+        }
+        assert_eq!(Arc::strong_count(&thing), 4);
+        let one = thing.state.lock().left.pop().expect("three were left");
+        assert!(Arc::ptr_eq(&one, &thing));
+        let one = visit(one).expect("nobody is inside").unlock();
+        assert_eq!((thing.state.lock().left.len(), Arc::strong_count(&thing)), (2, 4));
+        drop(one);
+        let pile = thing.state.lock().left.take();
+        drop(pile);
+        assert_eq!((thing.state.lock().visits, Arc::strong_count(&thing)), (4, 1));
+        assert!(thing.state.lock().left.pop().is_none());
+    }
+
+    #[test]
+    fn a_thing_whose_last_reference_is_left_lives_until_it_is_taken() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        visit(thing).expect("nobody is inside").leave(|state| &mut state.left);
+        let thing = gone.upgrade().expect("it owns itself");
+        let pile = thing.state.lock().left.take();
+        drop(thing);
+        assert_eq!(gone.strong_count(), 1);
+        drop(pile);
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn a_guard_that_is_dropped_with_the_last_reference_unlocks_first() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        drop(visit(thing));
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn a_panic_while_leaving_drops_the_reference_behind_the_guard() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        let guard = visit(thing).expect("nobody is inside");
+        let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|_| panic!("no pile"))));
+        assert!(panicked.is_err());
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn who_finds_it_locked_keeps_the_reference() {
+        let thing = Arc::new(Thing::default());
+        let guard = thing.state.lock();
+        let refused = visit(Arc::clone(&thing)).expect_err("it is locked");
+        assert!(Arc::ptr_eq(&refused, &thing));
+        drop(guard);
+    }
+
+    #[test]
+    #[should_panic(expected = "references to one thing")]
+    fn a_pile_is_of_one_thing() {
+        let mut pile = Pile::default();
+        pile.push(Arc::new(1));
+        pile.push(Arc::new(1));
+    }
+
+    #[test]
+    fn threads_that_leave_and_take_lose_none() {
+        let thing = Arc::new(Thing::default());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
+                        let taken = thing.state.lock().left.pop().unwrap_or_else(|| Arc::clone(&thing));
+                        if let Ok(guard) = visit(taken) {
+                            guard.leave(|state| &mut state.left);
+                        }
+                    }
+                });
+            }
+        });
+        let left = thing.state.lock().left.len();
+        assert_eq!(Arc::strong_count(&thing), 1 + left);
+        let pile = thing.state.lock().left.take();
+        drop(pile);
+        assert_eq!(Arc::strong_count(&thing), 1);
     }
 }

@@ -15,6 +15,7 @@ mod host_capture;
 mod host_harness;
 mod host_random;
 mod host_threads;
+mod lifetimes;
 mod model;
 mod out_of_memory;
 mod private_pools;
