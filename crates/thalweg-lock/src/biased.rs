@@ -52,6 +52,7 @@
 //! them, and there are at most [`FLAGS`].
 
 use std::marker::PhantomData;
+use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::{fmt, hint};
@@ -101,10 +102,14 @@ pub struct BiasedMutex<T> {
     /// One for each bias.
     held: [AtomicBool; FLAGS],
     shared: Mutex<Shared>,
+    /// The guard of `shared` while a guard of ours stands for it, which only that guard reads: two words are all that it is
+    /// then, and it moves in registers. Never dropped from here: with a guard that was forgotten, this mutex may have moved.
+    parked: std::cell::UnsafeCell<MaybeUninit<MutexGuard<'static, Shared>>>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value goes with the mutex, and nothing else in it belongs to a thread: a token is a name.
+// SAFETY: the value goes with the mutex, and nothing else in it belongs to a thread: a token is a name, and what is parked
+// is only read through a guard, which borrows the mutex and stays on its thread.
 unsafe impl<T: Send> Send for BiasedMutex<T> {}
 // SAFETY: a shared mutex gives the value to one thread at a time (the module's essay), which may take it away: hence `Send`.
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
@@ -123,6 +128,7 @@ impl<T> BiasedMutex<T> {
             owner: AtomicU64::new(SHARED),
             held: std::array::from_fn(|_| AtomicBool::new(false)),
             shared: Mutex::new(Shared { bias: Bias::Settled, granted: 0, thread: 0, streak: 0 }),
+            parked: std::cell::UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(value),
         }
     }
@@ -181,7 +187,7 @@ impl<T> BiasedMutex<T> {
 
     #[inline]
     fn entered(&self, flag: usize) -> BiasedMutexGuard<'_, T> {
-        BiasedMutexGuard { mutex: self, hold: Hold::Flag(&self.held[flag]), not_send: PhantomData }
+        BiasedMutexGuard { mutex: self, flag: Some(&self.held[flag]), not_send: PhantomData }
     }
 
     #[cold]
@@ -206,6 +212,16 @@ impl<T> BiasedMutex<T> {
         };
         self.revoke(&mut shared);
         self.settle(&mut shared).then(|| self.admit(shared))
+    }
+
+    /// Unlocks the ordinary mutex for a guard that stands for it, and is not used again.
+    #[cold]
+    #[inline(never)]
+    fn unlock_shared(&self) {
+        // SAFETY: the guard was parked when the one that calls this was made, on this thread, and `shared` has been locked
+        // since. So this is the only one to look, and it is not read twice.
+        let shared = unsafe { (*self.parked.get()).assume_init_read() };
+        drop(shared);
     }
 
     /// From here on no thread enters by its flag.
@@ -243,7 +259,13 @@ impl<T> BiasedMutex<T> {
             self.owner.store(token + flag as u64, Relaxed);
             return self.entered(flag);
         }
-        BiasedMutexGuard { mutex: self, hold: Hold::Shared(shared), not_send: PhantomData }
+        // SAFETY: only the lifetime changes. The guard below borrows `self` for `'a`, and it alone, when it is dropped, reads
+        // what is parked. Who has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
+        unsafe {
+            let shared = mem::transmute::<MutexGuard<'a, Shared>, MutexGuard<'static, Shared>>(shared);
+            (*self.parked.get()).write(shared);
+        }
+        BiasedMutexGuard { mutex: self, flag: None, not_send: PhantomData }
     }
 }
 
@@ -280,16 +302,12 @@ impl<T> fmt::Debug for BiasedMutex<T> {
     }
 }
 
-enum Hold<'a> {
-    Flag(&'a AtomicBool),
-    Shared(#[expect(dead_code, reason = "it is held, not read")] MutexGuard<'a, Shared>),
-}
-
 /// The value of a [`BiasedMutex`], as long as this lives. It stays with the thread that locked.
 #[must_use = "the mutex is unlocked when the guard is dropped"]
 pub struct BiasedMutexGuard<'a, T> {
     mutex: &'a BiasedMutex<T>,
-    hold: Hold<'a>,
+    /// That of the bias by which the thread is inside; `None` if it has the ordinary mutex.
+    flag: Option<&'a AtomicBool>,
     /// A flag is written by the thread that it was granted to, and by no other.
     not_send: PhantomData<*const ()>,
 }
@@ -316,8 +334,9 @@ impl<T> DerefMut for BiasedMutexGuard<'_, T> {
 impl<T> Drop for BiasedMutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if let Hold::Flag(held) = self.hold {
-            held.store(false, Release);
+        match self.flag {
+            Some(held) => held.store(false, Release),
+            None => self.mutex.unlock_shared(),
         }
     }
 }
