@@ -137,14 +137,16 @@ impl DeviceAllocator {
         state.process_events(arena);
         let request = Request { stack, ..state.request(bytes) };
         if let Some(span) = state.take_from_hand(arena, &request) {
+            let reference = state.reference(arena);
             drop(state);
-            return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
+            return Ok(Block::new(reference, span, bytes, arena.home.stream));
         }
         state.empty_hand(arena);
         if let Some(found) = state.cached(&request) {
             let span = state.hand_out(arena, &request, found);
+            let reference = state.reference(arena);
             drop(state);
-            return Ok(Block::new(Arc::clone(arena), span, bytes, arena.home.stream));
+            return Ok(Block::new(reference, span, bytes, arena.home.stream));
         }
         drop(state);
         self.allocate_slowly(arena, bytes, stack)
@@ -541,6 +543,7 @@ impl DeviceAllocator {
 impl Drop for DeviceAllocator {
     fn drop(&mut self) {
         // Arenas may live on, as long as they have blocks; pages that are in no arena do not.
+        self.common.all_arenas().iter().for_each(|arena| arena.close());
         if let Some(memory) = self.common.upstream.virtual_memory() {
             // What the upstream refuses now is offered again when an arena goes, and then there is nobody to tell.
             let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
@@ -577,7 +580,8 @@ impl Drop for PoolScope {
 /// is dropped. Work on another stream must be ordered against it by the caller, and be told of before the drop, by
 /// [`record_use`](Self::record_use) or [`record_stream`](Self::record_stream).
 pub struct Block {
-    arena: Arc<Arena>,
+    /// There until the block is dropped, which leaves it to the arena.
+    arena: Option<Arc<Arena>>,
     /// `None` for a null block.
     block: Option<BlockId>,
     address: u64,
@@ -594,12 +598,12 @@ impl Block {
     pub(crate) fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
         let Span { block, address, size_bytes } = span;
         let uses = Mutex::new(None);
-        Self { arena, block: Some(block), address, size_bytes, requested_bytes, stream, uses }
+        Self { arena: Some(arena), block: Some(block), address, size_bytes, requested_bytes, stream, uses }
     }
 
     pub(crate) fn null(arena: Arc<Arena>) -> Self {
         let (stream, uses) = (arena.home.stream, Mutex::new(None));
-        Self { arena, block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
+        Self { arena: Some(arena), block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
     }
 
     /// Where the memory begins: a multiple of 512, or 0 for a null block.
@@ -632,7 +636,7 @@ impl Block {
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
         if stream != self.stream && !self.is_null() {
-            use_of(self.uses().get_or_insert_default(), stream).note(self.arena.common.is_capturing());
+            use_of(self.uses().get_or_insert_default(), stream).note(self.arena().common.is_capturing());
         }
     }
 
@@ -649,7 +653,7 @@ impl Block {
         if stream == self.stream || self.is_null() {
             return;
         }
-        let around = self.arena.common.surroundings();
+        let around = self.arena().common.surroundings();
         let mut uses = self.uses();
         let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
@@ -676,7 +680,11 @@ impl Block {
 
     /// Its arena, and its name there.
     pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
-        (&self.arena, self.block)
+        (self.arena(), self.block)
+    }
+
+    fn arena(&self) -> &Arc<Arena> {
+        self.arena.as_ref().expect("a block has its arena until it is dropped")
     }
 
     fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {
@@ -687,26 +695,26 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.block else { return };
+        let (Some(block), Some(arena)) = (self.block, self.arena.take()) else { return };
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if uses.is_none() && self.stream == self.arena.home.stream {
-            self.arena.take_back(block, Uses::new());
+        if uses.is_none() && self.stream == arena.home.stream {
+            Arena::take_back(arena, block, Uses::new());
         } else {
             let uses = uses.take().map(|uses| *uses).unwrap_or_default();
-            self.give_back_behind(block, uses);
+            self.give_back_behind(arena, block, uses);
         }
     }
 }
 
 impl Block {
     #[cold]
-    fn give_back_behind(&self, block: BlockId, mut uses: Uses) {
-        if self.stream != self.arena.home.stream {
+    fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
+        if self.stream != arena.home.stream {
             // A borrowed block: all that its borrower was given so far comes before its owner has it back.
             use_of(&mut uses, self.stream).note(false);
-            self.arena.forget_own_use(&mut uses);
+            arena.forget_own_use(&mut uses);
         }
-        self.arena.take_back(block, uses);
+        Arena::take_back(arena, block, uses);
     }
 }
 

@@ -16,21 +16,26 @@
 //!
 //! An arena's lock is held for an operation on it, which in steady state calls no driver. Nobody holds two arenas' locks.
 //! Who holds the lock of the slow path ([`ladder`](crate::ladder)) may take an arena's; never the other way round. A panic
-//! of the upstream poisons a lock, and that is ignored: the state is valid at every call of the upstream, and checks of
-//! our own come before the change that they guard.
+//! of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own come before
+//! the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
+//! ([`BiasedMutex`]).
 //!
 //! # What an allocation costs
 //!
-//! Of a pair of allocation and free that the arena serves, six atomic operations are almost half: the lock twice, and the
-//! references of the arena, which a block counts so that its memory outlives the allocator. The rest is counting, and
-//! moving the handle about. (`docs/record/` has the figures.)
+//! A block refers to its arena, so that its memory outlives the allocator, and counting references is atomic. So the
+//! reference of a block that is freed is left behind the lock, and the next block gets it. That makes the arena its own
+//! owner; who keeps arenas ([`DeviceAllocator`](crate::DeviceAllocator), [`Pools`](crate::pools::Pools)) closes one when he
+//! gives it up ([`Arena::close`]), and from then on it goes with its last block. With that, and a lock that the thread that
+//! uses the arena takes by plain stores, a pair that the arena serves has no atomic read-modify-write. (`docs/record/` has
+//! the figures.)
 //!
 //! Where memory comes from when no free block serves is next door ([`grow`](crate::grow)).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
 
 use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
@@ -100,7 +105,7 @@ pub(crate) struct Arena {
     pub(crate) common: Arc<Common>,
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
-    state: Mutex<ArenaState>,
+    state: BiasedMutex<ArenaState>,
     returned: Inbox<(BlockId, Uses, Option<StackId>)>,
 }
 
@@ -116,13 +121,13 @@ impl Arena {
             home,
             common: Arc::clone(common),
             source,
-            state: Mutex::new(ArenaState::new(policy)),
+            state: BiasedMutex::new(ArenaState::new(policy)),
             returned: Inbox::default(),
         })
     }
 
     /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ArenaState> {
+    pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.lock_with_hand();
         state.empty_hand(self);
         state
@@ -130,7 +135,7 @@ impl Arena {
 
     /// The same, but for the block that was freed last: it may still be in the hand.
     #[inline]
-    pub(crate) fn lock_with_hand(&self) -> MutexGuard<'_, ArenaState> {
+    pub(crate) fn lock_with_hand(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.state();
         // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
         // another arena is exclusive.
@@ -151,35 +156,42 @@ impl Arena {
         debug_assert!(turned, "an arena that is used is there");
     }
 
-    /// The state, if nobody is busy.
+    /// The state, if nobody is busy, with the reference that led here.
     #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, ArenaState>> {
-        let state = self.try_state()?;
-        let totals = &self.common.totals;
-        if totals.is_quiet(self.number) {
-            return Some(state);
+    fn try_lock(arena: Arc<Self>) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
+        let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
+        match state.owner() {
+            arena if arena.common.totals.is_quiet(arena.number) => Ok(state),
+            _ => Self::try_to_turn_to(state),
         }
-        drop(state);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_to_turn_to(
+        state: OwnedGuard<Self, ArenaState>,
+    ) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
+        let arena = state.unlock();
         let with =
-            |number, change: &mut dyn FnMut(&mut Gauges)| self.common.try_change_gauges(number, change);
-        totals.turn_to(self.number, false, &with);
-        self.try_state().filter(|_| totals.is_quiet(self.number))
+            |number, change: &mut dyn FnMut(&mut Gauges)| arena.common.try_change_gauges(number, change);
+        arena.common.totals.turn_to(arena.number, false, &with);
+        let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
+        match state.owner() {
+            arena if arena.common.totals.is_quiet(arena.number) => Ok(state),
+            _ => Err(state.unlock()),
+        }
     }
 
     /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
     #[inline]
-    pub(crate) fn state(&self) -> MutexGuard<'_, ArenaState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> BiasedMutexGuard<'_, ArenaState> {
+        self.state.lock()
     }
 
     /// The same, unless the lock is taken.
     #[inline]
-    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, ArenaState>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
+        self.state.try_lock()
     }
 
     #[cold]
@@ -191,14 +203,31 @@ impl Arena {
         state.collect_ready(self);
     }
 
-    /// Takes a block back: at once if nobody is busy, else at the next call.
+    /// Takes a block back: at once if nobody is busy, else at the next call. The reference that the block held is left for
+    /// the next block, unless the arena is closed.
     #[inline]
-    pub(crate) fn take_back(&self, block: BlockId, uses: Uses) {
-        let stack = self.common.watch.stack_of_free();
-        match self.try_lock() {
-            Some(mut state) => state.free(self, block, uses, stack),
-            None => self.returned.push((block, uses, stack)),
+    pub(crate) fn take_back(arena: Arc<Self>, block: BlockId, uses: Uses) {
+        let stack = arena.common.watch.stack_of_free();
+        match Self::try_lock(arena) {
+            Ok(mut state) => {
+                let (inside, arena) = state.parts();
+                inside.free(arena, block, uses, stack);
+                if !inside.closed {
+                    state.leave(|state| &mut state.references);
+                }
+            }
+            Err(arena) => arena.returned.push((block, uses, stack)),
         }
+    }
+
+    /// From now on the arena lives as long as something else refers to it: references are not left here any more, and those
+    /// that were are dropped. To be called by whoever keeps arenas, when he gives one up.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let left = state.references.take();
+        drop(state);
+        drop(left);
     }
 
     /// What a block's own stream did with it needs no event: the stream's order is enough.
@@ -360,6 +389,10 @@ pub(crate) struct ArenaState {
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
     hand: Option<(BlockId, u64)>,
+    /// References to this very arena, of blocks that were freed, for blocks to come: behind the lock they are a plain number.
+    references: Pile<Arena>,
+    /// None are left here any more.
+    closed: bool,
 }
 
 impl ArenaState {
@@ -379,7 +412,15 @@ impl ArenaState {
             log: Log::default(),
             deferred: Vec::new(),
             hand: None,
+            references: Pile::default(),
+            closed: false,
         }
+    }
+
+    /// A reference for a block.
+    #[inline]
+    pub(crate) fn reference(&mut self, arena: &Arc<Arena>) -> Arc<Arena> {
+        self.references.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
     /// The block in the hand, if it is just what is asked for.

@@ -38,6 +38,8 @@ use std::sync::{Arc, MutexGuard};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use thalweg_lock::BiasedMutexGuard;
+
 use crate::allocator::{Block, Cold, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, SegmentView, Span};
@@ -259,7 +261,7 @@ impl Block {
 }
 
 /// An arena's state in which no free waits for anything. *Blocks*.
-fn settled(arena: &Arc<Arena>) -> Result<MutexGuard<'_, ArenaState>, AllocationError> {
+fn settled(arena: &Arc<Arena>) -> Result<BiasedMutexGuard<'_, ArenaState>, AllocationError> {
     let mut state = arena.lock();
     let waited = state.order.synchronize(&arena.common.surroundings());
     state.collect_ready(arena);

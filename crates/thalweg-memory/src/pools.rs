@@ -190,7 +190,12 @@ impl Pools {
     /// Forgets the pools that nobody refers to and that hold nothing.
     pub(crate) fn forget_done(&mut self) {
         self.private.retain(|_, private| {
-            private.references > 0 || private.arenas.values().any(|arena| !arena.forget_if_empty())
+            let keeps =
+                private.references > 0 || private.arenas.values().any(|arena| !arena.forget_if_empty());
+            if !keeps {
+                private.arenas.values().for_each(|arena| arena.close());
+            }
+            keeps
         });
     }
 

@@ -17,6 +17,7 @@ mod host_harness;
 mod host_history;
 mod host_random;
 mod host_threads;
+mod lifetimes;
 mod model;
 mod out_of_memory;
 mod private_pools;

@@ -1,0 +1,277 @@
+//! A guard that owns what its mutex lies in, and a place behind the lock for such owners.
+//!
+//! Something counted, with a mutex inside, is handed about as an [`Arc`]; whoever is done with his locks it, changes
+//! something, and drops the reference, and the next one to come clones another. Both are atomic. But behind the lock nobody
+//! else is there: a reference that is *left* there instead, and taken from there, costs no more than a plain counter.
+//!
+//! Whoever leaves references makes a circle: what is counted now owns itself. It is broken by taking the [`Pile`] out, which is
+//! its user's duty.
+
+use std::fmt;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::{BiasedMutex, BiasedMutexGuard};
+
+/// A locked mutex that lies in what `owner` refers to.
+#[must_use = "the mutex is unlocked when the guard is dropped"]
+pub struct OwnedGuard<A, T: 'static> {
+    /// Dropped first: it points into what the owner keeps.
+    guard: BiasedMutexGuard<'static, T>,
+    owner: Arc<A>,
+}
+
+impl<A, T> OwnedGuard<A, T> {
+    /// Tries to lock the mutex `of` what `owner` refers to.
+    ///
+    /// # Errors
+    /// The owner again, if the mutex is locked ([`BiasedMutex::try_lock`]).
+    #[inline]
+    pub fn try_lock(owner: Arc<A>, of: impl FnOnce(&A) -> &BiasedMutex<T>) -> Result<Self, Arc<A>> {
+        let mutex: *const BiasedMutex<T> = of(&owner);
+        // SAFETY: it is valid for as long as the referred is, by the type of `of`. The guard below lives no longer than the
+        // owner beside it, which is dropped or given out after it, or left behind the lock (`leave`); and an `Arc` that moves
+        // does not move what it refers to.
+        let mutex: &'static BiasedMutex<T> = unsafe { &*mutex };
+        match mutex.try_lock() {
+            Some(guard) => Ok(Self { guard, owner }),
+            None => Err(owner),
+        }
+    }
+
+    /// The value, and what it lies in.
+    #[inline]
+    pub fn parts(&mut self) -> (&mut T, &A) {
+        (&mut self.guard, &self.owner)
+    }
+
+    /// What the mutex lies in.
+    #[inline]
+    pub fn owner(&self) -> &A {
+        &self.owner
+    }
+
+    /// Unlocks and gives the owner back.
+    pub fn unlock(self) -> Arc<A> {
+        let Self { guard, owner } = self;
+        drop(guard);
+        owner
+    }
+
+    /// Leaves the owner in a pile behind the lock, and unlocks.
+    #[inline]
+    pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
+        // In this order: if `pile` panics, what is bound last is dropped first.
+        let Self { owner, mut guard } = self;
+        // The pile is in the value, by the type of `pile`, so nobody takes the owner from it before the mutex is unlocked.
+        pile(&mut guard).push(owner);
+        // And that is the last thing here that touches the mutex: somebody may take the owner now and drop it.
+        drop(guard);
+    }
+}
+
+impl<A, T> Deref for OwnedGuard<A, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<A, T> DerefMut for OwnedGuard<A, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
+/// Any number of references to one thing, kept as a number.
+pub struct Pile<A> {
+    /// What [`Arc::into_raw`] gave, if there are any.
+    of: *const A,
+    /// How many references are owned here.
+    references: usize,
+}
+
+// SAFETY: it owns references, and is to be sent and shared where each of them is.
+unsafe impl<A: Send + Sync> Send for Pile<A> {}
+// SAFETY: as above.
+unsafe impl<A: Send + Sync> Sync for Pile<A> {}
+
+impl<A> Pile<A> {
+    /// Adds a reference.
+    ///
+    /// # Panics
+    /// If it refers to something else than those that are there.
+    #[inline]
+    pub fn push(&mut self, reference: Arc<A>) {
+        let same = self.references == 0 || ptr::eq(self.of, Arc::as_ptr(&reference));
+        assert!(same, "a pile is of references to one thing");
+        self.of = Arc::into_raw(reference);
+        self.references += 1;
+    }
+
+    /// Takes a reference, if there is one.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Arc<A>> {
+        self.references = self.references.checked_sub(1)?;
+        // SAFETY: `of` is what `into_raw` gave for as many references as were counted, and this one is counted no more.
+        Some(unsafe { Arc::from_raw(self.of) })
+    }
+
+    /// How many references there are.
+    pub fn len(&self) -> usize {
+        self.references
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.references == 0
+    }
+
+    /// Takes all of them: drop the pile outside of the lock.
+    pub fn take(&mut self) -> Self {
+        mem::take(self)
+    }
+}
+
+impl<A> Default for Pile<A> {
+    fn default() -> Self {
+        Self { of: ptr::null(), references: 0 }
+    }
+}
+
+impl<A> Drop for Pile<A> {
+    fn drop(&mut self) {
+        while let Some(reference) = self.pop() {
+            drop(reference);
+        }
+    }
+}
+
+impl<A> fmt::Debug for Pile<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pile").field("references", &self.references).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Thing {
+        state: BiasedMutex<State>,
+    }
+
+    #[derive(Debug, Default)]
+    struct State {
+        visits: u64,
+        left: Pile<Thing>,
+    }
+
+    fn visit(thing: Arc<Thing>) -> Result<OwnedGuard<Thing, State>, Arc<Thing>> {
+        let mut guard = OwnedGuard::try_lock(thing, |thing| &thing.state)?;
+        guard.visits += 1;
+        Ok(guard)
+    }
+
+    #[test]
+    fn what_is_left_is_what_comes_out_and_each_is_counted_once() {
+        let thing = Arc::new(Thing::default());
+        for _ in 0..3 {
+            visit(Arc::clone(&thing)).expect("nobody is inside").leave(|state| &mut state.left);
+        }
+        assert_eq!(Arc::strong_count(&thing), 4);
+        let one = thing.state.lock().left.pop().expect("three were left");
+        assert!(Arc::ptr_eq(&one, &thing));
+        let one = visit(one).expect("nobody is inside").unlock();
+        assert_eq!((thing.state.lock().left.len(), Arc::strong_count(&thing)), (2, 4));
+        drop(one);
+        let pile = thing.state.lock().left.take();
+        drop(pile);
+        assert_eq!((thing.state.lock().visits, Arc::strong_count(&thing)), (4, 1));
+        assert!(thing.state.lock().left.pop().is_none());
+    }
+
+    #[test]
+    fn a_thing_whose_last_reference_is_left_lives_until_it_is_taken() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        visit(thing).expect("nobody is inside").leave(|state| &mut state.left);
+        let thing = gone.upgrade().expect("it owns itself");
+        let pile = thing.state.lock().left.take();
+        drop(thing);
+        assert_eq!(gone.strong_count(), 1);
+        drop(pile);
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn a_guard_that_is_dropped_with_the_last_reference_unlocks_first() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        drop(visit(thing));
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn a_panic_while_leaving_drops_the_reference_behind_the_guard() {
+        let thing = Arc::new(Thing::default());
+        let gone = Arc::downgrade(&thing);
+        let guard = visit(thing).expect("nobody is inside");
+        let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|_| panic!("no pile"))));
+        assert!(panicked.is_err());
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn who_finds_it_locked_keeps_the_reference() {
+        let thing = Arc::new(Thing::default());
+        let guard = thing.state.lock();
+        let refused = visit(Arc::clone(&thing)).expect_err("it is locked");
+        assert!(Arc::ptr_eq(&refused, &thing));
+        drop(guard);
+    }
+
+    #[test]
+    #[should_panic(expected = "references to one thing")]
+    fn a_pile_is_of_one_thing() {
+        let mut pile = Pile::default();
+        pile.push(Arc::new(1));
+        pile.push(Arc::new(1));
+    }
+
+    #[test]
+    fn threads_that_leave_and_take_lose_none() {
+        let thing = Arc::new(Thing::default());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
+                        let taken = thing.state.lock().left.pop().unwrap_or_else(|| Arc::clone(&thing));
+                        if let Ok(guard) = visit(taken) {
+                            guard.leave(|state| &mut state.left);
+                        }
+                    }
+                });
+            }
+        });
+        let left = thing.state.lock().left.len();
+        assert_eq!(Arc::strong_count(&thing), 1 + left);
+        let pile = thing.state.lock().left.take();
+        drop(pile);
+        assert_eq!(Arc::strong_count(&thing), 1);
+    }
+}
