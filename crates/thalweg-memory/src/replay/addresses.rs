@@ -165,8 +165,8 @@ mod tests {
         assert_eq!(addresses.invent(14 * MIB), base + 6 * MIB);
         assert_eq!(addresses.invent(12 * MIB), base - 96 * MIB);
         addresses.give_back(base - 64 * MIB);
-        assert_eq!(addresses.invent(6 * MIB), base - 84 * MIB);
-        assert_eq!(addresses.invent(6 * MIB), base - 78 * MIB);
+        let below = [84, 78, 72].map(|mebibytes| base - mebibytes * MIB);
+        assert_eq!([6, 6, 6].map(|mebibytes| addresses.invent(mebibytes * MIB)), below);
         assert_eq!(addresses.invent(6 * MIB), base, "the two pieces before it are given up");
         for (address, bytes) in
             [(512, 512), (base + 3, 512), (u64::MAX - 511, 512), (u64::MAX - MIB + 1, 512)]
