@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 const PIECE_BYTES: u64 = 32 << 20;
 /// Where the first address is invented below, if none is recorded.
 const TOP: u64 = 0x7000_0000_0000;
-/// Far below any trace's end. Whoever comes here begins at the top again.
+/// Below this the fake has its ranges for pages. Whoever comes down to it begins at the top again.
 const FLOOR: u64 = 0x5000_0000_0000;
 
 /// The segments that are out, and what is reserved around them: sizes by address.
@@ -111,7 +111,9 @@ impl Addresses {
         let size = bytes.next_multiple_of(PIECE_BYTES);
         let mut end = self.lowest.unwrap_or(TOP);
         loop {
-            if end < FLOOR + size {
+            // Some systems record low addresses; those have all that is below them.
+            let floor = if end >= FLOOR { FLOOR } else { PIECE_BYTES };
+            if end < floor + size {
                 (end, self.lowest) = (TOP, Some(TOP));
             }
             match overlapping(&self.reserved, end - size, end) {
