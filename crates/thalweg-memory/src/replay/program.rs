@@ -45,6 +45,8 @@ pub struct Program {
     steps: Vec<Step>,
     /// The segments as (address, bytes), in the order in which the trace's allocator took them.
     segments: Vec<(u64, u64)>,
+    /// For each of them the block for which it was taken, if that is known.
+    opened_for: Vec<Option<usize>>,
     /// By block: what was asked for, and where the trace has it.
     requested_bytes: Vec<u64>,
     addresses: Vec<u64>,
@@ -104,6 +106,11 @@ impl Program {
         self.requested_bytes[number]
     }
 
+    /// The segments that were taken for a block, by its number, as (address, bytes).
+    pub(crate) fn opened(&self) -> impl Iterator<Item = (usize, (u64, u64))> {
+        self.opened_for.iter().zip(&self.segments).filter_map(|(block, &segment)| Some(((*block)?, segment)))
+    }
+
     /// Where the trace has each block, by number; 0 for one that is not in the trace.
     pub(crate) fn addresses(&self) -> &[u64] {
         &self.addresses
@@ -116,6 +123,7 @@ struct Reading<'s> {
     last_segments: Vec<&'s Segment>,
     steps: Vec<Step>,
     segments: Vec<(u64, u64)>,
+    opened_for: Vec<Option<usize>>,
     requested_bytes: Vec<u64>,
     addresses: Vec<u64>,
     /// The number of the live block at an address, if it was allocated in the trace or freed in it.
@@ -142,6 +150,7 @@ impl<'s> Reading<'s> {
             last_segments,
             steps: Vec::new(),
             segments: Vec::new(),
+            opened_for: Vec::new(),
             requested_bytes: Vec::new(),
             addresses: Vec::new(),
             live: BTreeMap::new(),
@@ -157,7 +166,11 @@ impl<'s> Reading<'s> {
             self.entry(entry, trace.get(index + 1))
                 .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
         }
-        self.find_older();
+        let tells_of_segments = trace.iter().any(|entry| {
+            use Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+            matches!(entry.action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+        });
+        self.find_older(tells_of_segments);
         Ok(self.finish())
     }
 
@@ -169,6 +182,13 @@ impl<'s> Reading<'s> {
                     return Err(format!("{address:#x} is allocated, and was not freed before"));
                 }
                 let block = self.add_block(entry.size_bytes, address);
+                // A new segment's first block is at its beginning.
+                if let (Some(&(segment, _)), Some(opened_for @ None)) =
+                    (self.segments.last(), self.opened_for.last_mut())
+                    && segment == address
+                {
+                    *opened_for = Some(block);
+                }
                 self.live.insert(address, block);
                 self.steps.push(Step::Allocate {
                     block,
@@ -196,6 +216,7 @@ impl<'s> Reading<'s> {
             Action::SegmentAlloc => {
                 self.taken.insert(address);
                 self.segments.push((address, entry.size_bytes));
+                self.opened_for.push(None);
             }
             Action::SegmentFree => self.segment_free(entry),
             Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::Oom | Action::Annotate => {
@@ -235,13 +256,11 @@ impl<'s> Reading<'s> {
         block
     }
 
-    /// Finds what was there before the trace and still is after it.
-    fn find_older(&mut self) {
-        for segment in std::mem::take(&mut self.last_segments) {
-            if !segment.is_expandable && !self.taken.contains(&segment.address) {
-                let Segment { total_bytes: bytes, stream, class, .. } = *segment;
-                self.older_segments.insert(segment.address, OlderSegment { bytes, stream, class });
-            }
+    /// Finds what was there before the trace and still is after it. A trace that tells of no segment at all does not say which
+    /// were; then only those with blocks that were live count.
+    fn find_older(&mut self, tells_of_segments: bool) {
+        let segments = std::mem::take(&mut self.last_segments);
+        for segment in &segments {
             for block in &segment.blocks {
                 let seen =
                     self.live.contains_key(&block.address) || self.pending.contains_key(&block.address);
@@ -250,11 +269,23 @@ impl<'s> Reading<'s> {
                 }
             }
         }
+        for segment in segments {
+            let Segment { address, total_bytes: bytes, stream, class, .. } = *segment;
+            let is_older = if tells_of_segments {
+                !self.taken.contains(&address)
+            } else {
+                self.older.range(address..address.saturating_add(bytes)).next().is_some()
+            };
+            if !segment.is_expandable && is_older {
+                self.older_segments.insert(address, OlderSegment { bytes, stream, class });
+            }
+        }
     }
 
     /// Puts what restores the state before the trace in front of it.
     fn finish(mut self) -> Program {
-        let mut first = self.older_segment_steps();
+        let mut first = Vec::new();
+        let mut opened_for = self.make_older_segments(&mut first);
         let older = std::mem::take(&mut self.older);
         first.extend(older.into_iter().map(|(recorded_address, (block, Older { bytes, stream }))| {
             Step::Allocate { block, bytes, stream, recorded_address }
@@ -263,15 +294,16 @@ impl<'s> Reading<'s> {
         let mut segments: Vec<_> =
             self.older_segments.iter().map(|(&address, segment)| (address, segment.bytes)).collect();
         segments.append(&mut self.segments);
+        opened_for.append(&mut self.opened_for);
         let Self { requested_bytes, addresses, .. } = self;
-        Program { steps: first, segments, requested_bytes, addresses }
+        Program { steps: first, segments, opened_for, requested_bytes, addresses }
     }
 
     /// Makes the segments that were there when the trace began, and leaves them free. Each is filled before the next is asked
-    /// for, so that this is not served from it; the last small one of a stream need not be.
-    fn older_segment_steps(&mut self) -> Vec<Step> {
+    /// for, so that this is not served from it; the last small one of a stream need not be. Returns the block that takes each.
+    fn make_older_segments(&mut self, steps: &mut Vec<Step>) -> Vec<Option<usize>> {
         let segments: Vec<OlderSegment> = self.older_segments.values().copied().collect();
-        let mut steps = Vec::new();
+        let mut opened_for = Vec::new();
         let mut blocks = Vec::new();
         for (index, segment) in segments.iter().enumerate() {
             let same = |other: &OlderSegment| other.class == segment.class && other.stream == segment.stream;
@@ -280,6 +312,7 @@ impl<'s> Reading<'s> {
                 SizeClass::Small if segments[index + 1..].iter().any(same) => &[SMALL_SEGMENT_BYTES / 2; 2],
                 SizeClass::Small => &[1],
             };
+            opened_for.push(Some(self.addresses.len()));
             for &bytes in sizes {
                 let block = self.add_block(bytes, 0);
                 steps.push(Step::Allocate { block, bytes, stream: segment.stream, recorded_address: 0 });
@@ -287,7 +320,7 @@ impl<'s> Reading<'s> {
             }
         }
         steps.extend(blocks.into_iter().map(|block| Step::Free { block }));
-        steps
+        opened_for
     }
 }
 

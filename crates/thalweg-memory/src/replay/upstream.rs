@@ -1,13 +1,18 @@
 //! The upstream of a replay: invented memory, at the trace's own addresses where that is wanted.
 //!
-//! It is a [`FakeUpstream`], with three things added. Segments get the addresses that the trace's allocator got for them, as
-//! long as it has more of the size that is asked for: then two allocators that follow the same rules agree on every address, also where the
-//! rules say "the lowest". It is followed which physical page is mapped where. And the order between streams is followed: which events a stream was made to wait for, and what
-//! was behind those, as vector clocks.
+//! It is a [`FakeUpstream`], with three things added. A segment that the trace's allocator took for the same request is where it
+//! was then: so two allocators that follow the same rules agree on every address, also where the rules say "the lowest". Other
+//! segments are where a driver would put them ([`addresses`](super::addresses)). It is followed which physical page is mapped
+//! where. And the order between streams is followed: which events a stream was made to wait for, and what was behind those, as
+//! vector clocks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustc_hash::FxHashMap;
+
+use super::addresses::Addresses;
 use super::program::Program;
 use crate::fake::FakeUpstream;
 use crate::upstream::{
@@ -18,20 +23,13 @@ use crate::upstream::{
 /// How far other streams are known to be, by the number of their last event that passed.
 type Clock = BTreeMap<StreamId, u64>;
 
-/// A segment that is out.
-#[derive(Clone, Copy, Debug)]
-struct Live {
-    bytes: u64,
-    /// Where the fake has it: elsewhere, if the address is scripted.
-    invented: u64,
-}
-
 #[derive(Debug, Default)]
 struct Inner {
-    /// The trace's segments that are still to come.
-    script: VecDeque<(u64, u64)>,
-    /// The segments that are out, by address.
-    live: BTreeMap<u64, Live>,
+    /// The trace's segments, each as (address, bytes) under the number of the block for which it was taken.
+    script: FxHashMap<usize, (u64, u64)>,
+    addresses: Addresses,
+    /// Where the fake has the segments that are out, by address.
+    fakes: FxHashMap<u64, u64>,
     unscripted: usize,
     /// The pages that are mapped, by address, with their sizes.
     mapped: BTreeMap<u64, (u64, PageId)>,
@@ -48,26 +46,33 @@ struct Inner {
 pub struct ReplayUpstream {
     fake: FakeUpstream,
     inner: Mutex<Inner>,
+    /// The number of the block that is being allocated.
+    block: AtomicUsize,
 }
 
 impl ReplayUpstream {
-    /// A device of `total_bytes` on which each segment is where the next one of its size was in the trace of `program`; where
-    /// there is none, or something is there already, at an invented address.
+    /// A device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same size, is
+    /// where it was then, if it can be; others are at invented addresses.
     pub fn scripted(program: &Program, total_bytes: u64) -> Self {
-        Self::with_script(program.segments().iter().copied(), total_bytes)
+        Self::with_script(program.opened().collect(), total_bytes)
     }
 
-    fn with_script(script: impl IntoIterator<Item = (u64, u64)>, total_bytes: u64) -> Self {
-        let script = script.into_iter().collect();
+    /// A device of `total_bytes` on which all addresses are invented.
+    pub fn unscripted(total_bytes: u64) -> Self {
+        Self::with_script(FxHashMap::default(), total_bytes)
+    }
+
+    fn with_script(script: FxHashMap<usize, (u64, u64)>, total_bytes: u64) -> Self {
         Self {
             fake: FakeUpstream::with_virtual_memory(total_bytes),
             inner: Mutex::new(Inner { script, ..Inner::default() }),
+            block: AtomicUsize::new(usize::MAX),
         }
     }
 
-    /// A device of `total_bytes` on which segments are at the lowest address that is free.
-    pub fn unscripted(total_bytes: u64) -> Self {
-        Self { fake: FakeUpstream::with_virtual_memory(total_bytes), inner: Mutex::default() }
+    /// What is asked for from now on is for the block of this number.
+    pub(crate) fn serve_block(&self, number: usize) {
+        self.block.store(number, Ordering::Relaxed);
     }
 
     /// How many segments were asked for that the trace does not have.
@@ -126,27 +131,6 @@ impl ReplayUpstream {
     }
 }
 
-impl Inner {
-    /// The address of the trace's next segment of this size. A real driver gives an address out again after it came back; here
-    /// it may still be out.
-    fn next_in_script(&mut self, bytes: u64) -> Option<u64> {
-        let is_next = |&(address, scripted_bytes): &(u64, u64)| {
-            scripted_bytes == bytes
-                && self.is_vacant(address, bytes)
-                && address.is_multiple_of(512)
-                && address > 0
-        };
-        let at = self.script.iter().position(is_next)?;
-        self.script.remove(at).map(|(address, _)| address)
-    }
-
-    fn is_vacant(&self, address: u64, bytes: u64) -> bool {
-        let Some(end) = address.checked_add(bytes) else { return false };
-        let before = self.live.range(..end).next_back();
-        before.is_none_or(|(start, segment)| start + segment.bytes <= address)
-    }
-}
-
 /// Where a page is in physical memory: beyond all addresses, and 4 GiB from the next.
 fn place_of(page: PageId) -> u64 {
     1 << 63 | page.raw() << 32
@@ -195,27 +179,27 @@ impl Events for ReplayUpstream {
 
 impl Upstream for ReplayUpstream {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
-        let invented = self.fake.allocate(bytes, stream)?;
-        let mut inner = self.lock();
-        let scripted = inner.next_in_script(bytes);
-        inner.unscripted += usize::from(scripted.is_none());
-        let address = scripted.unwrap_or(invented);
-        if !inner.is_vacant(address, bytes) {
-            let what = format!("the trace has a segment at {address:#x}, where addresses are invented");
-            drop(inner);
-            self.fake.free(invented, bytes, stream)?;
-            return Err(UpstreamError::Other(what.into()));
-        }
-        inner.live.insert(address, Live { bytes, invented });
+        let fake = self.fake.allocate(bytes, stream)?;
+        let Inner { script, addresses, fakes, unscripted, .. } = &mut *self.lock();
+        let scripted = script.get(&self.block.load(Ordering::Relaxed)).copied();
+        let address = match scripted {
+            Some((address, same)) if same == bytes && addresses.take_recorded(address, bytes) => address,
+            _ => {
+                *unscripted += 1;
+                addresses.invent(bytes)
+            }
+        };
+        fakes.insert(address, fake);
         Ok(address)
     }
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let segment = self.lock().live.get(&address).copied();
+        let fake = self.lock().fakes.get(&address).copied();
         // What is not out is left to the fake to complain of.
-        self.fake.free(segment.map_or(address, |segment| segment.invented), bytes, stream)?;
+        self.fake.free(fake.unwrap_or(address), bytes, stream)?;
         let mut inner = self.lock();
-        inner.live.remove(&address);
+        inner.fakes.remove(&address);
+        inner.addresses.give_back(address);
         inner.released.push((address, bytes));
         Ok(())
     }
@@ -303,17 +287,25 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_where_the_script_has_them_as_long_as_that_can_be() {
-        let fake_base = FakeUpstream::new(512).allocate(512, StreamId::from_raw(1)).expect("there is room");
-        let script = [(0x1_0000, 1024), (0x1_0000, 512), (0x2_0000, 1024), (3, 1024), (u64::MAX - 511, 1024)];
-        let upstream = ReplayUpstream::with_script(script, 1 << 20);
-        let allocate = |bytes| upstream.allocate(bytes, StreamId::from_raw(1)).expect("there is room");
-        assert_eq!([1024, 1024, 1024].map(allocate), [0x1_0000, 0x2_0000, fake_base + 2048]);
-        assert_eq!(allocate(512), fake_base + 3072, "its place is taken");
-        assert_eq!(upstream.unscripted_segments(), 2);
-        upstream.free(0x1_0000, 1024, StreamId::from_raw(1)).expect("it is out");
-        assert_eq!(allocate(512), 0x1_0000);
-        assert_eq!(upstream.take_released(), [(0x1_0000, 1024)]);
+    fn a_segment_is_where_the_trace_has_it_for_the_same_request_if_it_can_be() {
+        const BASE: u64 = 1 << 40;
+        let (place, other) = (BASE + 0x1_0000, BASE + 0x2_0000);
+        let script = [(0, (place, 1024)), (1, (place, 1024)), (2, (other, 512)), (3, (3, 1024))];
+        let upstream = ReplayUpstream::with_script(script.into_iter().collect(), 1 << 20);
+        let stream = StreamId::from_raw(1);
+        let allocate = |block, bytes| {
+            upstream.serve_block(block);
+            upstream.allocate(bytes, stream).expect("there is room")
+        };
+        assert_eq!(allocate(0, 1024), place);
+        // Something is there; it has another size; that is no address; the trace has none. They fill the piece from its beginning.
+        let invented =
+            [(1, 1024), (2, 1024), (3, 1024), (4, 1024)].map(|(block, bytes)| allocate(block, bytes));
+        assert_eq!(invented, [0, 1024, 2048, 3072].map(|offset| BASE + offset));
+        assert_eq!(upstream.unscripted_segments(), 4);
+        upstream.free(place, 1024, stream).expect("it is out");
+        assert_eq!(allocate(1, 1024), place);
+        assert_eq!(upstream.take_released(), [(place, 1024)]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use thalweg_memory::replay::{Program, Replay, ReplayError, ReplayUpstream};
+use thalweg_memory::replay::{Program, Replay, ReplayError, ReplayUpstream, estimate_stream_ordered_peak};
 use thalweg_memory::{DeviceAllocator, Settings};
 
 use crate::traces::{self, Truth};
@@ -11,41 +11,31 @@ use crate::traces::{self, Truth};
 /// The card that the traces were recorded on.
 const TOTAL_BYTES: u64 = 85_017_493_504;
 
-/// The settings of `truth.tsv` that are not compared, and why.
-const NOT_COMPARED: [(&str, &str); 1] =
-    [("async", "reserves what the driver's own pool does, which is not ours to imitate")];
+/// The figures that a row of PyTorch's native allocator is compared by.
+const FIGURES: [&str; 11] = [
+    "reserved_bytes.all.peak",
+    "reserved_bytes.all.current",
+    "allocated_bytes.all.peak",
+    "active_bytes.all.peak",
+    "requested_bytes.all.peak",
+    "inactive_split_bytes.all.peak",
+    "allocation.all.allocated",
+    "segment.all.allocated",
+    "num_device_alloc",
+    "num_device_free",
+    "num_alloc_retries",
+];
 
-/// Figures that depend on where the driver put segments of which no trace tells: among free blocks of one size the one at
-/// the lowest address is taken, and what is next to it decides what it merges with later. (With each new segment at the upper
-/// end of the lowest gap that fits, gaps being whole pieces of 32 MiB, all figures of `limit` are PyTorch's.)
-const BY_ADDRESS: [(&str, &str, &[&str]); 5] = [
+/// Where the figures that follow from addresses differ, since the process of that row had segments elsewhere: among free blocks
+/// of one size the lowest serves, and what lies next to it decides what it merges with. (Decision 0010 has the evidence.) Only
+/// these may differ, and under a limit only so far as [`tolerance`] says.
+const BY_ADDRESS: [(&str, &str, &[&str]); 3] = [
     (
         "gpt_train",
         "pow2_8",
         &["allocated_bytes.all.peak", "active_bytes.all.peak", "inactive_split_bytes.all.peak"],
     ),
-    ("resnet_sizes", "pow2_8", &["inactive_split_bytes.all.peak"]),
-    (
-        "resnet_sizes",
-        "limit",
-        &[
-            "reserved_bytes.all.current",
-            "inactive_split_bytes.all.peak",
-            "segment.all.allocated",
-            "num_device_alloc",
-        ],
-    ),
-    (
-        "resnet_sizes",
-        "limit_split",
-        &[
-            "reserved_bytes.all.current",
-            "inactive_split_bytes.all.peak",
-            "segment.all.allocated",
-            "num_device_alloc",
-            "num_device_free",
-        ],
-    ),
+    ("resnet_sizes", "limit_split", &["reserved_bytes.all.current", "num_device_free"]),
     (
         "resnet_sizes",
         "limit_gc",
@@ -60,20 +50,18 @@ const BY_ADDRESS: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
-/// The figures that a row is compared by.
-const FIGURES: [&str; 11] = [
-    "reserved_bytes.all.peak",
-    "reserved_bytes.all.current",
-    "allocated_bytes.all.peak",
-    "active_bytes.all.peak",
-    "requested_bytes.all.peak",
-    "inactive_split_bytes.all.peak",
-    "allocation.all.allocated",
-    "segment.all.allocated",
-    "num_device_alloc",
-    "num_device_free",
-    "num_alloc_retries",
-];
+/// How far a figure that follows from addresses may be from PyTorch's, as a part of it. What a replay must predict exactly has
+/// none: under no limit what is reserved and how often the driver was asked, and always the retries.
+fn tolerance(row: &Truth, key: &str) -> f64 {
+    let limited = row.conf.starts_with("limit");
+    match key {
+        "reserved_bytes.all.peak" if limited => 0.005,
+        "segment.all.allocated" | "num_device_alloc" | "num_device_free" if limited => 0.2,
+        "reserved_bytes.all.current" | "inactive_split_bytes.all.peak" if limited => 0.2,
+        "allocated_bytes.all.peak" | "active_bytes.all.peak" | "inactive_split_bytes.all.peak" => 0.005,
+        _ => 0.0,
+    }
+}
 
 /// The settings that decide as PyTorch does under a row's.
 fn settings(conf: &str) -> Settings {
@@ -167,42 +155,39 @@ fn the_segments_at_the_end_are_pytorchs() {
     }
 }
 
-/// The figures that differ, as `key: PyTorch's, ours`.
+/// The figures that differ by more than they may, as `key: PyTorch's, ours`.
 fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
     let ours: BTreeMap<_, _> = replay.allocator().memory_stats().into_iter().collect();
-    let excused =
+    let by_address =
         BY_ADDRESS.iter().find(|(workload, conf, _)| row.workload == *workload && row.conf == *conf);
-    let excused = excused.map_or(&[][..], |(_, _, keys)| *keys);
+    let by_address = by_address.map_or(&[][..], |(_, _, keys)| *keys);
     FIGURES
         .iter()
-        .filter(|key| !excused.contains(*key))
-        .map(|&key| {
-            (
-                key,
-                row.figure(key).expect("every row has it"),
-                u64::try_from(ours[key]).expect("no figure is negative"),
-            )
+        .map(|&key| (key, row.figure(key).expect("every row has it") as f64, ours[key] as f64))
+        .filter(|(key, theirs, ours)| {
+            let tolerance = if by_address.contains(key) { tolerance(row, key) } else { 0.0 };
+            (ours - theirs).abs() > tolerance * theirs
         })
-        .filter(|(_, theirs, ours)| theirs != ours)
         .map(|(key, theirs, ours)| format!("{key}: {theirs}, {ours}"))
         .collect()
+}
+
+/// The program of a row, and the fraction of the memory that it is allowed.
+fn program_of(row: &Truth) -> (Program, Option<f64>) {
+    let mut program = program(&row.workload);
+    if row.workload == "gpt_train" && row.conf.starts_with("limit") {
+        // The limited runs were not preceded by one.
+        program = program.without_empty_cache();
+    }
+    (program, row.text("memory_fraction").map(|fraction| fraction.parse().expect("it is a number")))
 }
 
 #[test]
 fn every_figure_is_pytorchs_under_every_setting() {
     let mut served = 0;
-    for row in traces::truth() {
+    for row in traces::truth().iter().filter(|row| row.conf != "async") {
         let name = format!("{} {}", row.workload, row.conf);
-        if let Some((_, why)) = NOT_COMPARED.iter().find(|(conf, _)| row.conf == *conf) {
-            println!("skipped: {name} {why}");
-            continue;
-        }
-        let mut program = program(&row.workload);
-        if row.workload == "gpt_train" && row.conf.starts_with("limit") {
-            // The limited runs were not preceded by one.
-            program = program.without_empty_cache();
-        }
-        let fraction = row.text("memory_fraction").map(|fraction| fraction.parse().expect("it is a number"));
+        let (program, fraction) = program_of(row);
         serve(&program, settings(&row.conf), fraction, |replay, _, outcome| {
             match outcome {
                 Ok(()) => assert!(!row.died(), "{name}: PyTorch ran out of memory"),
@@ -211,11 +196,48 @@ fn every_figure_is_pytorchs_under_every_setting() {
                     assert!(refused && row.died(), "{name}: {error}");
                 }
             }
-            assert_eq!(differences(&row, replay), [""; 0], "{name}");
+            assert_eq!(differences(row, replay), [""; 0], "{name}");
         });
         served += 1;
     }
-    assert!(served >= 20, "only {served} rows were served");
+    assert_eq!(served, 21, "every row of the native allocator is served");
+}
+
+/// What the driver's allocator would reserve is an estimate.
+#[test]
+fn what_the_drivers_allocator_reserves_is_estimated() {
+    const MIB: u64 = 1 << 20;
+    let rows: Vec<_> = traces::truth().into_iter().filter(|row| row.conf == "async").collect();
+    assert_eq!(rows.len(), traces::NAMES.len());
+    for row in rows {
+        let reserved = row.figure("reserved_bytes.all.peak").expect("every row has it");
+        let estimate = estimate_stream_ordered_peak(&program(&row.workload), TOTAL_BYTES);
+        let estimate = estimate.expect("there is room");
+        let allowed = (reserved / 5).max(64 * MIB);
+        assert!(estimate.abs_diff(reserved) <= allowed, "{}: {reserved}, {estimate}", row.workload);
+    }
+}
+
+/// Where no trace says anything of segments, all addresses are invented, and what was there before is unknown.
+#[test]
+fn without_segment_events_the_peak_is_nearly_pytorchs() {
+    for row in traces::truth().iter().filter(|row| row.conf != "async" && !row.conf.starts_with("limit")) {
+        let mut snapshot = traces::snapshot(&row.workload);
+        snapshot.device_traces[0].retain(|entry| !entry.action.name().starts_with("segment_"));
+        let program = Program::from_snapshot(&snapshot, 0).expect("the rest is whole");
+        assert!(program.segments().is_empty(), "{}", row.workload);
+        serve(&program, settings(&row.conf), None, |replay, _, outcome| {
+            outcome.expect("PyTorch had room");
+            let expected = row.figure("reserved_bytes.all.peak").expect("every row has it");
+            let ours = replay.figures().reserved_peak_bytes;
+            assert!(
+                ours.abs_diff(expected) <= expected / 50,
+                "{} {}: {expected}, {ours}",
+                row.workload,
+                row.conf
+            );
+        });
+    }
 }
 
 /// PyTorch's default reserves 24 to 28 % more than is ever active.
