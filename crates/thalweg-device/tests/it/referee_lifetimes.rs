@@ -37,188 +37,194 @@ fn lend(w: &World, usage_waits: bool, creation_waits: bool, record: bool) {
     w.free(block);
 }
 
+const THE_TRUTH_TABLE_OF_MISSING_RECORDS: &[Case] = &[
+    ("no sync", &[Race, MissingRecord], |w| lend(w, false, false, false)),
+    ("usage waits for creation", &[MissingRecord], |w| lend(w, true, false, false)),
+    ("creation waits for usage", &[Race], |w| lend(w, false, true, false)),
+    ("both wait", &[], |w| lend(w, true, true, false)),
+    ("record_stream alone", &[Race], |w| lend(w, false, false, true)),
+    ("usage waits, and record_stream", &[], |w| lend(w, true, false, true)),
+    ("device sync before and after", &[], |w| {
+        let block = w.take(w.a);
+        w.work(w.a, "fill", &[Access::write(block, BYTES)]);
+        w.driver.device_synchronize(0).unwrap();
+        w.read(w.b, block);
+        w.driver.device_synchronize(0).unwrap();
+        w.free(block);
+    }),
+];
+
 #[test]
 fn the_truth_table_of_missing_records() {
-    run(&[
-        ("no sync", &[Race, MissingRecord], |w| lend(w, false, false, false)),
-        ("usage waits for creation", &[MissingRecord], |w| lend(w, true, false, false)),
-        ("creation waits for usage", &[Race], |w| lend(w, false, true, false)),
-        ("both wait", &[], |w| lend(w, true, true, false)),
-        ("record_stream alone", &[Race], |w| lend(w, false, false, true)),
-        ("usage waits, and record_stream", &[], |w| lend(w, true, false, true)),
-        ("device sync before and after", &[], |w| {
-            let block = w.take(w.a);
-            w.work(w.a, "fill", &[Access::write(block, BYTES)]);
-            w.driver.device_synchronize(0).unwrap();
-            w.read(w.b, block);
-            w.driver.device_synchronize(0).unwrap();
-            w.free(block);
-        }),
-    ]);
+    run(THE_TRUTH_TABLE_OF_MISSING_RECORDS);
 }
+
+const BLOCKS: &[Case] = &[
+    ("a block used on its own stream", &[], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        let again = w.take(w.a);
+        w.write(w.a, again);
+    }),
+    ("used elsewhere without waiting for the allocation", &[UseBeforeAllocation, MissingRecord], |w| {
+        w.write(w.a, w.y);
+        let block = w.take(w.a);
+        w.write(w.b, block);
+        w.free(block);
+    }),
+    ("record_use after the last use", &[], |w| {
+        let block = w.take(w.a);
+        w.order(w.a, w.b);
+        w.write(w.b, block);
+        w.record_use(block, w.b);
+        w.free(block);
+    }),
+    ("record_use before the last use", &[EarlyRecord], |w| {
+        let block = w.take(w.a);
+        w.order(w.a, w.b);
+        w.write(w.b, block);
+        w.record_use(block, w.b);
+        w.read(w.b, block);
+        w.free(block);
+    }),
+    ("record_use again after the last use", &[], |w| {
+        let block = w.take(w.a);
+        w.order(w.a, w.b);
+        w.write(w.b, block);
+        w.record_use(block, w.b);
+        w.read(w.b, block);
+        w.record_use(block, w.b);
+        w.free(block);
+    }),
+    ("record_use of another stream", &[MissingRecord], |w| {
+        let block = w.take(w.a);
+        w.order(w.a, w.b);
+        w.write(w.b, block);
+        w.record_use(block, w.c);
+        w.free(block);
+    }),
+    ("used after the free", &[UseAfterFree], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        w.write(w.a, block);
+    }),
+    ("used after another got it", &[], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        let again = w.take(w.a);
+        w.write(w.a, again);
+    }),
+    ("reused on another stream, too early", &[ReuseBeforeLastUse], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        w.take(w.b);
+    }),
+    ("reused on another stream behind an event", &[], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        w.order(w.a, w.b);
+        w.take(w.b);
+    }),
+    ("reused on another stream once a query said that it is done", &[], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        w.driver.stream_synchronize(w.a).unwrap();
+        w.take(w.b);
+    }),
+    ("recorded, and reused before that use is over", &[ReuseBeforeLastUse], |w| {
+        let block = w.take(w.a);
+        w.order(w.a, w.b);
+        w.write(w.b, block);
+        w.record_stream(block, w.b);
+        w.free(block);
+        w.take(w.a);
+    }),
+    ("given out twice", &[OverlappingBlocks], |w| {
+        w.take(w.a);
+        w.take(w.a);
+    }),
+    ("beyond the end", &[OutOfBounds], |w| {
+        let label = Label::here("empty");
+        let kind = thalweg_device::check::BlockKind::Device;
+        w.driver.block_allocated(w.x.address(), 512, kind, w.a, label);
+        w.work(w.a, "write", &[Access::write(w.x, 513)]);
+    }),
+    ("up to the end", &[], |w| {
+        let label = Label::here("empty");
+        let kind = thalweg_device::check::BlockKind::Device;
+        w.driver.block_allocated(w.x.address(), 512, kind, w.a, label);
+        w.work(w.a, "write", &[Access::write(w.x, 512)]);
+    }),
+];
 
 #[test]
 fn blocks() {
-    run(&[
-        ("a block used on its own stream", &[], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            let again = w.take(w.a);
-            w.write(w.a, again);
-        }),
-        ("used elsewhere without waiting for the allocation", &[UseBeforeAllocation, MissingRecord], |w| {
-            w.write(w.a, w.y);
-            let block = w.take(w.a);
-            w.write(w.b, block);
-            w.free(block);
-        }),
-        ("record_use after the last use", &[], |w| {
-            let block = w.take(w.a);
-            w.order(w.a, w.b);
-            w.write(w.b, block);
-            w.record_use(block, w.b);
-            w.free(block);
-        }),
-        ("record_use before the last use", &[EarlyRecord], |w| {
-            let block = w.take(w.a);
-            w.order(w.a, w.b);
-            w.write(w.b, block);
-            w.record_use(block, w.b);
-            w.read(w.b, block);
-            w.free(block);
-        }),
-        ("record_use again after the last use", &[], |w| {
-            let block = w.take(w.a);
-            w.order(w.a, w.b);
-            w.write(w.b, block);
-            w.record_use(block, w.b);
-            w.read(w.b, block);
-            w.record_use(block, w.b);
-            w.free(block);
-        }),
-        ("record_use of another stream", &[MissingRecord], |w| {
-            let block = w.take(w.a);
-            w.order(w.a, w.b);
-            w.write(w.b, block);
-            w.record_use(block, w.c);
-            w.free(block);
-        }),
-        ("used after the free", &[UseAfterFree], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            w.write(w.a, block);
-        }),
-        ("used after another got it", &[], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            let again = w.take(w.a);
-            w.write(w.a, again);
-        }),
-        ("reused on another stream, too early", &[ReuseBeforeLastUse], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            w.take(w.b);
-        }),
-        ("reused on another stream behind an event", &[], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            w.order(w.a, w.b);
-            w.take(w.b);
-        }),
-        ("reused on another stream once a query said that it is done", &[], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            w.driver.stream_synchronize(w.a).unwrap();
-            w.take(w.b);
-        }),
-        ("recorded, and reused before that use is over", &[ReuseBeforeLastUse], |w| {
-            let block = w.take(w.a);
-            w.order(w.a, w.b);
-            w.write(w.b, block);
-            w.record_stream(block, w.b);
-            w.free(block);
-            w.take(w.a);
-        }),
-        ("given out twice", &[OverlappingBlocks], |w| {
-            w.take(w.a);
-            w.take(w.a);
-        }),
-        ("beyond the end", &[OutOfBounds], |w| {
-            let label = Label::here("empty");
-            let kind = thalweg_device::check::BlockKind::Device;
-            w.driver.block_allocated(w.x.address(), 512, kind, w.a, label);
-            w.work(w.a, "write", &[Access::write(w.x, 513)]);
-        }),
-        ("up to the end", &[], |w| {
-            let label = Label::here("empty");
-            let kind = thalweg_device::check::BlockKind::Device;
-            w.driver.block_allocated(w.x.address(), 512, kind, w.a, label);
-            w.work(w.a, "write", &[Access::write(w.x, 512)]);
-        }),
-    ]);
+    run(BLOCKS);
 }
+
+const UNINITIALISED_MEMORY: &[Case] = &[
+    ("fresh memory is read", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.read(w.a, fresh);
+    }),
+    ("fresh memory is written first", &[], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.write(w.a, fresh);
+        w.read(w.a, fresh);
+    }),
+    ("its last byte is not", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.work(w.a, "write", &[Access::write(fresh, BYTES - 1)]);
+        w.read(w.a, fresh);
+    }),
+    ("read and written at once", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.work(w.a, "add", &[Access::read_write(fresh, BYTES)]);
+    }),
+    ("some of it is read", &[], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.work(w.a, "gather", &[Access::read(fresh, BYTES).touching(Touch::Some)]);
+    }),
+    ("a block that comes back is fresh", &[Uninitialised], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        let again = w.take(w.a);
+        w.read(w.a, again);
+    }),
+    ("the gaps between rows are not read", &[], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
+        w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
+        w.work(w.a, "read rows", &[Access::read(fresh, BYTES).touching(rows)]);
+    }),
+    ("the gaps between rows are read", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
+        w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
+        w.read(w.a, fresh);
+    }),
+    ("rows between rows do not meet", &[], |w| {
+        let rows = Touch::Rows { chunk_bytes: 128, step_bytes: 256 };
+        w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
+        w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
+    }),
+    ("rows that overlap do", &[Race], |w| {
+        let rows = Touch::Rows { chunk_bytes: 129, step_bytes: 256 };
+        w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
+        w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
+    }),
+];
 
 #[test]
 fn uninitialised_memory() {
-    run(&[
-        ("fresh memory is read", &[Uninitialised], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            w.read(w.a, fresh);
-        }),
-        ("fresh memory is written first", &[], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            w.write(w.a, fresh);
-            w.read(w.a, fresh);
-        }),
-        ("its last byte is not", &[Uninitialised], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            w.work(w.a, "write", &[Access::write(fresh, BYTES - 1)]);
-            w.read(w.a, fresh);
-        }),
-        ("read and written at once", &[Uninitialised], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            w.work(w.a, "add", &[Access::read_write(fresh, BYTES)]);
-        }),
-        ("some of it is read", &[], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            w.work(w.a, "gather", &[Access::read(fresh, BYTES).touching(Touch::Some)]);
-        }),
-        ("a block that comes back is fresh", &[Uninitialised], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            let again = w.take(w.a);
-            w.read(w.a, again);
-        }),
-        ("the gaps between rows are not read", &[], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
-            w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
-            w.work(w.a, "read rows", &[Access::read(fresh, BYTES).touching(rows)]);
-        }),
-        ("the gaps between rows are read", &[Uninitialised], |w| {
-            let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-            let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
-            w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
-            w.read(w.a, fresh);
-        }),
-        ("rows between rows do not meet", &[], |w| {
-            let rows = Touch::Rows { chunk_bytes: 128, step_bytes: 256 };
-            w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
-            w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
-        }),
-        ("rows that overlap do", &[Race], |w| {
-            let rows = Touch::Rows { chunk_bytes: 129, step_bytes: 256 };
-            w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
-            w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
-        }),
-    ]);
+    run(UNINITIALISED_MEMORY);
 }
 
 fn map(w: &World, at: DevicePointer, bytes: u64, physical: thalweg_device::PhysicalHandle) {
@@ -235,194 +241,200 @@ fn page(w: &World) -> (DevicePointer, u64, thalweg_device::PhysicalHandle) {
     (range, bytes, physical)
 }
 
+const VIRTUAL_MEMORY: &[Case] = &[
+    ("two addresses of one page", &[Race], |w| {
+        let (range, bytes, physical) = page(w);
+        map(w, range.offset(bytes), bytes, physical);
+        w.write(w.a, range);
+        w.write(w.b, range.offset(bytes));
+    }),
+    ("two addresses of one page, ordered", &[], |w| {
+        let (range, bytes, physical) = page(w);
+        map(w, range.offset(bytes), bytes, physical);
+        w.write(w.a, range);
+        w.order(w.a, w.b);
+        w.write(w.b, range.offset(bytes));
+    }),
+    ("an address that means another page now", &[], |w| {
+        let (range, bytes, _) = page(w);
+        w.write(w.a, range);
+        w.driver.stream_synchronize(w.a).unwrap();
+        w.driver.memory_unmap(range, bytes).unwrap();
+        let other = w.driver.physical_create(0, bytes, PhysicalFlags::default()).unwrap();
+        map(w, range, bytes, other);
+        w.write(w.b, range);
+    }),
+    ("a page that moved keeps its history", &[Race], |w| {
+        let (range, bytes, physical) = page(w);
+        w.write(w.a, range);
+        w.driver.stream_synchronize(w.a).unwrap();
+        map(w, range.offset(bytes), bytes, physical);
+        w.write(w.b, range.offset(bytes));
+        w.driver.stream_synchronize(w.b).unwrap();
+        w.driver.memory_unmap(range, bytes).unwrap();
+        w.read(w.c, range.offset(bytes));
+        w.write(w.a, range.offset(bytes));
+    }),
+    ("unmapped while in use", &[UnmapInUse], |w| {
+        let (range, bytes, _) = page(w);
+        w.write(w.a, range);
+        while !w.sim.stream_query(w.a).unwrap() {
+            std::thread::yield_now();
+        }
+        w.driver.memory_unmap(range, bytes).unwrap();
+    }),
+    ("unmapped behind a synchronisation", &[], |w| {
+        let (range, bytes, _) = page(w);
+        w.write(w.a, range);
+        w.driver.stream_synchronize(w.a).unwrap();
+        w.driver.memory_unmap(range, bytes).unwrap();
+    }),
+];
+
 #[test]
 fn virtual_memory() {
-    run(&[
-        ("two addresses of one page", &[Race], |w| {
-            let (range, bytes, physical) = page(w);
-            map(w, range.offset(bytes), bytes, physical);
-            w.write(w.a, range);
-            w.write(w.b, range.offset(bytes));
-        }),
-        ("two addresses of one page, ordered", &[], |w| {
-            let (range, bytes, physical) = page(w);
-            map(w, range.offset(bytes), bytes, physical);
-            w.write(w.a, range);
-            w.order(w.a, w.b);
-            w.write(w.b, range.offset(bytes));
-        }),
-        ("an address that means another page now", &[], |w| {
-            let (range, bytes, _) = page(w);
-            w.write(w.a, range);
-            w.driver.stream_synchronize(w.a).unwrap();
-            w.driver.memory_unmap(range, bytes).unwrap();
-            let other = w.driver.physical_create(0, bytes, PhysicalFlags::default()).unwrap();
-            map(w, range, bytes, other);
-            w.write(w.b, range);
-        }),
-        ("a page that moved keeps its history", &[Race], |w| {
-            let (range, bytes, physical) = page(w);
-            w.write(w.a, range);
-            w.driver.stream_synchronize(w.a).unwrap();
-            map(w, range.offset(bytes), bytes, physical);
-            w.write(w.b, range.offset(bytes));
-            w.driver.stream_synchronize(w.b).unwrap();
-            w.driver.memory_unmap(range, bytes).unwrap();
-            w.read(w.c, range.offset(bytes));
-            w.write(w.a, range.offset(bytes));
-        }),
-        ("unmapped while in use", &[UnmapInUse], |w| {
-            let (range, bytes, _) = page(w);
-            w.write(w.a, range);
-            while !w.sim.stream_query(w.a).unwrap() {
-                std::thread::yield_now();
-            }
-            w.driver.memory_unmap(range, bytes).unwrap();
-        }),
-        ("unmapped behind a synchronisation", &[], |w| {
-            let (range, bytes, _) = page(w);
-            w.write(w.a, range);
-            w.driver.stream_synchronize(w.a).unwrap();
-            w.driver.memory_unmap(range, bytes).unwrap();
-        }),
-    ]);
+    run(VIRTUAL_MEMORY);
 }
+
+const STREAM_ORDERED_MEMORY: &[Case] = &[
+    ("used on its stream and freed there", &[], |w| {
+        let pool = w.driver.pool_create(0).unwrap();
+        let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
+        w.write(w.a, memory);
+        w.driver.memory_free_async(memory, w.a).unwrap();
+    }),
+    ("used on another stream before it is there", &[UseBeforeAllocation], |w| {
+        let pool = w.driver.pool_create(0).unwrap();
+        let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
+        w.write(w.b, memory);
+    }),
+    ("used on another stream that waits", &[], |w| {
+        let pool = w.driver.pool_create(0).unwrap();
+        let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
+        w.order(w.a, w.b);
+        w.write(w.b, memory);
+        w.order(w.b, w.a);
+        w.driver.memory_free_async(memory, w.a).unwrap();
+    }),
+    ("freed before another stream's use", &[FreeBeforeLastUse], |w| {
+        let pool = w.driver.pool_create(0).unwrap();
+        let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
+        w.order(w.a, w.b);
+        w.write(w.b, memory);
+        w.driver.memory_free_async(memory, w.a).unwrap();
+    }),
+    ("read before it is written", &[Uninitialised], |w| {
+        let pool = w.driver.pool_create(0).unwrap();
+        let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
+        w.read(w.a, memory);
+    }),
+];
 
 #[test]
 fn stream_ordered_memory() {
-    run(&[
-        ("used on its stream and freed there", &[], |w| {
-            let pool = w.driver.pool_create(0).unwrap();
-            let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
-            w.write(w.a, memory);
-            w.driver.memory_free_async(memory, w.a).unwrap();
-        }),
-        ("used on another stream before it is there", &[UseBeforeAllocation], |w| {
-            let pool = w.driver.pool_create(0).unwrap();
-            let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
-            w.write(w.b, memory);
-        }),
-        ("used on another stream that waits", &[], |w| {
-            let pool = w.driver.pool_create(0).unwrap();
-            let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
-            w.order(w.a, w.b);
-            w.write(w.b, memory);
-            w.order(w.b, w.a);
-            w.driver.memory_free_async(memory, w.a).unwrap();
-        }),
-        ("freed before another stream's use", &[FreeBeforeLastUse], |w| {
-            let pool = w.driver.pool_create(0).unwrap();
-            let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
-            w.order(w.a, w.b);
-            w.write(w.b, memory);
-            w.driver.memory_free_async(memory, w.a).unwrap();
-        }),
-        ("read before it is written", &[Uninitialised], |w| {
-            let pool = w.driver.pool_create(0).unwrap();
-            let memory = w.driver.memory_allocate_async(pool, BYTES, w.a).unwrap();
-            w.read(w.a, memory);
-        }),
-    ]);
+    run(STREAM_ORDERED_MEMORY);
 }
+
+const GRAPHS: &[Case] = &[
+    ("a launch is ordered with its stream", &[], |w| {
+        let graph = w.capture(w.a, || w.write(w.a, w.x));
+        w.write(w.a, w.x);
+        w.launch(graph, w.a);
+        w.read(w.a, w.x);
+    }),
+    ("a launch is not ordered with other streams", &[Race], |w| {
+        let graph = w.capture(w.a, || w.write(w.a, w.x));
+        w.launch(graph, w.b);
+        w.read(w.a, w.x);
+    }),
+    ("branches", &[Race], |w| {
+        let graph = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.work(w.a, "left", &[Access::write(w.x, BYTES)]);
+            w.work(w.b, "right", &[Access::write(w.x, BYTES)]);
+            w.order(w.b, w.a);
+        });
+        w.launch(graph, w.a);
+    }),
+    ("branches that are joined first", &[], |w| {
+        let graph = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.work(w.b, "right", &[Access::write(w.x, BYTES)]);
+            w.order(w.b, w.a);
+            w.work(w.a, "left", &[Access::write(w.x, BYTES)]);
+        });
+        w.launch(graph, w.a);
+        w.launch(graph, w.b);
+    }),
+    ("nothing of a capture has run", &[], |w| {
+        w.capture(w.a, || w.write(w.a, w.x));
+        w.write(w.b, w.x);
+    }),
+    ("two executables", &[Race], |w| {
+        let [g, h] = [0; 2].map(|_| w.capture(w.a, || w.write(w.a, w.x)));
+        w.launch(g, w.a);
+        w.launch(h, w.b);
+    }),
+    ("the graph's input lives", &[], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        let graph = w.capture(w.a, || w.read(w.a, block));
+        w.launch(graph, w.a);
+        w.free(block);
+    }),
+    ("the graph's input has died", &[StaleGraphInput], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        let graph = w.capture(w.a, || w.read(w.a, block));
+        w.launch(graph, w.a);
+        w.free(block);
+        w.launch(graph, w.a);
+    }),
+    ("the graph's input belongs to another", &[StaleGraphInput], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        let graph = w.capture(w.a, || w.read(w.a, block));
+        w.free(block);
+        let other = w.take(w.a);
+        w.write(w.a, other);
+        w.launch(graph, w.a);
+    }),
+    ("memory of the driver that the graph uses was freed", &[StaleGraphInput], |w| {
+        let graph = w.capture(w.a, || w.read(w.a, w.y));
+        w.driver.memory_free(w.y).unwrap();
+        // The simulator would refuse the launch later: only the verdict counts.
+        w.launch(graph, w.a);
+    }),
+    ("memory of the graph's own", &[], |w| {
+        let graph = w.capture(w.a, || {
+            let block = w.take(w.a);
+            w.write(w.a, block);
+            w.read(w.a, block);
+            w.free(block);
+        });
+        w.launch(graph, w.a);
+        w.launch(graph, w.a);
+    }),
+    ("the output is read after a launch", &[], |w| {
+        let graph = w.capture(w.a, || w.write(w.a, w.take(w.a)));
+        w.launch(graph, w.a);
+        w.read(w.a, w.x);
+    }),
+    ("the output is read before any launch", &[OutputBeforeLaunch], |w| {
+        w.capture(w.a, || w.write(w.a, w.take(w.a)));
+        w.read(w.a, w.x);
+    }),
+    ("used in a capture after it was freed", &[UseAfterFree], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        w.free(block);
+        w.capture(w.a, || w.read(w.a, block));
+    }),
+];
 
 #[test]
 fn graphs() {
-    run(&[
-        ("a launch is ordered with its stream", &[], |w| {
-            let graph = w.capture(w.a, || w.write(w.a, w.x));
-            w.write(w.a, w.x);
-            w.launch(graph, w.a);
-            w.read(w.a, w.x);
-        }),
-        ("a launch is not ordered with other streams", &[Race], |w| {
-            let graph = w.capture(w.a, || w.write(w.a, w.x));
-            w.launch(graph, w.b);
-            w.read(w.a, w.x);
-        }),
-        ("branches", &[Race], |w| {
-            let graph = w.capture(w.a, || {
-                w.order(w.a, w.b);
-                w.work(w.a, "left", &[Access::write(w.x, BYTES)]);
-                w.work(w.b, "right", &[Access::write(w.x, BYTES)]);
-                w.order(w.b, w.a);
-            });
-            w.launch(graph, w.a);
-        }),
-        ("branches that are joined first", &[], |w| {
-            let graph = w.capture(w.a, || {
-                w.order(w.a, w.b);
-                w.work(w.b, "right", &[Access::write(w.x, BYTES)]);
-                w.order(w.b, w.a);
-                w.work(w.a, "left", &[Access::write(w.x, BYTES)]);
-            });
-            w.launch(graph, w.a);
-            w.launch(graph, w.b);
-        }),
-        ("nothing of a capture has run", &[], |w| {
-            w.capture(w.a, || w.write(w.a, w.x));
-            w.write(w.b, w.x);
-        }),
-        ("two executables", &[Race], |w| {
-            let [g, h] = [0; 2].map(|_| w.capture(w.a, || w.write(w.a, w.x)));
-            w.launch(g, w.a);
-            w.launch(h, w.b);
-        }),
-        ("the graph's input lives", &[], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            let graph = w.capture(w.a, || w.read(w.a, block));
-            w.launch(graph, w.a);
-            w.free(block);
-        }),
-        ("the graph's input has died", &[StaleGraphInput], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            let graph = w.capture(w.a, || w.read(w.a, block));
-            w.launch(graph, w.a);
-            w.free(block);
-            w.launch(graph, w.a);
-        }),
-        ("the graph's input belongs to another", &[StaleGraphInput], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            let graph = w.capture(w.a, || w.read(w.a, block));
-            w.free(block);
-            let other = w.take(w.a);
-            w.write(w.a, other);
-            w.launch(graph, w.a);
-        }),
-        ("memory of the driver that the graph uses was freed", &[StaleGraphInput], |w| {
-            let graph = w.capture(w.a, || w.read(w.a, w.y));
-            w.driver.memory_free(w.y).unwrap();
-            // The simulator would refuse the launch later: only the verdict counts.
-            w.launch(graph, w.a);
-        }),
-        ("memory of the graph's own", &[], |w| {
-            let graph = w.capture(w.a, || {
-                let block = w.take(w.a);
-                w.write(w.a, block);
-                w.read(w.a, block);
-                w.free(block);
-            });
-            w.launch(graph, w.a);
-            w.launch(graph, w.a);
-        }),
-        ("the output is read after a launch", &[], |w| {
-            let graph = w.capture(w.a, || w.write(w.a, w.take(w.a)));
-            w.launch(graph, w.a);
-            w.read(w.a, w.x);
-        }),
-        ("the output is read before any launch", &[OutputBeforeLaunch], |w| {
-            w.capture(w.a, || w.write(w.a, w.take(w.a)));
-            w.read(w.a, w.x);
-        }),
-        ("used in a capture after it was freed", &[UseAfterFree], |w| {
-            let block = w.take(w.a);
-            w.write(w.a, block);
-            w.free(block);
-            w.capture(w.a, || w.read(w.a, block));
-        }),
-    ]);
+    run(GRAPHS);
 }
 
 #[test]
