@@ -133,6 +133,8 @@ codes! {
     CapturedEvent = 907, "CUDA_ERROR_CAPTURED_EVENT";
     /// The capture was started by another thread.
     StreamCaptureWrongThread = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD";
+    /// What was waited for did not come.
+    Timeout = 909, "CUDA_ERROR_TIMEOUT";
     /// The graph cannot be updated in place.
     GraphExecUpdateFailure = 910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE";
     /// Anything else.

@@ -3,6 +3,7 @@
 /// The tests lie in `tests/it/`.
 mod it {
     mod conformance;
+    mod controlled;
     mod cuda_libraries;
     mod litmus;
     mod processes;

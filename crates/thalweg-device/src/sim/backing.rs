@@ -79,6 +79,43 @@ impl Backing {
         self.remap(offset, bytes, protection, libc::MAP_SHARED, file, file_offset)
     }
 
+    /// Whether there is such a device.
+    pub(super) fn has_device(&self, device: u32) -> bool {
+        (device as usize) < self.files.len()
+    }
+
+    /// Makes a part of a device's memory read as zeros again, and gives the host's memory back where it is large.
+    pub(super) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, large: u64) -> io::Result<()> {
+        assert!(file_offset + bytes <= self.device_bytes, "the file ends before {:#x}", file_offset + bytes);
+        if bytes >= large {
+            // Whole pages are given back; what is left at both ends is cleared.
+            let end = file_offset + bytes;
+            let (first, last) = (file_offset.next_multiple_of(PAGE_BYTES), end - end % PAGE_BYTES);
+            self.discard_now(device, first, last - first)?;
+            self.clear(device, file_offset, first - file_offset);
+            self.clear(device, last, end - last);
+        } else {
+            self.clear(device, file_offset, bytes);
+        }
+        Ok(())
+    }
+
+    /// Nobody may be using the range.
+    fn clear(&mut self, device: u32, file_offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let start = self.pointer(self.window_offset(device) + file_offset);
+        // SAFETY: the window maps the whole file, readable and writable, as long as the `Backing` lives, and the range lies
+        // inside the file. Whoever used this memory is gone: the value is borrowed exclusively.
+        unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
+    }
+
+    /// Whether it has these files.
+    pub(super) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
+        self.files.len() == devices as usize && self.device_bytes == device_bytes
+    }
+
     /// Makes a part of the reservation inaccessible again.
     pub(super) fn unmap(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.remap(offset, bytes, libc::PROT_NONE, anonymous::PRIVATE, -1, 0)
@@ -87,15 +124,21 @@ impl Backing {
     /// Gives the host's memory behind a part of a device's file back. It reads as zeros afterwards. A host that cannot do
     /// this keeps the memory: nothing depends on it.
     pub(super) fn discard(&self, device: u32, file_offset: u64, bytes: u64) {
-        #[cfg(target_os = "linux")]
-        {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            let file = self.files[device as usize].as_raw_fd();
-            // SAFETY: a system call on a file that we own; the caller has made sure that no command uses the range.
-            let _ = unsafe { libc::fallocate(file, mode, file_offset as libc::off_t, bytes as libc::off_t) };
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (device, file_offset, bytes);
+        let _ = self.discard_now(device, file_offset, bytes);
+    }
+
+    #[cfg(target_os = "linux")]
+    fn discard_now(&self, device: u32, file_offset: u64, bytes: u64) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let file = self.files[device as usize].as_raw_fd();
+        // SAFETY: a system call on a file that we own; the caller has made sure that no command uses the range.
+        let status = unsafe { libc::fallocate(file, mode, file_offset as libc::off_t, bytes as libc::off_t) };
+        if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn discard_now(&self, _device: u32, _file_offset: u64, _bytes: u64) -> io::Result<()> {
+        Err(io::Error::from(io::ErrorKind::Unsupported))
     }
 
     fn remap(

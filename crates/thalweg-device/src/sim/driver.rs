@@ -5,7 +5,8 @@ use smallvec::SmallVec;
 
 use super::capture;
 use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
-use super::executor::{Body, CommandId};
+use super::control::Step;
+use super::executor::{Body, CommandId, Frontier};
 use super::faults::Point;
 use super::machine::Locked;
 use super::memory::{Piece, Sharing};
@@ -38,12 +39,14 @@ impl SimDriver {
 
     fn enter<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
         self.check_process(call)?;
-        body(&mut self.machine.lock()).map_err(|refusal| refusal.of(call))
+        let entered = self.machine.call(call, Step::Other);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
     fn submit<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
         self.check_process(call)?;
-        body(&mut self.machine.lock_to_submit()).map_err(|refusal| refusal.of(call))
+        let entered = self.machine.lock_to_submit(call);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
     fn enter_and_wait<T>(
@@ -52,7 +55,17 @@ impl SimDriver {
         body: impl FnOnce(Locked<'_>) -> Outcome<T>,
     ) -> Result<T> {
         self.check_process(call)?;
-        body(self.machine.lock()).map_err(|refusal| refusal.of(call))
+        self.machine.call(call, Step::Other).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
+    fn query(
+        &self,
+        call: &'static str,
+        object: u64,
+        find: impl FnOnce(&mut State) -> Outcome<Frontier>,
+    ) -> Result<bool> {
+        self.check_process(call)?;
+        self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
     }
 }
 
@@ -65,7 +78,7 @@ fn take_away(
 ) -> Outcome<()> {
     let pieces = find(&locked)?;
     let claim;
-    (locked, claim) = locked.hold(pieces.clone());
+    (locked, claim) = locked.hold(pieces.clone())?;
     let outcome = match find(&locked) {
         Ok(found) if found == pieces => {
             remove(&mut locked);
@@ -158,7 +171,7 @@ impl Driver for SimDriver {
             locked.usable(device)?;
             locked.forbid_on_capturing_device(device, "device_synchronize")?;
             let work = locked.device_frontier(device);
-            locked.wait_for(&work).check_alive(device)
+            locked.wait_for(&work)?.check_alive(device)
         })
     }
 
@@ -227,11 +240,11 @@ impl Driver for SimDriver {
     }
 
     fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
-        self.enter("cuStreamQuery", |state| {
+        self.query("cuStreamQuery", stream.raw(), |state| {
             let own = state.enter(stream.raw())?;
             state.forbid_on_capturing(own, "stream_query")?;
             state.forbid_in_capture("stream_query")?;
-            Ok(state.frontier(own).is_empty())
+            Ok(state.frontier(own))
         })
     }
 
@@ -242,7 +255,7 @@ impl Driver for SimDriver {
             locked.forbid_in_capture("stream_synchronize")?;
             let device = locked.stream(own).device;
             let work = locked.frontier(own);
-            locked.wait_for(&work).check_alive(device)
+            locked.wait_for(&work)?.check_alive(device)
         })
     }
 
@@ -277,10 +290,10 @@ impl Driver for SimDriver {
     }
 
     fn event_query(&self, event: EventHandle) -> Result<bool> {
-        self.enter("cuEventQuery", |state| {
-            let is_complete = state.event_frontier(event.raw())?.is_empty();
+        self.query("cuEventQuery", event.raw(), |state| {
+            let unfinished = state.event_frontier(event.raw())?;
             state.forbid_in_capture("event_query")?;
-            Ok(is_complete)
+            Ok(unfinished)
         })
     }
 
@@ -289,7 +302,7 @@ impl Driver for SimDriver {
             let work = locked.event_frontier(event.raw())?;
             locked.forbid_in_capture("event_synchronize")?;
             let device = locked.event_device(event.raw())?;
-            locked.wait_for(&work).check_alive(device)
+            locked.wait_for(&work)?.check_alive(device)
         })
     }
 
@@ -347,7 +360,7 @@ impl Driver for SimDriver {
                 state.memory.check_not_open(address)?;
                 state.memory.plain_pieces(address).map(|(_, pieces)| pieces)
             };
-            take_away(locked.wait_for(&work), find, |state| state.memory.plain_free(address))
+            take_away(locked.wait_for(&work)?, find, |state| state.memory.plain_free(address))
         })
     }
 
@@ -519,7 +532,7 @@ impl Driver for SimDriver {
                 if frees.is_empty() {
                     return Err(refusal);
                 }
-                locked = locked.wait_for(&frees);
+                locked = locked.wait_for(&frees)?;
                 locked.settle();
             }
         })
@@ -569,7 +582,7 @@ impl Driver for SimDriver {
             let devices = 0..locked.devices.len() as u32;
             let work: Vec<CommandId> = devices.flat_map(|device| locked.device_frontier(device)).collect();
             let find = |state: &State| Ok(SmallVec::from_slice(&[state.memory.pinned_piece(address)?]));
-            take_away(locked.wait_for(&work), find, |state| state.memory.pinned_free(address))
+            take_away(locked.wait_for(&work)?, find, |state| state.memory.pinned_free(address))
         })
     }
 
@@ -638,7 +651,7 @@ impl Driver for SimDriver {
             let work = Work::CopyOut(unsafe { HostTarget::new(target) });
             let command = transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
             let command = command.expect("the stream does not capture");
-            locked.wait_for(&[command]).check_alive(device)
+            locked.wait_for(&[command])?.check_alive(device)
         })
     }
 
@@ -667,7 +680,7 @@ impl Driver for SimDriver {
         self.enter_and_wait("cuModuleUnload", |locked| {
             let device = locked.module_device(module.raw())?;
             let work = locked.device_frontier(device);
-            locked.wait_for(&work).module_unload(module.raw())
+            locked.wait_for(&work)?.module_unload(module.raw())
         })
     }
 

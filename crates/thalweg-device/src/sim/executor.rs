@@ -28,8 +28,9 @@ use super::faults::{Faults, Point};
 use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
 use super::schedule::Ready;
+use super::schedules::{Actor, Touched};
 use super::task::{Task, Work};
-use crate::Code;
+use crate::{Code, Label};
 
 /// A command, for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +51,40 @@ pub(super) enum Body {
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
 }
+
+/// Where a command comes from.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    /// Its priority.
+    pub(super) level: u8,
+    /// Whose step it is.
+    pub(super) actor: Actor,
+}
+
+/// What a controlled machine knows of a command besides.
+struct Detail {
+    number: u64,
+    actor: Actor,
+    /// Whether a host thread waits for it, directly or not.
+    is_needed: bool,
+    predecessors: Frontier,
+}
+
+/// What a controlled machine keeps.
+#[derive(Default)]
+struct Details {
+    /// One for each slot.
+    commands: Vec<Detail>,
+    /// Of the last command. Marks have none: they are never chosen.
+    number: u64,
+    /// How many host functions are not complete.
+    host_functions: usize,
+    /// The time: how many commands have ended.
+    ended: u64,
+}
+
+/// What a step of the time is, in nanoseconds, where time is counted in commands.
+const TICK_NANOSECONDS: u64 = 1000;
 
 /// When a place in the order was reached.
 #[derive(Debug, Default)]
@@ -127,6 +162,8 @@ pub(super) struct Executor {
     pub(super) wake_workers: bool,
     /// Whether something that a host thread waits for has happened.
     pub(super) wake_hosts: bool,
+    /// On a controlled machine.
+    details: Option<Box<Details>>,
 }
 
 impl Executor {
@@ -146,7 +183,13 @@ impl Executor {
             freed: Vec::new(),
             wake_workers: false,
             wake_hosts: false,
+            details: None,
         }
+    }
+
+    /// Keeps from now on what [`offers`](Self::offers) tells.
+    pub(super) fn keep_details(&mut self) {
+        self.details = Some(Box::default());
     }
 
     /// Why the device is lost, if it is.
@@ -185,21 +228,27 @@ impl Executor {
     pub(super) fn add(
         &mut self,
         body: Body,
-        level: u8,
+        origin: Origin,
         predecessors: impl IntoIterator<Item = CommandId>,
     ) -> CommandId {
         let index = self.vacant_slot();
         let mut pending = 0;
+        if let Some(details) = &mut self.details {
+            details.begin(index, &body, origin.actor);
+        }
         for predecessor in predecessors {
             let slot = &mut self.slots[predecessor.index as usize];
             if slot.generation == predecessor.generation {
                 slot.successors.push(index);
                 pending += 1;
+                if let Some(details) = &mut self.details {
+                    details.commands[index as usize].predecessors.push(predecessor);
+                }
             }
         }
         let slot = &mut self.slots[index as usize];
         slot.pending = pending;
-        slot.level = level;
+        slot.level = origin.level;
         slot.body = Some(body);
         let id = CommandId { index, generation: slot.generation };
         self.live += 1;
@@ -243,7 +292,10 @@ impl Executor {
         while let Some(index) = self.completing.pop() {
             match self.slots[index as usize].body.take() {
                 Some(Body::Mark(Some(stamp))) => {
-                    let nanoseconds = self.started.elapsed().as_nanos() as u64;
+                    let nanoseconds = match &self.details {
+                        Some(details) => details.ended * TICK_NANOSECONDS,
+                        None => self.started.elapsed().as_nanos() as u64,
+                    };
                     stamp.0.store(nanoseconds, Ordering::Relaxed);
                 }
                 Some(Body::PoolFree(address)) => self.freed.push(address),
@@ -277,22 +329,8 @@ impl Executor {
     pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
         let Self { ready, slots, running, waiting_claims, lost, .. } = self;
         let index = ready.take(|index| {
-            let slot = &mut slots[index as usize];
-            let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
-            if lost[task.device as usize].is_some() {
-                return true;
-            }
-            if slot.resolved.as_ref().is_none_or(|(epoch, _)| *epoch != memory.epoch) {
-                let resolved = memory.resolve(task.device, &task.accesses, task.toucher());
-                slot.resolved = resolved.ok().map(|resolved| (memory.epoch, resolved));
-            }
-            match &slot.resolved {
-                Some((_, resolved)) => !running
-                    .iter()
-                    .chain(waiting_claims.iter())
-                    .any(|held| conflict(&held.pieces, &resolved.pieces)),
-                None => true,
-            }
+            let held = running.iter().chain(waiting_claims.iter());
+            slots[index as usize].is_admissible(memory, lost, held)
         })?;
         let job = self.start(index, memory);
         self.wake_workers |= self.ready.queued() > 0;
@@ -302,9 +340,16 @@ impl Executor {
     /// The next host function.
     pub(super) fn take_host(&mut self) -> Option<Job> {
         let index = self.ready.take_host()?;
+        Some(self.start_host(index))
+    }
+
+    fn start_host(&mut self, index: u32) -> Job {
         let task = self.take_task(index);
+        if let Some(details) = &mut self.details {
+            details.host_functions -= 1;
+        }
         let lost = self.lost(task.device).is_some();
-        Some(Job { index, task, start: if lost { Start::Skip } else { Start::Run(Resolved::default()) } })
+        Job { index, task, start: if lost { Start::Skip } else { Start::Run(Resolved::default()) } }
     }
 
     fn start(&mut self, index: u32, memory: &Memory) -> Job {
@@ -342,6 +387,9 @@ impl Executor {
     /// A command has run, or will not: lets go of its bytes and completes it.
     pub(super) fn finish(&mut self, index: u32, device: u32, outcome: Result<(), Refusal>) {
         self.let_go(Holder::Command(index));
+        if let Some(details) = &mut self.details {
+            details.ended += 1;
+        }
         if let Err(refusal) = outcome {
             self.lost[device as usize].get_or_insert(refusal);
             self.wake_hosts = true;
@@ -389,6 +437,150 @@ impl Executor {
         }
         self.wake_workers |= self.ready.queued() > 0;
         self.wake_hosts |= !self.waiting_claims.is_empty();
+    }
+}
+
+// ---- The choices of a controlled machine ------------------------------------------------------------------------------
+
+/// A command that can be chosen.
+pub(super) struct Offer<'a> {
+    pub(super) index: u32,
+    pub(super) number: u64,
+    pub(super) actor: Actor,
+    pub(super) label: Label,
+    pub(super) is_needed: bool,
+    pub(super) touched: Touched<'a>,
+}
+
+impl Executor {
+    /// The commands that can run now, in order of submission.
+    pub(super) fn offers(&mut self, memory: &Memory) -> SmallVec<[u32; 8]> {
+        let Self { ready, slots, running, waiting_claims, lost, details, .. } = self;
+        let mut found: SmallVec<[u32; 8]> = SmallVec::new();
+        for index in ready.all() {
+            let slot = &mut slots[index as usize];
+            let held = running.iter().chain(waiting_claims.iter());
+            if slot.is_host_function() || slot.is_admissible(memory, lost, held) {
+                found.push(index);
+            }
+        }
+        let details = details.as_ref().expect("the machine is controlled");
+        found.sort_unstable_by_key(|&index| details.commands[index as usize].number);
+        found
+    }
+
+    /// What there is to know about a command that `offers` gave.
+    pub(super) fn offer(&self, index: u32) -> Offer<'_> {
+        let slot = &self.slots[index as usize];
+        let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
+        let details = self.details.as_ref().expect("the machine is controlled");
+        let &Detail { number, actor, is_needed, .. } = &details.commands[index as usize];
+        let touched = match &slot.resolved {
+            Some((_, resolved)) if !slot.is_host_function() => Touched::Pieces(&resolved.pieces),
+            _ => Touched::Anything,
+        };
+        Offer { index, number, actor, label: task.label, is_needed, touched }
+    }
+
+    /// Takes a command that `offers` gave.
+    pub(super) fn take_chosen(&mut self, index: u32, memory: &Memory) -> Job {
+        self.ready.remove(index);
+        let slot = &self.slots[index as usize];
+        if slot.is_host_function() {
+            return self.start_host(index);
+        }
+        self.start(index, memory)
+    }
+
+    /// Whether a host function is not complete.
+    pub(super) fn has_host_functions(&self) -> bool {
+        self.details.as_ref().is_some_and(|details| details.host_functions > 0)
+    }
+
+    /// A host thread waits for these: what lies before them is needed.
+    pub(super) fn need(&mut self, commands: &[CommandId]) {
+        let mut open: Vec<CommandId> = commands.to_vec();
+        while let Some(id) = open.pop() {
+            if self.is_done(id) {
+                continue;
+            }
+            let details = self.details.as_mut().expect("the machine is controlled");
+            let detail = &mut details.commands[id.index as usize];
+            if !std::mem::replace(&mut detail.is_needed, true) {
+                open.extend_from_slice(&detail.predecessors);
+            }
+        }
+    }
+
+    /// Numbers the commands from 1 on again: a new run begins.
+    pub(super) fn restart_numbers(&mut self) {
+        if let Some(details) = &mut self.details {
+            (details.number, details.ended) = (0, 0);
+        }
+    }
+
+    /// What a command is called in a report, if it is a task that has not begun.
+    pub(super) fn describe(&self, id: CommandId) -> Option<(Label, Actor)> {
+        let slot = &self.slots[id.index as usize];
+        let detail = &self.details.as_ref()?.commands[id.index as usize];
+        match &slot.body {
+            Some(Body::Task(task)) if slot.generation == id.generation => Some((task.label, detail.actor)),
+            _ => None,
+        }
+    }
+
+    /// Whether `try_hold` would succeed.
+    pub(super) fn can_hold(&self, claim: Claim) -> bool {
+        let wanted = self.waiting_claims.iter().find(|held| held.holder == Holder::Host(claim));
+        wanted.is_some_and(|wanted| !self.running.iter().any(|held| conflict(&held.pieces, &wanted.pieces)))
+    }
+
+    /// Gives a claim up that is still waited for.
+    pub(super) fn withdraw(&mut self, claim: Claim) {
+        self.waiting_claims.retain(|held| held.holder != Holder::Host(claim));
+    }
+}
+
+impl Details {
+    fn begin(&mut self, index: u32, body: &Body, actor: Actor) {
+        let mut number = 0;
+        if let Body::Task(task) = body {
+            self.number += 1;
+            number = self.number;
+            self.host_functions += usize::from(matches!(task.work, Work::Host(_)));
+        }
+        let detail = Detail { number, actor, is_needed: false, predecessors: Frontier::new() };
+        match self.commands.get_mut(index as usize) {
+            Some(old) => *old = detail,
+            None => self.commands.push(detail),
+        }
+    }
+}
+
+impl Slot {
+    fn is_host_function(&self) -> bool {
+        matches!(&self.body, Some(Body::Task(task)) if matches!(task.work, Work::Host(_)))
+    }
+
+    /// Whether a ready command can run beside what is held. Finds out where its accesses are.
+    fn is_admissible<'a>(
+        &mut self,
+        memory: &Memory,
+        lost: &[Option<Refusal>],
+        mut held: impl Iterator<Item = &'a Held>,
+    ) -> bool {
+        let Some(Body::Task(task)) = &self.body else { unreachable!("only tasks are ready") };
+        if lost[task.device as usize].is_some() {
+            return true;
+        }
+        if self.resolved.as_ref().is_none_or(|(epoch, _)| *epoch != memory.epoch) {
+            let resolved = memory.resolve(task.device, &task.accesses, task.toucher());
+            self.resolved = resolved.ok().map(|resolved| (memory.epoch, resolved));
+        }
+        match &self.resolved {
+            Some((_, resolved)) => !held.any(|held| conflict(&held.pieces, &resolved.pieces)),
+            None => true,
+        }
     }
 }
 

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::executor::{Body, CommandId, Frontier};
+use super::executor::{Body, CommandId, Frontier, Origin};
 use super::refusal::{Outcome, Refusal};
+use super::schedules::Actor;
 use super::state::{State, unknown};
 use super::task::Task;
 use crate::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind};
@@ -187,24 +188,25 @@ impl State {
         let nodes = Arc::clone(&executable.nodes);
         let (sinks, mut before) = (executable.sinks.clone(), executable.last_launch.clone());
         before.extend(self.frontier(own));
-        let level = self.stream(own).level();
-        let entry = self.executor.add(Body::Mark(None), level, before);
+        let (origin, stream) = (self.stream(own).origin(), self.stream(own).number);
+        let entry = self.executor.add(Body::Mark(None), origin, before);
         let mut commands: Vec<CommandId> = Vec::with_capacity(nodes.len());
-        for node in nodes.iter() {
+        for (number, node) in nodes.iter().enumerate() {
+            let origin = Origin { level: node.level, actor: Actor::Node { stream, node: number as u32 } };
             let body = match &node.task {
                 Some(task) => Body::Task(Arc::clone(task)),
                 None => Body::Mark(None),
             };
             let command = if node.predecessors.is_empty() {
-                self.executor.add(body, node.level, [entry])
+                self.executor.add(body, origin, [entry])
             } else {
                 let predecessors = node.predecessors.iter().map(|&index| commands[index as usize]);
-                self.executor.add(body, node.level, predecessors)
+                self.executor.add(body, origin, predecessors)
             };
             commands.push(command);
         }
         let ends = sinks.iter().map(|&index| commands[index as usize]).chain([entry]);
-        let exit = self.executor.add(Body::Mark(None), level, ends);
+        let exit = self.executor.add(Body::Mark(None), origin, ends);
         self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);
         let executable = self.executables.get_mut(handle).expect("found above");
         executable.last_launch = Frontier::from_slice(&[exit]);

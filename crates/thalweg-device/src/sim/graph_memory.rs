@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use super::executor::{Body, Frontier};
+use super::executor::{Body, Frontier, Origin};
 use super::refusal::{Outcome, Refusal};
+use super::schedules::Actor;
 use super::state::State;
 use crate::{Code, GraphNodeKind};
 
@@ -107,8 +108,10 @@ impl State {
         }
         let GraphMemory { allocations, launches, .. } =
             self.graph_memory.remove(&graph).expect("found above");
+        // Nobody chooses when it happens: it comes with the end of the last launch.
+        let origin = Origin { level: 0, actor: Actor::Stream(0) };
         for address in allocations.into_keys() {
-            let free = self.executor.add(Body::PoolFree(address), 0, launches.iter().copied());
+            let free = self.executor.add(Body::PoolFree(address), origin, launches.iter().copied());
             self.pools.set_freeing(address, Frontier::from_slice(&[free]));
         }
     }

@@ -20,8 +20,11 @@ use std::{fmt, io};
 
 use smallvec::SmallVec;
 
-use super::executor::{Claim, CommandId, Job, Start};
+use super::control::{Control, Step, Wait};
+use super::executor::{Claim, CommandId, Frontier, Job, Start};
 use super::memory::Piece;
+use super::refusal::{Outcome, Refusal};
+use super::schedules::Schedule;
 use super::state::State;
 
 /// How long a thread looks around before it sleeps.
@@ -32,7 +35,7 @@ const HOST_THREADS: usize = 64;
 
 /// How many commands may be queued. Who submits more waits, as with CUDA: a program that never waits for its work would
 /// otherwise fill the host's memory.
-const QUEUE_COMMANDS: usize = 1 << 16;
+pub(super) const QUEUE_COMMANDS: usize = 1 << 16;
 
 /// State, and what threads wait on.
 pub(super) struct Machine {
@@ -47,6 +50,10 @@ pub(super) struct Machine {
     work_progress: AtomicU32,
     /// Changes when something happened that a host thread waits for.
     host_progress: AtomicU32,
+    /// Whether a schedule decides what happens. It never changes.
+    is_controlled: bool,
+    /// How many threads of the program wait for the lock to begin a call, on a controlled machine.
+    pub(super) entering: AtomicU32,
 }
 
 /// Who is doing what.
@@ -75,14 +82,7 @@ impl fmt::Debug for Machine {
 impl Machine {
     /// Starts `workers` threads, and one for host functions.
     pub(super) fn start(state: State, workers: usize) -> io::Result<Arc<Self>> {
-        let machine = Arc::new(Self {
-            state: Mutex::new(state),
-            work: Condvar::new(),
-            host_work: Condvar::new(),
-            host: Condvar::new(),
-            work_progress: AtomicU32::new(0),
-            host_progress: AtomicU32::new(0),
-        });
+        let machine = Arc::new(Self::new(state));
         {
             let mut locked = machine.lock();
             let crew = &mut locked.crew;
@@ -106,6 +106,55 @@ impl Machine {
         Ok(machine)
     }
 
+    /// A machine without threads, on which the schedule decides. The calling thread has the turn.
+    pub(super) fn start_controlled(mut state: State, schedule: Box<dyn Schedule>) -> Arc<Self> {
+        state.executor.keep_details();
+        state.control = Some(Box::new(Control::new(schedule)));
+        Arc::new(Self::new(state))
+    }
+
+    fn new(state: State) -> Self {
+        Self {
+            is_controlled: state.control.is_some(),
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            host_work: Condvar::new(),
+            host: Condvar::new(),
+            work_progress: AtomicU32::new(0),
+            host_progress: AtomicU32::new(0),
+            entering: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether a schedule decides what happens.
+    pub(super) fn is_controlled(&self) -> bool {
+        self.is_controlled
+    }
+
+    /// Enters the critical section for a call of the program.
+    #[inline]
+    pub(super) fn call(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
+        if self.is_controlled {
+            return self.call_in_turn(call, step);
+        }
+        Ok(self.lock())
+    }
+
+    /// Asks whether the work that `find` gives is done.
+    pub(super) fn query(
+        self: &Arc<Self>,
+        call: &'static str,
+        object: u64,
+        find: impl FnOnce(&mut State) -> Outcome<Frontier>,
+    ) -> Outcome<bool> {
+        let mut locked = self.call(call, Step::Query(object))?;
+        let unfinished = find(&mut locked)?;
+        if self.is_controlled {
+            locked.answer(object, &unfinished);
+        }
+        Ok(unfinished.is_empty())
+    }
+
     /// Enters the critical section.
     pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
         // A panic inside the critical section is a bug of ours that has been reported already; the state is no worse for
@@ -115,16 +164,14 @@ impl Machine {
     }
 
     /// Enters the critical section once the queue has room.
-    pub(super) fn lock_to_submit(self: &Arc<Self>) -> Locked<'_> {
-        let mut locked = self.lock();
+    pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
+        let mut locked = self.call(call, Step::Submit)?;
         if locked.executor.live() >= QUEUE_COMMANDS {
             locked.crew.throttled += 1;
-            while locked.executor.live() >= QUEUE_COMMANDS {
-                locked = locked.wait_for_progress();
-            }
+            locked = locked.wait_until(Wait::Room)?;
             locked.crew.throttled -= 1;
         }
-        locked
+        Ok(locked)
     }
 
     /// Lets running commands end, forgets the queued ones and ends the threads. A thread of the machine that calls this
@@ -132,6 +179,9 @@ impl Machine {
     pub(super) fn shut_down(self: &Arc<Self>) {
         let mut locked = self.lock();
         locked.crew.shutdown = true;
+        if let Some(control) = &mut locked.control {
+            control.end();
+        }
         let threads = std::mem::take(&mut locked.crew.threads);
         self.work_progress.fetch_add(1, Ordering::Relaxed);
         drop(locked);
@@ -287,22 +337,34 @@ impl Machine {
 }
 
 impl<'a> Locked<'a> {
+    /// The machine itself.
+    pub(super) fn machine(&self) -> &'a Arc<Machine> {
+        self.machine
+    }
+
     /// Leaves the critical section while a command runs, and completes it.
     fn execute(self, job: Job) -> Self {
+        let (mut locked, index, device, outcome) = self.run(job, || {});
+        locked.executor.finish(index, device, outcome);
+        locked
+    }
+
+    /// Leaves the critical section while a command runs. `after` is called when it has run, before its values are dropped.
+    /// Its number, its device and what came of it.
+    pub(super) fn run(self, job: Job, after: impl FnOnce()) -> (Self, u32, u32, Outcome<()>) {
         let machine = self.machine;
         drop(self);
         let (index, device) = (job.index(), job.task.device);
-        let outcome = match job.start {
+        let outcome: Result<(), Refusal> = match job.start {
             // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
             // cannot be unmapped, since that takes a claim on the same bytes.
             Start::Run(resolved) => unsafe { job.task.run(&resolved) },
             Start::Skip => Ok(()),
             Start::Fail(refusal) => Err(refusal),
         };
+        after();
         drop_quietly(job.task);
-        let mut locked = machine.lock();
-        locked.executor.finish(index, device, outcome);
-        locked
+        (machine.lock(), index, device, outcome)
     }
 
     /// Leaves the critical section for a moment.
@@ -353,6 +415,17 @@ impl<'a> Locked<'a> {
         Locked { machine, guard: Some(guard.unwrap_or_else(PoisonError::into_inner)) }
     }
 
+    /// Sleeps outside the critical section, for so long at most.
+    pub(super) fn sleep_on(mut self, condition: &Condvar, time: Duration) -> Self {
+        let machine = self.machine;
+        let mut guard = self.guard.take().expect("held until the drop");
+        // A controlled machine has no threads to wake: what is settled here is memory.
+        machine.wake(&mut guard);
+        let slept = condition.wait_timeout(guard, time);
+        let (guard, _) = slept.unwrap_or_else(PoisonError::into_inner);
+        Locked { machine, guard: Some(guard) }
+    }
+
     /// Waits, as a host thread, until something happened that a host thread waits for.
     fn wait_for_progress(mut self) -> Self {
         let machine = self.machine;
@@ -368,21 +441,43 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits until all these commands are complete.
-    pub(super) fn wait_for(mut self, commands: &[CommandId]) -> Self {
-        while !self.executor.await_all(commands) {
+    /// Waits for something: the one place where a host thread does. It fails on a controlled machine only.
+    pub(super) fn wait_until(mut self, wait: Wait) -> Outcome<Self> {
+        if self.machine.is_controlled {
+            return self.wait_in_turn(wait);
+        }
+        while !self.has_come(&wait) {
             self = self.wait_for_progress();
         }
-        self
+        Ok(self)
+    }
+
+    /// Whether what a host thread waits for has come; if it has not, the thread will be woken when it has.
+    fn has_come(&mut self, wait: &Wait) -> bool {
+        match wait {
+            Wait::Commands(commands) => self.executor.await_all(commands),
+            Wait::Bytes(claim) => self.executor.can_hold(*claim),
+            Wait::Room => self.executor.live() < QUEUE_COMMANDS,
+            _ => unreachable!("a wait for a turn is one of a controlled machine"),
+        }
+    }
+
+    /// Waits until all these commands are complete.
+    pub(super) fn wait_for(mut self, commands: &[CommandId]) -> Outcome<Self> {
+        if self.executor.await_all(commands) {
+            return Ok(self);
+        }
+        self.wait_until(Wait::Commands(SmallVec::from_slice(commands)))
     }
 
     /// Waits until nothing that runs touches these bytes in conflict, and holds them.
-    pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> (Self, Claim) {
+    pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> Outcome<(Self, Claim)> {
         let claim = self.executor.claim(pieces);
-        while !self.executor.try_hold(claim) {
-            self = self.wait_for_progress();
+        if !self.executor.try_hold(claim) {
+            self = self.wait_until(Wait::Bytes(claim))?;
+            assert!(self.executor.try_hold(claim), "the wait for it was over, under the same lock");
         }
-        (self, claim)
+        Ok((self, claim))
     }
 }
 

@@ -7,7 +7,7 @@
 //! - *physical addresses*, one number for each byte that exists: the device's number and the offset into its memory, and
 //!   for pinned memory the address itself. Two commands conflict when they meet at a physical address: the same memory
 //!   mapped twice is the same memory;
-//! - *offsets* into the reservation of [`Backing`]: a device address less [`DEVICE_BASE`].
+//! - *offsets* into the reservation of the [`Backing`](super::backing::Backing): a device address less [`DEVICE_BASE`].
 //!
 //! A [`Span`] is a stretch of addresses that can be touched, with a contiguous stretch of physical addresses behind it.
 //! Every touch is looked up in the spans; there is no other way from an address to a byte.
@@ -25,7 +25,8 @@ use std::io;
 
 use smallvec::SmallVec;
 
-use super::backing::{Backing, PAGE_BYTES};
+use super::backing::PAGE_BYTES;
+use super::lease::Lease;
 use super::ranges::{FreeRanges, Range};
 use super::refusal::{Outcome, Refusal};
 use super::sharing::Exports;
@@ -51,7 +52,7 @@ const DISCARD_BYTES: u64 = 8 << 20;
 /// All memory of a machine.
 #[derive(Debug)]
 pub(super) struct Memory {
-    pub(super) backing: Backing,
+    pub(super) backing: Lease,
     devices: Vec<DeviceMemory>,
     pub(super) area: FreeRanges,
     pinned_addresses: FreeRanges,
@@ -182,16 +183,18 @@ impl Piece {
 }
 
 impl Memory {
-    pub(super) fn new(driver: u16, devices: u32, device_bytes: u64) -> io::Result<Self> {
-        let backing = Backing::new(devices, device_bytes)?;
+    pub(super) fn new(driver: u16, devices: u32, device_bytes: u64, is_controlled: bool) -> io::Result<Self> {
+        let backing = Lease::new(devices, device_bytes, is_controlled)?;
         let (area_start, area_bytes) = backing.area();
-        let device =
-            || DeviceMemory { total_bytes: device_bytes, free: FreeRanges::new(0, device_bytes), peers: 0 };
+        let device = || {
+            let free = FreeRanges::rotating(0, device_bytes, is_controlled);
+            DeviceMemory { total_bytes: device_bytes, free, peers: 0 }
+        };
         Ok(Self {
             backing,
             devices: (0..devices).map(|_| device()).collect(),
-            area: FreeRanges::new(area_start, area_bytes),
-            pinned_addresses: FreeRanges::new(PINNED_BASE, PINNED_BYTES),
+            area: FreeRanges::rotating(area_start, area_bytes, is_controlled),
+            pinned_addresses: FreeRanges::rotating(PINNED_BASE, PINNED_BYTES, is_controlled),
             machine: driver,
             spans: BTreeMap::new(),
             allocations: BTreeMap::new(),

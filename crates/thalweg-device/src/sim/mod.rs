@@ -29,22 +29,26 @@
 mod backing;
 mod capture;
 mod code;
+mod control;
 mod driver;
 mod executor;
 mod faults;
 mod graph;
 mod graph_memory;
+mod lease;
 mod machine;
 mod memory;
 mod pool;
 mod ranges;
 mod refusal;
 mod schedule;
+pub mod schedules;
 mod sharing;
 mod state;
 mod stream;
 mod table;
 mod task;
+mod threads;
 mod transfer;
 mod virtual_memory;
 
@@ -53,6 +57,10 @@ pub use self::faults::Fault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+pub use schedules::{Actor, Choice, Deviation, Schedule, Trace};
+pub use threads::SimThread;
+
+use self::control::{Condition, Step, Wait};
 use crate::fork::Process;
 use crate::{Code, Error, ForeignStream, Result};
 
@@ -102,9 +110,37 @@ impl SimDriver {
     /// [`Code::InvalidValue`] for a configuration outside the bounds that [`SimConfig`] states,
     /// [`Code::OperatingSystem`] where the host grants no memory, addresses or threads.
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
+        let (state, config) = Self::prepare("SimDriver::new", config, false)?;
+        let machine = machine::Machine::start(state, config.workers)
+            .map_err(|error| refused("SimDriver::new", &config, &error))?;
+        Ok(Arc::new(Self { machine, config, process: Process::current() }))
+    }
+
+    /// A machine on which one thing happens at a time, and everything that CUDA leaves open is decided by a schedule: which
+    /// of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
+    /// same program under the same choices does the same.
+    ///
+    /// It has no threads ([`SimConfig::workers`] is only reported): commands and host functions run on the threads of the
+    /// program, inside its calls. The calling thread is the first host thread; others are started with
+    /// [`spawn`](Self::spawn). A host function must not wait for the thread that has the turn.
+    ///
+    /// Making and dropping such a machine costs microseconds: the host's memory is used again by the next one of the same
+    /// size, and reads as zeros again.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn controlled(config: SimConfig, schedule: Box<dyn Schedule>) -> Result<Arc<Self>> {
+        let (state, config) = Self::prepare("SimDriver::controlled", config, true)?;
+        let machine = machine::Machine::start_controlled(state, schedule);
+        Ok(Arc::new(Self { machine, config, process: Process::current() }))
+    }
+
+    fn prepare(
+        call: &'static str,
+        mut config: SimConfig,
+        is_controlled: bool,
+    ) -> Result<(state::State, SimConfig)> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
-        const CALL: &str = "SimDriver::new";
-        let mut config = config;
         config.memory_bytes -= config.memory_bytes % backing::PAGE_BYTES;
         let most_bytes = 1 << memory::PHYSICAL_BITS;
         let is_valid = (1..=MAX_DEVICES).contains(&config.devices)
@@ -115,16 +151,105 @@ impl SimDriver {
                 "{config:?}: 1 to {MAX_DEVICES} devices, {} to {most_bytes} bytes, at least 1 worker",
                 backing::PAGE_BYTES
             );
-            return Err(Error::new(Code::InvalidValue, CALL, detail));
+            return Err(Error::new(Code::InvalidValue, call, detail));
         }
-        let refused =
-            |error: std::io::Error| Error::new(Code::OperatingSystem, CALL, format!("{config:?}: {error}"));
         // 0 is no number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
         // handle of a driver long gone is taken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
-        let state = state::State::new(number, config.devices, config.memory_bytes).map_err(refused)?;
-        let machine = machine::Machine::start(state, config.workers).map_err(refused)?;
-        Ok(Arc::new(Self { machine, config, process: Process::current() }))
+        let state = state::State::new(number, config.devices, config.memory_bytes, is_controlled)
+            .map_err(|error| refused(call, &config, &error))?;
+        Ok((state, config))
+    }
+
+    /// Whether a schedule decides what happens: whether this was made by [`controlled`](Self::controlled).
+    pub fn is_controlled(&self) -> bool {
+        self.machine.is_controlled()
+    }
+
+    /// What has happened in this run so far; `None` on a machine that is not controlled.
+    pub fn trace(&self) -> Option<Trace> {
+        self.machine.lock().control.as_ref().map(|control| control.trace().clone())
+    }
+
+    /// Begins a new run on the same controlled machine, under another schedule: commands and decisions are counted from the
+    /// beginning again. The caller has waited for all work and joined all threads of the run before, whose trace this gives.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::NotReady`] while commands are unfinished.
+    pub fn begin_run(&self, schedule: Box<dyn Schedule>) -> Result<Trace> {
+        const CALL: &str = "SimDriver::begin_run";
+        self.in_run(CALL, |state| {
+            let unfinished = state.executor.live();
+            if unfinished > 0 {
+                let detail = format!("{unfinished} commands are unfinished: synchronise first");
+                return Err(refusal::Refusal::new(Code::NotReady, detail));
+            }
+            state.executor.restart_numbers();
+            let control = state.control.as_mut().expect("the machine is controlled");
+            Ok(control.restart(schedule))
+        })
+    }
+
+    /// Ends the run: calls that are parked or made from now on answer [`Code::Deinitialized`], and no command begins any
+    /// more. On a machine that is not controlled it does nothing.
+    pub fn end_run(&self) {
+        if let Some(control) = &mut self.machine.lock().control {
+            control.end();
+        }
+    }
+
+    /// A random number of the schedule.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn random(&self) -> Result<u64> {
+        self.in_run("SimDriver::random", |state| {
+            Ok(state.control.as_mut().expect("the machine is controlled").random())
+        })
+    }
+
+    /// A point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
+    /// look at what host functions or other threads have left in memory of their own.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn pass(&self) -> Result<()> {
+        self.in_run("SimDriver::pass", |_| Ok(()))
+    }
+
+    /// Blocks the calling host thread until a condition of the program holds, and lets others get ahead meanwhile: what
+    /// barriers and channels between host threads are made of. `what` names it in a report of a deadlock. The condition is
+    /// asked in the machine's critical section, often: it must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a deadlock.
+    pub fn wait_until(&self, what: &str, condition: impl Fn() -> bool + Send + Sync + 'static) -> Result<()> {
+        const CALL: &str = "SimDriver::wait_until";
+        self.check_controlled(CALL)?;
+        let condition: Condition = Arc::new(condition);
+        let entered = self.machine.call(CALL, Step::Other);
+        let waited =
+            entered.and_then(|locked| locked.wait_until(Wait::Condition(what.to_owned(), condition)));
+        waited.map(drop).map_err(|refusal| refusal.of(CALL))
+    }
+
+    fn check_controlled(&self, call: &'static str) -> Result<()> {
+        if self.is_controlled() {
+            return Ok(());
+        }
+        let detail = "no schedule decides on this machine: make it with SimDriver::controlled";
+        Err(Error::new(Code::NotSupported, call, detail))
+    }
+
+    /// Enters a controlled machine.
+    fn in_run<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut state::State) -> refusal::Outcome<T>,
+    ) -> Result<T> {
+        self.check_controlled(call)?;
+        let entered = self.machine.call(call, Step::Other);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
     /// A stream as another library would have made it, to be adopted with
@@ -135,16 +260,20 @@ impl SimDriver {
         priority: i32,
         is_blocking: bool,
     ) -> Result<ForeignStream> {
-        let created = self.machine.lock().stream_create(device, priority, is_blocking);
-        let native = created.map_err(|refusal| refusal.of("cuStreamCreateWithPriority"))?;
+        const CALL: &str = "cuStreamCreateWithPriority";
+        let entered = self.machine.call(CALL, Step::Other);
+        let created = entered.and_then(|mut locked| locked.stream_create(device, priority, is_blocking));
+        let native = created.map_err(|refusal| refusal.of(CALL))?;
         // SAFETY: the simulator checks native numbers like handles: no number is unsafe to it.
         Ok(unsafe { ForeignStream::new(native) })
     }
 
     /// Destroys such a stream. Adopted handles of it become invalid; work on it still runs to its end.
     pub fn foreign_stream_destroy(&self, stream: ForeignStream) -> Result<()> {
-        let destroyed = self.machine.lock().stream_destroy(stream.native());
-        destroyed.map_err(|refusal| refusal.of("cuStreamDestroy"))
+        const CALL: &str = "cuStreamDestroy";
+        let entered = self.machine.call(CALL, Step::Other);
+        let destroyed = entered.and_then(|mut locked| locked.stream_destroy(stream.native()));
+        destroyed.map_err(|refusal| refusal.of(CALL))
     }
 }
 
@@ -158,6 +287,10 @@ impl SimDriver {
     pub fn faults_struck(&self) -> u64 {
         self.machine.lock().executor.faults.struck()
     }
+}
+
+fn refused(call: &'static str, config: &SimConfig, error: &std::io::Error) -> Error {
+    Error::new(Code::OperatingSystem, call, format!("{config:?}: {error}"))
 }
 
 impl Drop for SimDriver {

@@ -115,7 +115,8 @@ impl Pools {
                 let segment = memory
                     .segment_create(entry.device, rounded.max(SEGMENT_BYTES))
                     .or_else(|_| memory.segment_create(entry.device, rounded))?;
-                let mut free = FreeRanges::new(segment.address, segment.bytes);
+                let rotates = memory.backing.is_recycled();
+                let mut free = FreeRanges::rotating(segment.address, segment.bytes, rotates);
                 let address = free.take(rounded, UNIT_BYTES).expect("the segment is large enough");
                 entry.usage.reserved_bytes += segment.bytes;
                 entry.segments.push(PoolSegment { segment, free });

@@ -1,7 +1,8 @@
 //! Free ranges of some space of numbers: physical pages, addresses, the inside of a pool.
 //!
 //! Invariants: ranges do not overlap, none is empty, and no two touch (neighbours are merged on release). First fit, from
-//! the lowest number on: the same requests always get the same ranges.
+//! the lowest number on, or, where the ranges *rotate*, from the end of the last one taken: what was given back comes round
+//! again as late as possible, and a stale number means nothing for as long. The same requests always get the same ranges.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +26,8 @@ impl Range {
 pub(super) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
     total: u64,
+    /// Where the search begins, if the ranges rotate.
+    cursor: Option<u64>,
 }
 
 impl FreeRanges {
@@ -33,6 +36,11 @@ impl FreeRanges {
         let mut ranges = Self::default();
         ranges.release(Range { start, bytes });
         ranges
+    }
+
+    /// One free range, and what is taken rotates if it is so wanted.
+    pub(super) fn rotating(start: u64, bytes: u64, rotates: bool) -> Self {
+        Self { cursor: rotates.then_some(start), ..Self::new(start, bytes) }
     }
 
     /// The sum of all lengths.
@@ -45,14 +53,26 @@ impl FreeRanges {
         if bytes > self.total {
             return None;
         }
-        let found = self.by_start.iter().find_map(|(&start, &length)| {
+        let fits = |(&start, &length): (&u64, &u64)| {
             let aligned = start.next_multiple_of(alignment);
             (aligned - start)
                 .checked_add(bytes)
                 .is_some_and(|needed| needed <= length)
                 .then_some((start, length, aligned))
-        });
+        };
+        // A range that has grown together around the cursor is cut in two for the search.
+        let around = |cursor: u64| {
+            let (&start, &length) = self.by_start.range(..cursor).next_back()?;
+            let aligned = cursor.next_multiple_of(alignment);
+            let end = aligned.checked_add(bytes)?;
+            (end <= start + length).then_some((start, length, aligned))
+        };
+        let ahead = |cursor: u64| around(cursor).or_else(|| self.by_start.range(cursor..).find_map(fits));
+        let found = self.cursor.and_then(ahead).or_else(|| self.by_start.iter().find_map(fits));
         let (start, length, aligned) = found?;
+        if let Some(cursor) = &mut self.cursor {
+            *cursor = aligned + bytes;
+        }
         self.carve(Range { start, bytes: length }, Range { start: aligned, bytes });
         Some(aligned)
     }

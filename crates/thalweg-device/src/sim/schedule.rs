@@ -2,7 +2,8 @@
 //!
 //! The one place where the order of unordered commands is decided. The rule here serves speed: the most urgent stream
 //! first, and within a priority the command that became ready first, passing over those that conflict with what is
-//! running. Other rules, made to find bugs, belong here and nowhere else.
+//! running. Other rules, made to find bugs, are in [`schedules`](super::schedules): a controlled machine asks them, and takes
+//! from here what it was told.
 //!
 //! Host functions have a queue of their own, as they have threads of their own: a host function that waits for the program
 //! holds up its stream and nothing else.
@@ -54,6 +55,23 @@ impl Ready {
     /// The next host function.
     pub(super) fn take_host(&mut self) -> Option<u32> {
         self.host.pop_front()
+    }
+
+    /// All commands and host functions that are ready, in no useful order.
+    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+        self.levels.iter().flatten().chain(&self.host).copied()
+    }
+
+    /// Takes this one.
+    pub(super) fn remove(&mut self, command: u32) {
+        for level in &mut self.levels {
+            if let Some(position) = level.iter().position(|&other| other == command) {
+                level.remove(position);
+                self.queued -= 1;
+                return;
+            }
+        }
+        self.host.retain(|&other| other != command);
     }
 
     /// How many commands are ready, host functions aside.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::capture::Capture;
 use super::code::{Function, Module};
+use super::control::Control;
 use super::executor::{Executor, Frontier, Job};
 use super::graph::{Executable, Graph};
 use super::graph_memory::GraphMemory;
@@ -41,6 +42,10 @@ pub(super) struct State {
     /// What is dropped after the critical section, since it owns values of the program.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) crew: Crew,
+    /// The number of the next stream.
+    pub(super) next_stream: u32,
+    /// Who goes next, on a controlled machine.
+    pub(super) control: Option<Box<Control>>,
 }
 
 /// A device.
@@ -55,7 +60,12 @@ pub(super) struct Device {
 }
 
 impl State {
-    pub(super) fn new(driver: u16, devices: u32, device_bytes: u64) -> std::io::Result<Self> {
+    pub(super) fn new(
+        driver: u16,
+        devices: u32,
+        device_bytes: u64,
+        is_controlled: bool,
+    ) -> std::io::Result<Self> {
         let mut streams = Table::new(driver);
         let mut device = |number| Device {
             is_active: false,
@@ -65,7 +75,7 @@ impl State {
         };
         Ok(Self {
             executor: Executor::new(devices),
-            memory: Memory::new(driver, devices, device_bytes)?,
+            memory: Memory::new(driver, devices, device_bytes, is_controlled)?,
             pools: Pools::default(),
             pool_handles: Table::new(driver),
             devices: (0..devices).map(&mut device).collect(),
@@ -80,6 +90,8 @@ impl State {
             graph_memory: BTreeMap::new(),
             trash: Vec::new(),
             crew: Crew::default(),
+            next_stream: devices,
+            control: None,
         })
     }
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::executor::{Body, CommandId, Frontier, Stamp};
+use super::executor::{Body, CommandId, Frontier, Origin, Stamp};
 use super::refusal::{Outcome, Refusal};
 use super::schedule::LEVELS;
+use super::schedules::Actor;
 use super::state::{State, unknown};
 use super::task::Task;
 use crate::{Code, EventFlags, GraphNodeKind};
@@ -34,6 +35,8 @@ pub(super) enum StreamEntry {
 
 /// A stream.
 pub(super) struct Stream {
+    /// In the order in which streams were made.
+    pub(super) number: u32,
     pub(super) device: u32,
     pub(super) priority: i32,
     /// Whether it has ties with the legacy default stream.
@@ -52,12 +55,13 @@ pub(super) struct Branch {
 
 impl Stream {
     pub(super) fn legacy(device: u32) -> Self {
-        Self { is_legacy: true, ..Self::new(device, 0, false) }
+        Self { is_legacy: true, ..Self::new(device, device, 0, false) }
     }
 
-    pub(super) fn new(device: u32, priority: i32, is_blocking: bool) -> Self {
+    pub(super) fn new(number: u32, device: u32, priority: i32, is_blocking: bool) -> Self {
         let (lowest, greatest) = PRIORITY_RANGE;
         Self {
+            number,
             device,
             priority: priority.clamp(greatest, lowest),
             is_blocking,
@@ -69,6 +73,11 @@ impl Stream {
 
     pub(super) fn level(&self) -> u8 {
         self.priority.unsigned_abs() as u8
+    }
+
+    /// Where its commands come from.
+    pub(super) fn origin(&self) -> Origin {
+        Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
 }
 
@@ -129,7 +138,8 @@ impl State {
 
     pub(super) fn stream_create(&mut self, device: u32, priority: i32, is_blocking: bool) -> Outcome<u64> {
         self.usable(device)?;
-        let stream = Stream::new(device, priority, is_blocking);
+        let stream = Stream::new(self.next_stream, device, priority, is_blocking);
+        self.next_stream = self.next_stream.wrapping_add(1);
         let handle = self.streams.insert(StreamEntry::Own(stream));
         if is_blocking {
             self.devices[device as usize].blocking_streams.push(handle);
@@ -198,8 +208,8 @@ impl State {
     /// Queues a command on a stream that does not capture.
     pub(super) fn append(&mut self, own: u64, body: Body) -> CommandId {
         let predecessors = self.frontier(own);
-        let level = self.stream(own).level();
-        let command = self.executor.add(body, level, predecessors);
+        let origin = self.stream(own).origin();
+        let command = self.executor.add(body, origin, predecessors);
         self.stream_mut(own).frontier = Frontier::from_slice(&[command]);
         command
     }

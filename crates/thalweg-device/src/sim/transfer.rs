@@ -71,7 +71,7 @@ pub(super) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(
     // is may change: another thread may free it, and allocate again.
     let (mut locked, claim) = {
         let pieces = resolve(&locked)?.pieces;
-        locked.hold(pieces)
+        locked.hold(pieces)?
     };
     let pointer = match resolve(&locked) {
         Ok(resolved) => resolved.pointers[0].map(HostAddress::pointer),

@@ -1,0 +1,109 @@
+//! The schedules without chance, and replay.
+
+use super::{Actor, Choice, Deviation, Schedule, SplitMix};
+
+/// Everything runs as soon as it can: the commands in order of submission, then the host threads.
+#[derive(Clone, Debug)]
+pub struct Eager(SplitMix);
+
+/// Commands run only when a blocked or polling host thread needs them, so that all other work, and every event behind it,
+/// is as late as it can be. This is the default choice, always.
+#[derive(Clone, Debug)]
+pub struct Late(SplitMix);
+
+/// The host threads and streams in turn, one step each.
+#[derive(Clone, Debug)]
+pub struct RoundRobin {
+    last: Option<Actor>,
+    numbers: SplitMix,
+}
+
+/// A recorded run: the default choice but for the deviations.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    deviations: Vec<Deviation>,
+    used: usize,
+    decision: u64,
+    numbers: SplitMix,
+}
+
+impl Eager {
+    /// The schedule; the seed is for the program's own random numbers.
+    pub const fn new(seed: u64) -> Self {
+        Self(SplitMix::new(seed))
+    }
+}
+
+impl Schedule for Eager {
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize {
+        let commands = choices.iter().enumerate().filter(|(_, choice)| choice.is_command());
+        commands.min_by_key(|(_, choice)| choice.command).map_or(0, |(position, _)| position)
+    }
+
+    fn random(&mut self) -> u64 {
+        self.0.next()
+    }
+}
+
+impl Late {
+    /// The schedule; the seed is for the program's own random numbers.
+    pub const fn new(seed: u64) -> Self {
+        Self(SplitMix::new(seed))
+    }
+}
+
+impl Schedule for Late {
+    fn next(&mut self, _choices: &[Choice<'_>]) -> usize {
+        0
+    }
+
+    fn random(&mut self) -> u64 {
+        self.0.next()
+    }
+}
+
+impl RoundRobin {
+    /// The schedule; the seed is for the program's own random numbers.
+    pub const fn new(seed: u64) -> Self {
+        Self { last: None, numbers: SplitMix::new(seed) }
+    }
+}
+
+impl Schedule for RoundRobin {
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize {
+        let all = || choices.iter().enumerate().map(|(position, choice)| (choice.actor, position));
+        let after = all().filter(|(actor, _)| self.last.is_none_or(|last| *actor > last)).min();
+        let (actor, position) = after.or_else(|| all().min()).expect("there are choices");
+        self.last = Some(actor);
+        position
+    }
+
+    fn random(&mut self) -> u64 {
+        self.numbers.next()
+    }
+}
+
+impl Replay {
+    /// Repeats a run with these deviations, in ascending order, and the seed that its schedule had.
+    pub fn new(deviations: Vec<Deviation>, seed: u64) -> Self {
+        Self { deviations, used: 0, decision: 0, numbers: SplitMix::new(seed) }
+    }
+}
+
+impl Schedule for Replay {
+    fn next(&mut self, _choices: &[Choice<'_>]) -> usize {
+        let decision = self.decision;
+        self.decision += 1;
+        match self.deviations.get(self.used) {
+            Some(deviation) if deviation.decision == decision => {
+                self.used += 1;
+                deviation.choice as usize
+            }
+            _ => 0,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.numbers.next()
+    }
+}

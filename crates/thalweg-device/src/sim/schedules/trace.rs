@@ -1,0 +1,106 @@
+//! What happened in a run, as little of it as tells the rest.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Label;
+
+use super::{Actor, Choice};
+
+/// A decision that was not the default.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Deviation {
+    /// Which decision of the run, from 0 on. Only those between several choices count.
+    pub decision: u64,
+    /// The place of the choice that was made.
+    pub choice: u32,
+}
+
+/// `12:3` is the choice 3 at the decision 12.
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.decision, self.choice)
+    }
+}
+
+impl FromStr for Deviation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("`{text}` is no deviation: `12:3` is the choice 3 at the decision 12");
+        let (decision, choice) = text.split_once(':').ok_or_else(refused)?;
+        Ok(Self {
+            decision: decision.parse().map_err(|_| refused())?,
+            choice: choice.parse().map_err(|_| refused())?,
+        })
+    }
+}
+
+/// A run: its choices, and a hash of what it did.
+///
+/// Two runs with the same choices have the same hash, unless something outside of the machine decided as well (a thread
+/// that it does not know, the time, an address of the host).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// The decisions that were not the default, in order.
+    pub deviations: Vec<Deviation>,
+    /// How many decisions there were.
+    pub decisions: u64,
+    /// How many commands ran.
+    pub commands: u64,
+    /// Of every command that ran (label, actor, number) and every answer of a query, in order.
+    pub hash: u64,
+    /// Whether only threads that the machine knows called the driver.
+    pub is_controlled: bool,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self { deviations: Vec::new(), decisions: 0, commands: 0, hash: 0, is_controlled: true }
+    }
+}
+
+impl Trace {
+    /// Notes which of several choices was made.
+    pub(in crate::sim) fn decided(&mut self, choice: usize, choices: &[Choice<'_>]) {
+        if choice != 0 {
+            self.deviations.push(Deviation { decision: self.decisions, choice: choice as u32 });
+        }
+        self.decisions += 1;
+        self.mix(choices.len() as u64);
+    }
+
+    /// Notes a command that runs.
+    pub(in crate::sim) fn ran(&mut self, label: Label, actor: Actor, command: u64) {
+        self.commands += 1;
+        self.mix_text(label.operator);
+        self.mix_text(label.location.file());
+        self.mix(u64::from(label.location.line()) << 32 | u64::from(label.location.column()));
+        let (kind, number) = match actor {
+            Actor::Host(number) => (1, u64::from(number)),
+            Actor::Stream(number) => (2, u64::from(number)),
+            Actor::Node { stream, node } => (3, u64::from(stream) << 32 | u64::from(node)),
+        };
+        self.mix(number);
+        self.mix(command << 2 | kind);
+    }
+
+    /// Notes the answer of a query.
+    pub(in crate::sim) fn answered(&mut self, host: u32, is_done: bool) {
+        self.mix(1 << 63 | u64::from(host) << 1 | u64::from(is_done));
+    }
+
+    fn mix_text(&mut self, text: &str) {
+        for chunk in text.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+        self.mix(text.len() as u64);
+    }
+
+    fn mix(&mut self, value: u64) {
+        let mixed = (self.hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.hash = mixed ^ mixed >> 29;
+    }
+}

@@ -1,0 +1,159 @@
+//! Host threads of a controlled machine: how they start and end, and what the operating system knows of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use super::SimDriver;
+use super::control::{Step, Wait};
+use super::machine::Machine;
+use crate::{Code, Error, Result};
+
+/// A host thread of [`SimDriver::spawn`]. Dropping it leaves the thread alone.
+#[derive(Debug)]
+#[must_use = "a thread that is not joined may not have run when the program ends"]
+pub struct SimThread<T>(Kind<T>);
+
+#[derive(Debug)]
+enum Kind<T> {
+    /// On a machine with threads of its own.
+    Plain(JoinHandle<T>),
+    Controlled {
+        machine: Arc<Machine>,
+        host: u32,
+        outcome: Arc<Mutex<Option<std::thread::Result<T>>>>,
+    },
+}
+
+impl<T> SimThread<T> {
+    /// Waits for the thread's end and gives what it returned. If it panicked, so does this call, with the same payload.
+    ///
+    /// # Errors
+    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with who waits for what; [`Code::Deinitialized`] where the
+    /// run ended before the thread did.
+    pub fn join(self) -> Result<T> {
+        const CALL: &str = "SimThread::join";
+        let result = match self.0 {
+            Kind::Plain(thread) => thread.join(),
+            Kind::Controlled { machine, host, outcome } => {
+                let entered = machine.call(CALL, Step::Other);
+                let waited = entered.and_then(|locked| locked.wait_until(Wait::Thread(host)));
+                drop(waited.map_err(|refusal| refusal.of(CALL))?);
+                let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let never = || Error::new(Code::Deinitialized, CALL, "the run ended before the thread began");
+                outcome.ok_or_else(never)?
+            }
+        };
+        result.or_else(|payload| resume_unwind(payload))
+    }
+}
+
+/// A place for a host thread in the run of a controlled machine. The thread is over when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    machine: Arc<Machine>,
+    host: u32,
+}
+
+impl Seat {
+    /// The calling thread takes the seat and waits for its first turn.
+    pub(crate) fn take(&self) -> Result<()> {
+        self.machine.begin_host(self.host).map_err(|refusal| refusal.of("SimDriver::spawn"))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.machine.finish_host(self.host);
+    }
+}
+
+impl SimDriver {
+    /// Starts a host thread that is an actor of the run: the schedule decides when it gets ahead, from one call of the
+    /// driver to the next. On a machine that is not controlled it is an ordinary thread.
+    ///
+    /// # Errors
+    /// [`Code::OperatingSystem`] where the system starts no thread, and on a controlled machine what any call may answer.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<SimThread<T>> {
+        const CALL: &str = "SimDriver::spawn";
+        let refused = |error| Error::new(Code::OperatingSystem, CALL, format!("thread `{name}`: {error}"));
+        let builder = Builder::new().name(name.to_owned());
+        if !self.is_controlled() {
+            return Ok(SimThread(Kind::Plain(builder.spawn(body).map_err(refused)?)));
+        }
+        let seat = self.seat(name)?;
+        let (machine, host) = (Arc::clone(&seat.machine), seat.host);
+        let outcome = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&outcome);
+        let run = move || {
+            if seat.take().is_ok() {
+                let ended = catch_unwind(AssertUnwindSafe(body));
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+            }
+            // The result is there before the seat is free, and what the body owned is gone.
+            drop(seat);
+        };
+        builder.spawn(run).map_err(refused)?;
+        Ok(SimThread(Kind::Controlled { machine, host, outcome }))
+    }
+
+    /// A seat in the run of a controlled machine.
+    pub(crate) fn seat(&self, name: &str) -> Result<Seat> {
+        let entered = self.machine.call("SimDriver::spawn", Step::Other);
+        let mut locked = entered.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
+        let control = locked.control.as_mut().expect("the machine is controlled");
+        let host = control.introduce(name.to_owned());
+        drop(locked);
+        Ok(Seat { machine: Arc::clone(&self.machine), host })
+    }
+}
+
+/// What a thread is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Activity {
+    Awake,
+    Asleep,
+    Gone,
+}
+
+/// A thread as the operating system names it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct SystemThread(i32);
+
+#[cfg(target_os = "linux")]
+impl SystemThread {
+    pub(super) fn current() -> Self {
+        // SAFETY: asks for a number; it cannot fail.
+        Self(unsafe { libc::gettid() })
+    }
+
+    /// What the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
+    pub(super) fn activity(self) -> Activity {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)) else {
+            return Activity::Gone;
+        };
+        // `4711 (a name) S 1 …`: the name may hold anything, a bracket too.
+        let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        match state {
+            Some('S') => Activity::Asleep,
+            Some('Z' | 'X') => Activity::Gone,
+            _ => Activity::Awake,
+        }
+    }
+}
+
+/// Elsewhere nobody tells: a thread that does not park for a few looks counts as asleep.
+#[cfg(not(target_os = "linux"))]
+impl SystemThread {
+    pub(super) fn current() -> Self {
+        Self(0)
+    }
+
+    pub(super) fn activity(self) -> Activity {
+        Activity::Asleep
+    }
+}
