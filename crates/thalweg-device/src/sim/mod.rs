@@ -44,6 +44,7 @@ mod refusal;
 mod schedule;
 pub mod schedules;
 mod sharing;
+mod snapshot;
 mod state;
 mod stream;
 mod table;
@@ -227,9 +228,7 @@ impl SimDriver {
         const CALL: &str = "SimDriver::wait_until";
         self.check_controlled(CALL)?;
         let condition: Condition = Arc::new(condition);
-        let entered = self.machine.call(CALL, Step::Other);
-        let waited =
-            entered.and_then(|locked| locked.wait_until(Wait::Condition(what.to_owned(), condition)));
+        let waited = self.machine.wait_in_call(CALL, Wait::Condition(what.to_owned(), condition));
         waited.map(drop).map_err(|refusal| refusal.of(CALL))
     }
 
