@@ -17,6 +17,8 @@ const SCENARIOS: u64 = 4000;
 const ROUNDS: usize = 5;
 const COMMANDS: usize = 20;
 
+type MakeSchedule = fn(u64) -> Box<dyn Schedule>;
+
 fn main() -> Result<()> {
     let json = std::env::args().any(|argument| argument == "--json");
     let kernel: Arc<dyn HostKernel> = Arc::new(|launch: &HostLaunch<'_>| {
@@ -27,7 +29,7 @@ fn main() -> Result<()> {
         Ok(())
     });
     let module = HostModule::single("increment", kernel);
-    let schedules: [(&str, fn(u64) -> Box<dyn Schedule>); 4] = [
+    let schedules: [(&str, MakeSchedule); 4] = [
         ("late", |seed| Box::new(Late::new(seed))),
         ("eager", |seed| Box::new(Eager::new(seed))),
         ("random", |seed| Box::new(Random::new(seed))),
