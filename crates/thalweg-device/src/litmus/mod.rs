@@ -18,8 +18,8 @@
 //!
 //! # What the runner varies
 //! Kernels wait for a random while before they touch memory, and host threads between their steps, from a seed. On a
-//! card and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. (Exploring every
-//! schedule is the business of a checked simulator, not of this module.)
+//! card and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. On a controlled
+//! simulator nothing is: [`explore`] runs a program under every schedule, and what it shows must be the allowed set exactly.
 
 mod programs;
 mod runner;
@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use programs::programs;
-pub use runner::run;
+pub use runner::{explore, run};
 
 use crate::conformance::json;
 

@@ -1,12 +1,15 @@
-//! Runs litmus programs on a driver and counts outcomes.
+//! Runs litmus programs and counts outcomes: on any driver with delays by chance, on a controlled simulator with every
+//! schedule.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Cell, Event, Graph, Observation, Pinned, Place, Program, Register, Step, Stream};
 use crate::conformance::{Arguments, Fixture, Kernel, wait_us};
+use crate::sim::SimDriver;
+use crate::sim::schedules::{Exhaustive, Late, SplitMix};
 use crate::{
     CaptureMode, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventFlags, EventHandle, Fill,
     FillPattern, GraphExecHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
@@ -25,36 +28,62 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// # Errors
 /// What the driver answers: a litmus program makes no call that may fail.
 pub fn run(program: &Program, fixture: &Fixture, repetitions: u64, seed: u64) -> Result<Observation> {
-    let machine = Machine::new(fixture)?;
+    let machine = Machine::new(fixture, None)?;
     let mut counts = BTreeMap::new();
     for repetition in 0..repetitions {
-        let outcome = machine.run_once(program, Random::new(seed, repetition))?;
+        let outcome = machine.run_once(program, Random::new(seed, repetition), || Ok(()))?;
         *counts.entry(outcome).or_insert(0) += 1;
     }
     Ok(Observation { program: *program, counts })
 }
 
-/// Steele, Lea and Flood's splitmix64: small, and any seed will do.
+/// Runs the program under every schedule of a controlled simulator, without delays, and counts the outcomes.
+///
+/// # Errors
+/// What the driver answers; [`Code::Timeout`] where `most_runs` were not enough.
+pub fn explore(program: &Program, driver: &Arc<SimDriver>, most_runs: u64) -> Result<Observation> {
+    driver.begin_run(Box::new(Late::new(0)))?;
+    let fixture = Fixture::new(Arc::<SimDriver>::clone(driver), 0)?;
+    let machine = Machine::new(&fixture, Some(driver))?;
+    let mut counts = BTreeMap::new();
+    let mut search = Exhaustive::new();
+    while let Some(schedule) = search.next_run() {
+        if search.runs() > most_runs {
+            let detail = format!("{}: more than {most_runs} runs", program.name);
+            return Err(Error::new(Code::Timeout, "litmus", detail));
+        }
+        let begin = || driver.begin_run(Box::new(schedule)).map(drop);
+        let outcome = machine.run_once(program, Random::none(), begin)?;
+        *counts.entry(outcome).or_insert(0) += 1;
+    }
+    Ok(Observation { program: *program, counts })
+}
+
+/// Delays by chance, or none where a schedule decides.
 #[derive(Clone)]
-struct Random(u64);
+struct Random(Option<SplitMix>);
 
 impl Random {
     fn new(seed: u64, stream: u64) -> Self {
-        let mut random = Self(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = SplitMix::new(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         random.next();
-        random
+        Self(Some(random))
     }
 
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+    fn none() -> Self {
+        Self(None)
+    }
+
+    /// For another thread.
+    fn fork(&mut self) -> Self {
+        match &mut self.0 {
+            Some(random) => Self::new(random.next(), 0),
+            None => Self::none(),
+        }
     }
 
     fn below(&mut self, limit: u64) -> u32 {
-        (self.next() % limit) as u32
+        self.0.as_mut().map_or(0, |random| (random.next() % limit) as u32)
     }
 
     /// Mostly nothing, sometimes a little, sometimes more than a launch takes.
@@ -65,11 +94,17 @@ impl Random {
             _ => 10 + self.below(50),
         }
     }
+
+    fn long_delay_us(&mut self) -> u32 {
+        if self.0.is_some() { 150 + self.below(100) } else { 0 }
+    }
 }
 
 /// The objects of all programs, made once a program and reset for each repetition.
 struct Machine<'f> {
     fixture: &'f Fixture,
+    /// Where a schedule decides.
+    controlled: Option<&'f Arc<SimDriver>>,
     streams: [StreamHandle; 4],
     cells: DevicePointer,
     pinned: HostPointer,
@@ -93,13 +128,17 @@ struct Repetition {
     events: [EventHandle; 2],
     graphs: Mutex<[Option<GraphExecHandle>; 2]>,
     barrier: Barrier,
+    /// How often a thread has come to the barrier, where a schedule decides.
+    arrivals: Arc<AtomicUsize>,
+    threads: usize,
 }
 
 impl<'f> Machine<'f> {
-    fn new(fixture: &'f Fixture) -> Result<Self> {
+    fn new(fixture: &'f Fixture, controlled: Option<&'f Arc<SimDriver>>) -> Result<Self> {
         let (driver, device) = (&fixture.driver, fixture.device);
         Ok(Self {
             fixture,
+            controlled,
             streams: [
                 driver.default_stream(device)?,
                 driver.stream_create(device, 0)?,
@@ -116,7 +155,13 @@ impl<'f> Machine<'f> {
         &*self.fixture.driver
     }
 
-    fn run_once(&self, program: &Program, random: Random) -> Result<Vec<u32>> {
+    /// One run; `begin` is called when all is prepared.
+    fn run_once(
+        &self,
+        program: &Program,
+        random: Random,
+        begin: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<u32>> {
         self.reset()?;
         let driver = self.driver();
         let flags = EventFlags::default();
@@ -127,9 +172,15 @@ impl<'f> Machine<'f> {
             ],
             graphs: Mutex::default(),
             barrier: Barrier::new(program.threads.len()),
+            arrivals: Arc::default(),
+            threads: program.threads.len(),
         };
+        begin()?;
         let ran = self.run_threads(program, &repetition, random);
         let done = driver.device_synchronize(self.fixture.device);
+        if let Some(controlled) = self.controlled {
+            controlled.begin_run(Box::new(Late::new(0)))?;
+        }
         for event in repetition.events {
             // The program may have given it up already.
             let _ = driver.event_destroy(event);
@@ -158,12 +209,15 @@ impl<'f> Machine<'f> {
         if let [steps] = program.threads {
             return self.run_thread(steps, repetition, random);
         }
+        if let Some(driver) = self.controlled {
+            return self.run_seated(driver, program, repetition);
+        }
         std::thread::scope(|scope| {
             let threads: Vec<_> = program
                 .threads
                 .iter()
                 .map(|steps| {
-                    let own = Random::new(random.next(), 0);
+                    let own = random.fork();
                     scope.spawn(move || self.run_thread(steps, repetition, own))
                 })
                 .collect();
@@ -177,14 +231,62 @@ impl<'f> Machine<'f> {
         })
     }
 
+    /// The threads of the program as host threads of a controlled simulator.
+    fn run_seated(&self, driver: &Arc<SimDriver>, program: &Program, repetition: &Repetition) -> Result<()> {
+        let count = program.threads.len();
+        let seats = (0..count).map(|number| driver.seat(&format!("litmus {number}")));
+        let seats = seats.collect::<Result<Vec<_>>>()?;
+        let ended = Arc::new(AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = program
+                .threads
+                .iter()
+                .zip(seats)
+                .map(|(steps, seat)| {
+                    let ended = Arc::clone(&ended);
+                    scope.spawn(move || {
+                        let result =
+                            seat.take().and_then(|()| self.run_thread(steps, repetition, Random::none()));
+                        ended.fetch_add(1, Ordering::SeqCst);
+                        drop(seat);
+                        result
+                    })
+                })
+                .collect();
+            let all = driver
+                .wait_until("the threads of the program", move || ended.load(Ordering::SeqCst) == count);
+            let results: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            results.into_iter().try_for_each(|result| {
+                result.unwrap_or_else(|_| {
+                    Err(Error::new(Code::Unknown, "litmus", "a call panicked on its thread"))
+                })
+            })?;
+            all
+        })
+    }
+
+    fn wait_at_barrier(&self, repetition: &Repetition, result: &mut Result<()>) {
+        let Some(driver) = self.controlled else {
+            repetition.barrier.wait();
+            return;
+        };
+        let arrived = repetition.arrivals.fetch_add(1, Ordering::SeqCst) + 1;
+        let goal = arrived.next_multiple_of(repetition.threads);
+        let arrivals = Arc::clone(&repetition.arrivals);
+        let waited = driver.wait_until("the barrier", move || arrivals.load(Ordering::SeqCst) >= goal);
+        if result.is_ok() {
+            *result = waited;
+        }
+    }
+
     fn run_thread(&self, steps: &[Step], repetition: &Repetition, mut random: Random) -> Result<()> {
         let mut result = Ok(());
         for &step in steps {
             // After an error only the barriers are passed, so that no other thread waits for this one for ever.
             if step == Step::Barrier {
-                repetition.barrier.wait();
+                self.wait_at_barrier(repetition, &mut result);
             } else if result.is_ok() {
-                if random.below(3) == 0 {
+                if random.0.is_some() && random.below(3) == 0 {
                     wait_us(random.below(20));
                 }
                 result = self.step(step, repetition, &mut random);
@@ -216,6 +318,8 @@ impl<'f> Machine<'f> {
                 Ok(())
             }
             Step::HostCopy(to, from) => {
+                // No call of the driver: a schedule must be asked all the same.
+                self.controlled.map_or(Ok(()), |driver| driver.pass())?;
                 self.set(to, self.registers[from as usize].load(Ordering::SeqCst));
                 Ok(())
             }
@@ -248,7 +352,7 @@ impl<'f> Machine<'f> {
                 kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(random.delay_us()))
             }
             Step::WriteLate(stream, cell, value) => {
-                kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(150 + random.below(100)))
+                kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(random.long_delay_us()))
             }
             Step::Add(stream, cell, value) => {
                 kernel(stream, Kernel::Add, word(cell, value).with_delay_us(random.delay_us()))

@@ -130,6 +130,8 @@ struct Queries {
 enum Next {
     Host(u32),
     Command(u32),
+    /// The command begins, and ends later.
+    Begin(u32),
     Nothing,
 }
 
@@ -206,7 +208,7 @@ impl Control {
     }
 
     /// Takes a host thread in that will begin when it gets the turn. Its number.
-    pub(super) fn introduce(&mut self, name: String) -> u32 {
+    fn introduce(&mut self, name: String) -> u32 {
         let phase = Phase::Parked(Wait::Turn { is_quiet: false });
         self.hosts.push(Host::new(Cow::Owned(name), phase));
         self.hosts.len() as u32 - 1
@@ -357,6 +359,7 @@ impl State {
                 is_current: number == decider,
                 is_needed: false,
                 is_quiet,
+                is_beginning: false,
                 touched: Touched::Anything,
             };
             (choice, Next::Host(number))
@@ -369,6 +372,11 @@ impl State {
         choices.extend(others.iter().map(|&number| host(number)));
         let rest = offers().filter(|offer| !offer.is_needed);
         choices.extend(rest.map(|offer| (offer.choice(), Next::Command(offer.index))));
+        let beginning = commands.iter().filter(|&&index| self.executor.can_begin(index, &commands));
+        choices.extend(beginning.map(|&index| {
+            let choice = Choice { is_beginning: true, ..self.executor.offer(index).choice() };
+            (choice, Next::Begin(index))
+        }));
         let (offered, mut nexts): (SmallVec<[Choice<'_>; 8]>, SmallVec<[Next; 8]>) =
             choices.into_iter().unzip();
         let wanted = control.schedule.next(&offered);
@@ -377,6 +385,14 @@ impl State {
         drop(offered);
         self.control = Some(control);
         nexts.swap_remove(chosen)
+    }
+
+    /// Runs the first half of a command.
+    fn begin(&mut self, index: u32) {
+        let offer = self.executor.offer(index);
+        let (label, actor, number) = (offer.label, offer.actor, offer.number);
+        self.control().trace.began(label, actor, number);
+        self.executor.begin(index);
     }
 
     /// Tells everybody who waits for what cannot come that this is a deadlock.
@@ -436,14 +452,35 @@ impl Control {
 impl<'a> Offer<'a> {
     fn choice(&self) -> Choice<'a> {
         let &Offer { number, actor, label, is_needed, touched, .. } = self;
-        let (label, is_current, is_quiet) = (Some(label), false, false);
-        Choice { actor, label, command: number, is_current, is_needed, is_quiet, touched }
+        let label = Some(label);
+        let (is_current, is_quiet, is_beginning) = (false, false, false);
+        Choice { actor, label, command: number, is_current, is_needed, is_quiet, is_beginning, touched }
     }
 }
 
 impl Machine {
     /// Enters the critical section for a call of the program, when it is the calling thread's turn.
     pub(super) fn call_in_turn(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
+        let mut locked = self.enter_for(call)?;
+        let control = locked.control();
+        let wait = match control.host_here() {
+            Some(host) => control.before(host, step),
+            None => Wait::Turn { is_quiet: false },
+        };
+        let mut locked = locked.wait_in_turn(wait)?;
+        if step == Step::Submit {
+            locked.control().progress += 1;
+        }
+        Ok(locked)
+    }
+
+    /// The same for a call that only waits.
+    pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> Outcome<Locked<'_>> {
+        self.enter_for(call)?.wait_in_turn(wait)
+    }
+
+    /// Enters the critical section, whoever has the turn.
+    fn enter_for(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
         if INSIDE.get() == Arc::as_ptr(self).addr() {
             let detail = "a host function or kernel must not call the driver: CUDA forbids it";
             return Err(Refusal::new(Code::NotPermitted, detail));
@@ -452,18 +489,17 @@ impl Machine {
         let mut locked = self.lock();
         self.entering.fetch_sub(1, Ordering::SeqCst);
         let control = locked.control();
-        let wait = match control.host_here() {
-            Some(host) => {
-                control.host(host).call = call;
-                control.before(host, step)
-            }
-            None => Wait::Turn { is_quiet: false },
-        };
-        let mut locked = locked.wait_in_turn(wait)?;
-        if step == Step::Submit {
-            locked.control().progress += 1;
+        if let Some(host) = control.host_here() {
+            control.host(host).call = call;
         }
         Ok(locked)
+    }
+
+    /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
+    pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> Outcome<u32> {
+        let mut locked = self.enter_for("SimDriver::spawn")?;
+        let control = locked.control();
+        if control.has_ended { Err(ended()) } else { Ok(control.introduce(name.to_owned())) }
     }
 
     /// The calling thread becomes the host thread that was introduced, and waits for its first turn.
@@ -551,6 +587,7 @@ impl<'a> Locked<'a> {
                 Next::Host(host) if host == me => return self,
                 Next::Host(host) => self.control().grant(host),
                 Next::Command(index) => self = self.execute_chosen(index, Some(me)),
+                Next::Begin(index) => self.begin(index),
                 Next::Nothing => self = self.nothing_to_do(me),
             }
             let control = self.control();

@@ -29,6 +29,7 @@ use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
 use super::schedule::Ready;
 use super::schedules::{Actor, Touched};
+use super::snapshot::{Snapshot, is_update};
 use super::task::{Task, Work};
 use crate::{Code, Label};
 
@@ -68,6 +69,8 @@ struct Detail {
     /// Whether a host thread waits for it, directly or not.
     is_needed: bool,
     predecessors: Frontier,
+    /// Where it has begun and not ended.
+    snapshot: Option<Snapshot>,
 }
 
 /// What a controlled machine keeps.
@@ -114,6 +117,8 @@ pub(super) struct Job {
     index: u32,
     pub(super) task: Arc<Task>,
     pub(super) start: Start,
+    /// What its memory held when it began, if it began earlier.
+    pub(super) snapshot: Option<Snapshot>,
 }
 
 /// How a command begins.
@@ -349,7 +354,12 @@ impl Executor {
             details.host_functions -= 1;
         }
         let lost = self.lost(task.device).is_some();
-        Job { index, task, start: if lost { Start::Skip } else { Start::Run(Resolved::default()) } }
+        Job {
+            index,
+            task,
+            start: if lost { Start::Skip } else { Start::Run(Resolved::default()) },
+            snapshot: None,
+        }
     }
 
     fn start(&mut self, index: u32, memory: &Memory) -> Job {
@@ -374,7 +384,7 @@ impl Executor {
                 }
             },
         };
-        Job { index, task, start }
+        Job { index, task, start, snapshot: None }
     }
 
     fn take_task(&mut self, index: u32) -> Arc<Task> {
@@ -489,7 +499,45 @@ impl Executor {
         if slot.is_host_function() {
             return self.start_host(index);
         }
-        self.start(index, memory)
+        let mut job = self.start(index, memory);
+        let details = self.details.as_mut().expect("the machine is controlled");
+        job.snapshot = details.commands[index as usize].snapshot.take();
+        job
+    }
+
+    /// Whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets another
+    /// of these commands.
+    pub(super) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
+        let slot = &self.slots[index as usize];
+        let Some(Body::Task(task)) = &slot.body else { return false };
+        let details = self.details.as_ref().expect("the machine is controlled");
+        if !matches!(task.work, Work::Kernel { .. })
+            || details.commands[index as usize].snapshot.is_some()
+            || self.lost(task.device).is_some()
+            || !is_update(&task.accesses)
+        {
+            return false;
+        }
+        let Some((_, own)) = &slot.resolved else { return false };
+        offers.iter().filter(|&&other| other != index).any(|&other| {
+            match &self.slots[other as usize].resolved {
+                Some((_, resolved)) => conflict(&own.pieces, &resolved.pieces),
+                None => false,
+            }
+        })
+    }
+
+    /// Begins a command for which `can_begin` holds: takes a copy of its memory.
+    pub(super) fn begin(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let (Some(Body::Task(task)), Some((_, resolved))) = (&slot.body, &slot.resolved) else {
+            unreachable!("`can_begin` holds")
+        };
+        // SAFETY: `offers` has resolved the accesses in this critical section, and gives only commands with which nothing
+        // that runs conflicts; nothing begins to run before the critical section ends.
+        let snapshot = unsafe { Snapshot::take(&task.accesses, resolved) };
+        let details = self.details.as_mut().expect("the machine is controlled");
+        details.commands[index as usize].snapshot = Some(snapshot);
     }
 
     /// Whether a host function is not complete.
@@ -549,7 +597,8 @@ impl Details {
             number = self.number;
             self.host_functions += usize::from(matches!(task.work, Work::Host(_)));
         }
-        let detail = Detail { number, actor, is_needed: false, predecessors: Frontier::new() };
+        let detail =
+            Detail { number, actor, is_needed: false, predecessors: Frontier::new(), snapshot: None };
         match self.commands.get_mut(index as usize) {
             Some(old) => *old = detail,
             None => self.commands.push(detail),

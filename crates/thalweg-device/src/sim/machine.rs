@@ -358,7 +358,12 @@ impl<'a> Locked<'a> {
         let outcome: Result<(), Refusal> = match job.start {
             // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
             // cannot be unmapped, since that takes a claim on the same bytes.
-            Start::Run(resolved) => unsafe { job.task.run(&resolved) },
+            Start::Run(resolved) => unsafe {
+                match job.snapshot {
+                    Some(snapshot) => job.task.run_from(snapshot, &resolved),
+                    None => job.task.run(&resolved),
+                }
+            },
             Start::Skip => Ok(()),
             Start::Fail(refusal) => Err(refusal),
         };

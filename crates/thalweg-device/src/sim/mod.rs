@@ -5,6 +5,9 @@
 //! aliased, capture and graphs, and CUDA's error codes. Kernels are host functions ([`HostKernel`](crate::HostKernel))
 //! that run on worker threads.
 //!
+//! [`SimDriver::controlled`] is the same machine as a testing instrument: without threads, one step at a time, and every
+//! choice that CUDA leaves open is made by a [`Schedule`].
+//!
 //! # How it is built
 //! - `executor` knows commands and the edges between them, and the range lock. `faults` says what is to go wrong. `schedule` decides which ready command
 //!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
@@ -12,6 +15,8 @@
 //! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
 //!   and imports them.
 //! - `driver` is the trait, thin.
+//! - `control` is the turn of a controlled machine, `threads` its host threads, [`schedules`] who decides, `snapshot` a
+//!   kernel in two halves, `lease` the memory that such machines use one after another.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
@@ -24,7 +29,8 @@
 //!
 //! # What it does not do
 //! It does not find races (commands that conflict and are not ordered run in some order), it knows no threads inside a
-//! kernel, and its times are those of the host.
+//! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
+//! an idle stream is complete at once, whatever the schedule.
 
 mod backing;
 mod capture;
@@ -44,6 +50,7 @@ mod refusal;
 mod schedule;
 pub mod schedules;
 mod sharing;
+mod snapshot;
 mod state;
 mod stream;
 mod table;
@@ -227,9 +234,7 @@ impl SimDriver {
         const CALL: &str = "SimDriver::wait_until";
         self.check_controlled(CALL)?;
         let condition: Condition = Arc::new(condition);
-        let entered = self.machine.call(CALL, Step::Other);
-        let waited =
-            entered.and_then(|locked| locked.wait_until(Wait::Condition(what.to_owned(), condition)));
+        let waited = self.machine.wait_in_call(CALL, Wait::Condition(what.to_owned(), condition));
         waited.map(drop).map_err(|refusal| refusal.of(CALL))
     }
 

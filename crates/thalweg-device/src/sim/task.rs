@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::memory::{HostAddress, Resolved, Toucher};
 use super::refusal::Refusal;
+use super::snapshot::Snapshot;
 use crate::command::{Access, FillPattern, Label};
 use crate::host::{HostFault, HostKernel, HostLaunch, PhysicalRanges, Resolve};
 use crate::{Code, HostFunction};
@@ -75,6 +76,19 @@ impl Task {
                 Err(failed(format!("it panicked: {text}")))
             }
         }
+    }
+
+    /// Does the work on what memory held when the command began, and writes what it changed.
+    ///
+    /// # Safety
+    /// As for `run`.
+    pub(super) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
+        let private = snapshot.resolved(&self.accesses, resolved);
+        // SAFETY: the copy holds every access, initialised, and nobody else has it.
+        unsafe { self.run(&private)? };
+        // SAFETY: the caller's promise.
+        unsafe { snapshot.write_back(&self.accesses, resolved) };
+        Ok(())
     }
 
     /// # Safety

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use super::SimDriver;
-use super::control::{Step, Wait};
+use super::control::Wait;
 use super::machine::Machine;
 use crate::{Code, Error, Result};
 
@@ -36,8 +36,7 @@ impl<T> SimThread<T> {
         let result = match self.0 {
             Kind::Plain(thread) => thread.join(),
             Kind::Controlled { machine, host, outcome } => {
-                let entered = machine.call(CALL, Step::Other);
-                let waited = entered.and_then(|locked| locked.wait_until(Wait::Thread(host)));
+                let waited = machine.wait_in_call(CALL, Wait::Thread(host));
                 drop(waited.map_err(|refusal| refusal.of(CALL))?);
                 let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let never = || Error::new(Code::Deinitialized, CALL, "the run ended before the thread began");
@@ -103,11 +102,8 @@ impl SimDriver {
 
     /// A seat in the run of a controlled machine.
     pub(crate) fn seat(&self, name: &str) -> Result<Seat> {
-        let entered = self.machine.call("SimDriver::spawn", Step::Other);
-        let mut locked = entered.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
-        let control = locked.control.as_mut().expect("the machine is controlled");
-        let host = control.introduce(name.to_owned());
-        drop(locked);
+        let introduced = self.machine.introduce_host(name);
+        let host = introduced.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
         Ok(Seat { machine: Arc::clone(&self.machine), host })
     }
 }

@@ -240,8 +240,10 @@ fn exhaustive_finds_all_orders_and_ends() {
         seen.insert(read(&driver, streams[0], value));
         driver.begin_run(Box::new(Late::new(0))).unwrap();
     }
-    assert_eq!(seen, BTreeSet::from([123, 132, 213, 231, 312, 321]));
-    println!("{} runs for 6 orders", search.runs());
+    // The kernels are updates without order: all may come in turn, and each may be lost to another.
+    let all = [1, 2, 3, 12, 13, 21, 23, 31, 32, 123, 132, 213, 231, 312, 321];
+    assert_eq!(seen, BTreeSet::from(all));
+    assert!(search.runs() < 10_000, "{} runs", search.runs());
 }
 
 #[test]

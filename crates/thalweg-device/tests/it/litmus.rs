@@ -6,6 +6,8 @@ use std::sync::Arc;
 use thalweg_device::Driver;
 use thalweg_device::conformance::Fixture;
 use thalweg_device::litmus::{self, Observation};
+use thalweg_device::sim::schedules::Late;
+use thalweg_device::sim::{SimConfig, SimDriver};
 
 use super::conformance::{card, simulator};
 
@@ -41,6 +43,26 @@ fn the_simulator_stays_inside_what_cuda_allows() {
         observations.iter().find(|seen| seen.program.name == "streams/a_host_function_is_asynchronous");
     let ahead = seen.and_then(|seen| seen.counts.get(&vec![0])).copied().unwrap_or_default();
     assert!(ahead > 0, "the host never got ahead of a host function: the simulator is not asynchronous");
+}
+
+/// Every schedule of every program: the simulator allows exactly what CUDA allows.
+#[test]
+fn every_schedule_gives_exactly_what_cuda_allows() {
+    let config = SimConfig { memory_bytes: 16 << 20, ..SimConfig::default() };
+    let driver = SimDriver::controlled(config, Box::new(Late::new(0))).unwrap();
+    let mut wrong = Vec::new();
+    for program in litmus::programs() {
+        let seen = match litmus::explore(program, &driver, 20_000) {
+            Ok(seen) => seen,
+            Err(error) => panic!("{}: {error}", program.name),
+        };
+        println!("{} runs {seen}", seen.repetitions());
+        let is_complete = program.allowed.iter().all(|&outcome| seen.counts.contains_key(outcome));
+        if !seen.is_allowed() || !is_complete {
+            wrong.push(seen.to_string());
+        }
+    }
+    assert!(wrong.is_empty(), "not exactly the allowed outcomes:\n{}", wrong.join("\n"));
 }
 
 #[test]

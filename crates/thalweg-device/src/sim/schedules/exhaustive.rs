@@ -66,17 +66,18 @@ struct Step {
     actor: Actor,
     command: u64,
     is_quiet: bool,
+    is_beginning: bool,
     footprint: Footprint,
 }
 
 impl Step {
     fn of(choice: &Choice<'_>) -> Self {
-        let &Choice { actor, command, is_quiet, .. } = choice;
-        Self { actor, command, is_quiet, footprint: choice.footprint() }
+        let &Choice { actor, command, is_quiet, is_beginning, .. } = choice;
+        Self { actor, command, is_quiet, is_beginning, footprint: choice.footprint() }
     }
 
     fn is(&self, choice: &Choice<'_>) -> bool {
-        self.actor == choice.actor && self.command == choice.command
+        (self.actor, self.command, self.is_beginning) == (choice.actor, choice.command, choice.is_beginning)
     }
 
     /// Whether the order of the two cannot matter.

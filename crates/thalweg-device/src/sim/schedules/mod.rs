@@ -70,6 +70,9 @@ pub struct Choice<'a> {
     /// Whether it is a call that queues work or an order and nothing else: what commands do meanwhile cannot change its
     /// result, nor it theirs.
     pub is_quiet: bool,
+    /// Whether only the first half of the command is offered, a kernel that updates memory which another ready command
+    /// touches: it reads now, and writes when it is chosen again.
+    pub is_beginning: bool,
     /// The memory that the command touches.
     pub(super) touched: Touched<'a>,
 }

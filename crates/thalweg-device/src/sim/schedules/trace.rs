@@ -85,6 +85,13 @@ impl Trace {
         self.mix(command << 2 | kind);
     }
 
+    /// Notes a command whose first half runs.
+    pub(in crate::sim) fn began(&mut self, label: Label, actor: Actor, command: u64) {
+        self.ran(label, actor, command);
+        self.commands -= 1;
+        self.mix(1 << 62);
+    }
+
     /// Notes the answer of a query.
     pub(in crate::sim) fn answered(&mut self, host: u32, is_done: bool) {
         self.mix(1 << 63 | u64::from(host) << 1 | u64::from(is_done));
