@@ -236,8 +236,8 @@ impl Space {
         let end = start.saturating_add(bytes);
         let mut pieces = Pieces::new();
         let mut at = start;
-        let mut found = self.mappings.range(..=start).next_back();
         let mut rest = self.mappings.range(start.saturating_add(1)..end.max(start.saturating_add(1)));
+        let mut found = self.mappings.range(..=start).next_back().or_else(|| rest.next());
         while at < end {
             let gap_end = match found {
                 Some((&first, mapping)) if first <= at && at < mapping.end => {
