@@ -9,7 +9,7 @@ mod arguments;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command as Process, ExitCode, Stdio};
+use std::process::{Command as Process, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -34,7 +34,9 @@ promises. The lowest seed that fails is reported.
 
   --seeds N   how many seeds (default 100)
   --first N   the first seed (default 0); one seed again: --first N --seeds 1
-  --faults    lets memory run out and commands fail as well, in half of the seeds
+  --faults    lets memory run out and commands fail as well, in half of the seeds;
+              a program that ends with an error of its own is then well, one that
+              panics is not
   --jobs N    how many processes at once (default: one for each processor)
   --json      one JSON object a failing seed, and one with the summary
 
@@ -146,14 +148,22 @@ fn run_seed(arguments: &Arguments, seed: u64, job: usize) -> std::io::Result<Opt
     let ended = process.output()?;
     let findings = read_report(&report);
     let _ = std::fs::remove_file(&report);
-    if findings.is_empty() && ended.status.success() {
+    let is_well = ended.status.success() || (arguments.faults && reported_an_error(ended.status));
+    if findings.is_empty() && is_well {
         return Ok(None);
     }
-    let status = (!ended.status.success()).then(|| ended.status.to_string());
+    let status = (!is_well).then(|| ended.status.to_string());
     let errors = String::from_utf8_lossy(&ended.stderr);
     let lines: Vec<&str> = errors.lines().collect();
     let shown = lines[lines.len().saturating_sub(SHOWN_ERROR_LINES)..].join("\n");
     Ok(Some(SeedFailure { findings, status, errors: shown }))
+}
+
+/// Whether the program ended by itself, with an error that it reported: what is expected of it under a fault. A panic (whose
+/// status is 101 in Rust) and a signal are not.
+fn reported_an_error(status: ExitStatus) -> bool {
+    const PANIC: i32 = 101;
+    status.code().is_some_and(|code| code != PANIC)
 }
 
 fn report_path(job: usize) -> PathBuf {

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod flat_json;
+mod sim;
 mod usage;
 
 use std::path::PathBuf;

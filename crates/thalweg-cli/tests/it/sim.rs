@@ -1,0 +1,83 @@
+//! `thalweg sim` over programs of ours: this test binary itself, told by a variable what to do.
+
+use thalweg::device::FillPattern;
+use thalweg::runtime::{Buffer, Label};
+use thalweg::{Device, Stream};
+
+use crate::{text, thalweg};
+
+const CHILD: &str = "THALWEG_TEST_CHILD";
+
+/// What the command runs: without the variable, a test that has nothing to do.
+#[test]
+fn child() {
+    let Ok(kind) = std::env::var(CHILD) else { return };
+    let device = Device::best().unwrap();
+    assert!(device.is_simulated());
+    let (main, side) = (device.current_stream(), Stream::new(&device).unwrap());
+    let buffer = match Buffer::new(&side, 64) {
+        Ok(buffer) => buffer,
+        // A status of its own: the program reports its error.
+        Err(_) if kind == "orderly" => std::process::exit(3),
+        Err(error) => panic!("{error}"),
+    };
+    let filled = side.fill(buffer.pointer(), FillPattern::U8(1), 64, Label::here("fill"));
+    if kind != "racy" {
+        main.wait_stream(&side).unwrap();
+    }
+    let mut bytes = [0; 64];
+    let read = main.copy_to_host(&mut bytes, buffer.pointer(), Label::here("read"));
+    buffer.record_use(&main);
+    drop(buffer);
+    if filled.and(read).is_err() && kind == "orderly" {
+        std::process::exit(3);
+    }
+}
+
+fn sim(options: &[&str], kind: &str) -> (Option<i32>, String, String) {
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().expect("a path of Cargo's");
+    let mut arguments = vec!["sim"];
+    arguments.extend_from_slice(options);
+    arguments.extend_from_slice(&["--", program, "--exact", "sim::child"]);
+    let output = thalweg(&arguments, &[(CHILD, kind), ("COLUMNS", "80")]);
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_right_program_passes_every_seed() {
+    let (status, out, errors) = sim(&["--seeds", "6"], "right");
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("6 seeds, nothing found"), "{out}");
+}
+
+#[test]
+fn a_race_is_reported_with_the_way_to_see_it_again() {
+    let (status, out, _) = sim(&["--seeds", "4", "--jobs", "2"], "racy");
+    assert_eq!(status, Some(1), "{out}");
+    for part in
+        ["seed 0", "data race", "`fill` at", "`read` at", "showed the same", "--first 0 --seeds 1 -- "]
+    {
+        assert!(out.contains(part), "`{part}` is not in:\n{out}");
+    }
+    let (status, out, _) = sim(&["--seeds", "1", "--json"], "racy");
+    assert_eq!(status, Some(1));
+    let last = out.lines().last().unwrap();
+    assert!(last.contains("\"failing_seeds\":1"), "{out}");
+}
+
+#[test]
+fn under_faults_an_error_is_well_and_a_panic_is_not() {
+    let (status, out, _) = sim(&["--seeds", "60", "--faults"], "orderly");
+    assert_eq!(status, Some(0), "{out}");
+    let (status, out, _) = sim(&["--seeds", "60", "--faults"], "careless");
+    assert_eq!(status, Some(1), "{out}");
+    assert!(out.contains("injected fault"), "{out}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let output = thalweg(&["sim", "--", "no-such-program"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no-such-program"));
+}
