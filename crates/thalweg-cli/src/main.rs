@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod doctor;
+mod memory;
 mod output;
 
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ struct Command {
 /// What is wrong with the arguments, in a sentence.
 struct UsageError(String);
 
-const COMMANDS: &[Command] = &[doctor::COMMAND];
+const COMMANDS: &[Command] = &[doctor::COMMAND, memory::COMMAND];
 
 /// The status of a call that makes no sense.
 const EXIT_USAGE: u8 = 2;

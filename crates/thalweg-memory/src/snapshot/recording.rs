@@ -100,7 +100,7 @@ pub(super) struct RecordedSegment {
 pub(super) struct Trace(pub(super) Vec<Range<u32>>);
 
 impl Trace {
-    fn indices(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+    fn indices(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + '_ {
         self.0.iter().cloned().flatten()
     }
 
@@ -229,14 +229,14 @@ impl Recording {
     }
 
     /// The trace of a device, oldest first; empty if there is none.
-    pub fn trace(&self, device: usize) -> impl Iterator<Item = Event> + Clone + '_ {
+    pub fn trace(&self, device: usize) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         static NONE: Trace = Trace(Vec::new());
         let trace = self.traces.get(device).unwrap_or(&NONE);
         trace.indices().map(|index| self.event(self.entries[index as usize]))
     }
 
     /// What happened to pinned host memory, oldest first.
-    pub fn host_trace(&self) -> impl Iterator<Item = Event> + Clone + '_ {
+    pub fn host_trace(&self) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         self.host_trace.indices().map(|index| self.event(self.entries[index as usize]))
     }
 
