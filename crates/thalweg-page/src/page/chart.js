@@ -22,6 +22,18 @@ function fitCanvas(canvas, width, height, ratio) {
   return context;
 }
 
+/** Calls `draw` with the pieces of a dashed line, which lie at the same places whatever part of it is drawn. */
+function dashes(from, to, [on, off], draw) {
+  if (!off) {
+    draw(from, to);
+    return;
+  }
+  for (let at = Math.floor(from / (on + off)) * (on + off); at < to; at += on + off) {
+    const [begin, end] = [Math.max(at, from), Math.min(at + on, to)];
+    if (end > begin) draw(begin, end);
+  }
+}
+
 class Chart {
   constructor(page) {
     this.page = page;
@@ -36,19 +48,22 @@ class Chart {
     this.listen();
   }
 
-  get plot() {
-    return {
+  /** Where the plot lies in the element. Asking the document for it is too slow for every point. */
+  measure() {
+    this.plot = {
       left: MARGIN.left,
       top: MARGIN.top,
       width: Math.max(50, this.box.clientWidth - MARGIN.left - MARGIN.right),
       height: Math.max(50, this.box.clientHeight - MARGIN.top - MARGIN.bottom),
     };
+    return this.plot;
   }
 
   /** Paints everything anew; returns how many milliseconds that took. */
   draw(isMoving) {
     const began = performance.now();
-    const { plot, painter, page } = this;
+    const plot = this.measure();
+    const { painter, page } = this;
     const ratio = Math.min(devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / (plot.width * plot.height)));
     this.ratio = ratio;
     this.step = isMoving ? this.coarseness : 1;
@@ -66,8 +81,10 @@ class Chart {
   colour() {
     const { plot, painter, page } = this;
     const image = painter.colour(page.colours, page.theme, this.hovered || page.kept);
-    this.scratch.width = painter.width;
-    this.scratch.height = painter.height;
+    if (this.scratch.width !== painter.width || this.scratch.height !== painter.height) {
+      this.scratch.width = painter.width;
+      this.scratch.height = painter.height;
+    }
     this.scratch.getContext("2d").putImageData(image, 0, 0);
     const context = fitCanvas(this.picture, this.box.clientWidth, this.box.clientHeight, this.ratio);
     context.imageSmoothingEnabled = false;
@@ -150,26 +167,25 @@ class Chart {
     context.fillText(`the card: ${bytesText(cardBytes)}`, this.plot.left + 6, y - 3);
   }
 
+  /** Draws a curve in steps, as bars: a path of a thousand corners takes many times as long. */
   drawLine(context, curve, values) {
     const { plot } = this;
-    context.strokeStyle = css(curve.colour(this.page.theme));
-    context.lineWidth = curve.width;
-    context.setLineDash(curve.dash);
-    context.beginPath();
+    const { width, dash } = curve;
+    context.fillStyle = css(curve.colour(this.page.theme));
     const step = plot.width / values.length;
-    let last = NaN;
-    for (let column = 0; column < values.length; column += 1) {
-      const y = this.toY(values[column]);
-      if (y === last) continue;
-      const x = plot.left + column * step;
-      if (column === 0) context.moveTo(x, y);
-      else context.lineTo(x, last);
-      context.lineTo(x, y);
-      last = y;
+    let from = 0;
+    for (let column = 1; column <= values.length; column += 1) {
+      if (column < values.length && values[column] === values[from]) continue;
+      const y = this.toY(values[from]);
+      dashes(plot.left + from * step, plot.left + column * step + width / 2, dash, (begin, end) =>
+        context.fillRect(begin, y - width / 2, end - begin, width));
+      if (column < values.length) {
+        const next = this.toY(values[column]);
+        dashes(Math.min(y, next), Math.max(y, next), dash, (begin, end) =>
+          context.fillRect(plot.left + column * step - width / 2, begin, width, end - begin));
+      }
+      from = column;
     }
-    context.lineTo(plot.left + plot.width, last);
-    context.stroke();
-    context.setLineDash([]);
   }
 
   drawMarks(context) {

@@ -4,7 +4,9 @@
 // start <= p < end, a segment likewise.
 
 function bytesOf(id) {
-  const text = atob(byId(id).textContent);
+  const encoded = byId(id).textContent;
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(encoded);
+  const text = atob(encoded);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < bytes.length; at += 1) bytes[at] = text.charCodeAt(at);
   return bytes;
@@ -17,36 +19,48 @@ class Columns {
     this.at = 0;
   }
 
-  number() {
-    let byte = this.bytes[this.at++];
-    if (byte < 128) return byte;
-    let value = byte & 127;
-    // Numbers go beyond 32 bits, so no shifts.
-    for (let scale = 128; ; scale *= 128) {
-      byte = this.bytes[this.at++];
-      value += (byte & 127) * scale;
-      if (byte < 128) return value;
+  /** So many numbers as doubles, valid until the next call. They go beyond 32 bits, so there are no shifts. */
+  read(count) {
+    if (!this.room || this.room.length < count) this.room = new Float64Array(count);
+    const { bytes, room } = this;
+    let { at } = this;
+    for (let row = 0; row < count; row += 1) {
+      let byte = bytes[at++];
+      let value = byte & 127;
+      for (let scale = 128; byte >= 128; scale *= 128) {
+        byte = bytes[at++];
+        value += (byte & 127) * scale;
+      }
+      room[row] = value;
     }
+    this.at = at;
+    return room.subarray(0, count);
   }
 
-  signed() {
-    const folded = this.number();
-    return folded % 2 === 1 ? -(folded + 1) / 2 : folded / 2;
+  number() {
+    return this.read(1)[0];
   }
 
   /** A column of numbers, each times `unit`. */
   numbers(into, unit = 1) {
-    for (let row = 0; row < into.length; row += 1) into[row] = this.number() * unit;
+    const read = this.read(into.length);
+    if (unit !== 1) for (let row = 0; row < read.length; row += 1) read[row] *= unit;
+    // The one loop that knows the type of `into` is the browser's.
+    into.set(read);
     return into;
   }
 
   /** A column of differences to the row before, summed up. */
   sums(into, unit = 1) {
+    const read = this.read(into.length);
     let sum = 0;
-    for (let row = 0; row < into.length; row += 1) {
-      sum += this.signed();
-      into[row] = sum * unit;
+    for (let row = 0; row < read.length; row += 1) {
+      const folded = read[row];
+      const half = Math.floor(folded / 2);
+      sum += half * 2 === folded ? half : -half - 1;
+      read[row] = sum * unit;
     }
+    into.set(read);
     return into;
   }
 }

@@ -102,14 +102,16 @@ class Groups {
   /** Gives the distinct hues to those who have the most at a position. */
   assignHues(position, passes) {
     this.hue.fill(-1);
-    this.at(position, passes).slice(0, HUES.length).forEach(({ group }, rank) => {
+    this.at(position, passes).slice(0, HUES.length * 3).forEach(({ group }, rank) => {
       this.hue[group] = rank;
     });
   }
 
   /** The colour of a group as red, green, blue. */
   colour(group, theme) {
-    return this.hue[group] < 0 ? theme.other : HUES[this.hue[group]];
+    const rank = this.hue[group];
+    // The second ten are paler, the third still more.
+    return rank < 0 ? theme.other : mix(HUES[rank % HUES.length], theme.other, Math.floor(rank / HUES.length) * 0.4);
   }
 
   /** The colour of each block as the bytes of a picture; what is not `lit` is faded. */

@@ -44,11 +44,9 @@ function showFigures(device) {
 /** The most rows of the list of groups. */
 const GROUP_ROWS = 14;
 
-/** A path without its beginning, so that the part that tells it apart is seen. */
+/** A frame with the name of its file alone: what tells it apart is at the end of the path. */
 function shortFrame(text) {
-  const [place, ...name] = text.split(" ");
-  const parts = place.split(/[\\/]/);
-  return [parts.slice(-2).join("/"), ...name].join(" ");
+  return text.replace(/^[^ ]*[\\/](?=[^ \\/]+( |$))/, "");
 }
 
 /** Lists who has the memory at the moment; returns the rows shown. */
@@ -66,9 +64,8 @@ function showGroups(page) {
     bar.style.background = css(groups.colour(group, theme), 0.28);
     const row = element("button", "group", bar, swatch,
       element("span", "group-name", shortFrame(groups.name(group))),
-      element("span", "group-count", `${countText(count)}×`),
-      element("span", "group-share", shareText(total > 0 ? bytes / total : 0)),
-      element("b", "group-bytes", bytesText(bytes)));
+      element("b", "group-bytes", bytesText(bytes)),
+      element("span", "group-share", `${shareText(total > 0 ? bytes / total : 0)} in ${countText(count)} ${count === 1 ? "block" : "blocks"}`));
     row.type = "button";
     row.title = `${groups.name(group)}\n${countText(bytes)} bytes in ${countText(count)} blocks\nhighlight it`;
     row.setAttribute("aria-pressed", String(page.litGroup === group));

@@ -3,10 +3,12 @@
 const LIGHT = {
   ground: [255, 255, 255], ink: [22, 27, 34], muted: [96, 105, 118], accent: [64, 132, 244],
   other: [172, 181, 193], free: [228, 232, 238], highlight: [20, 24, 31], bad: [208, 40, 48],
+  edge: [120, 130, 144],
 };
 const DARK = {
   ground: [21, 25, 32], ink: [232, 236, 242], muted: [146, 156, 170], accent: [86, 150, 255],
   other: [92, 102, 116], free: [44, 50, 60], highlight: [255, 255, 255], bad: [255, 98, 98],
+  edge: [150, 160, 174],
 };
 
 /** Colours of further curves, apart from those of the groups by their dashes. */
@@ -118,9 +120,9 @@ class Page {
     const kept = (name, usual) => shown.get(name) ?? usual;
     const greatestOf = (pyramid) => (profile, low, high) => pyramid(profile).values[pyramid(profile).greatest(low, high)];
     this.curves = [
-      { name: "live", isShown: kept("live", true), width: 1.25, dash: [], colour: (theme) => theme.ink,
+      { name: "live", isShown: kept("live", true), width: 1, dash: [], colour: (theme) => theme.edge,
         greatest: greatestOf((profile) => profile.livePyramid) },
-      { name: "reserved", isShown: kept("reserved", true), width: 2, dash: [], colour: (theme) => theme.bad,
+      { name: "reserved", isShown: kept("reserved", true), width: 2, dash: [], colour: (theme) => theme.ink,
         greatest: greatestOf((profile) => profile.reservedPyramid) },
       ...this.device.curves.map((curve, number) => ({
         name: curve.isEstimate ? `${curve.name} (estimate)` : curve.name,

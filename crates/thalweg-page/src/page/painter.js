@@ -36,29 +36,55 @@ class Painter {
     this.chooseSamples(profile.livePyramid, axis, view);
     this.indexColumns();
     const { width, samples } = this;
-    const first = samples[0];
-    const last = samples[width - 1];
     const scale = this.height / (view.y1 - view.y0);
     this.floor.fill(-view.y0 * scale);
-    const { start, freed, end, size } = profile.device.blocks;
-    const { passes } = profile;
-    const run = { from: -1, to: -1, pending: -1, height: 0, owner: 0, highest: 0 };
-    profile.device.visitLive(first, last, (block) => {
-      if (passes[block] === 0) return;
-      const from = this.columnOf(start[block]);
-      const to = this.columnOf(end[block]);
-      if (from >= to) return;
-      const pending = this.columnOf(freed[block]);
-      const height = size[block] * scale;
-      if (run.from === from && run.to === to && run.pending === pending && height < TINY && run.highest < TINY) {
-        run.height += height;
-        if (height > run.highest) Object.assign(run, { highest: height, owner: block + 1 });
-        return;
+    const visible = this.collect(profile, samples[0], samples[width - 1]);
+    const { size } = profile.device.blocks;
+    const { blocks, from, to, pending } = this.visible;
+    for (let index = 0; index < visible; ) {
+      let owner = blocks[index];
+      let height = size[owner] * scale;
+      const first = index;
+      let highest = height;
+      index += 1;
+      while (highest < TINY && height < TINY && index < visible && from[index] === from[first]
+          && to[index] === to[first] && pending[index] === pending[first]) {
+        const more = size[blocks[index]] * scale;
+        if (more >= TINY) break;
+        if (more > highest) [highest, owner] = [more, blocks[index]];
+        height += more;
+        index += 1;
       }
-      this.put(run);
-      Object.assign(run, { from, to, pending, height, owner: block + 1, highest: height });
-    });
-    this.put(run);
+      this.put(from[first], to[first], pending[first], height, owner + 1);
+    }
+  }
+
+  /** Fills `visible` with the blocks that are live in some column, in order of allocation; returns how many they are. */
+  collect(profile, first, last) {
+    const { count, start, freed, end, latestEnd } = profile.device.blocks;
+    const { passes } = profile;
+    if (!this.visible || this.visible.blocks.length < count) {
+      const [blocks, from, to, pending] = Array.from({ length: 4 }, () => new Int32Array(count));
+      this.visible = { blocks, from, to, pending };
+    }
+    const { blocks, from, to, pending } = this.visible;
+    let visible = 0;
+    for (let chunk = 0; chunk < latestEnd.length && start[chunk * CHUNK] <= last; chunk += 1) {
+      if (latestEnd[chunk] <= first) continue;
+      const stop = Math.min(count, (chunk + 1) * CHUNK);
+      for (let block = chunk * CHUNK; block < stop; block += 1) {
+        if (passes[block] === 0 || end[block] <= first || start[block] > last) continue;
+        const column = this.columnOf(start[block]);
+        const until = this.columnOf(end[block]);
+        if (column >= until) continue;
+        blocks[visible] = block;
+        from[visible] = column;
+        to[visible] = until;
+        pending[visible] = this.columnOf(freed[block]);
+        visible += 1;
+      }
+    }
+    return visible;
   }
 
   /** For each column the position to show. Ascending. */
@@ -96,8 +122,7 @@ class Painter {
   }
 
   /** Puts a block (or a run of tiny ones) on top of what is in its columns. */
-  put({ from, to, pending, height, owner }) {
-    if (height === 0) return;
+  put(from, to, pending, height, owner) {
     const { floor, owners, width } = this;
     const rows = this.height;
     for (let column = from; column < to; column += 1) {
