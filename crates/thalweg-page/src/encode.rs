@@ -97,7 +97,7 @@ fn blocks(out: &mut Vec<u8>, blocks: &[&BlockLife], unit: u64) {
     });
     differences(out, blocks, |block| (block.address / unit) as i64);
     column(out, blocks, |block| block.size_bytes / unit);
-    column(out, blocks, |block| block.size_bytes.saturating_sub(block.requested_bytes));
+    blocks.iter().for_each(|block| signed(out, block.size_bytes.wrapping_sub(block.requested_bytes) as i64));
     column(out, blocks, |block| u64::from(block.stream));
     column(out, blocks, |block| u64::from(block.pool));
     column(out, blocks, |block| u64::from(block.category));

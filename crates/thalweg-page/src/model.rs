@@ -71,9 +71,9 @@ pub struct BlockLife {
     pub completed: Option<u32>,
     /// Where it begins.
     pub address: u64,
-    /// Its size, in bytes.
+    /// What it takes in its segment, in bytes.
     pub size_bytes: u64,
-    /// Of these, asked for.
+    /// What was asked for, in bytes: these are live.
     pub requested_bytes: u64,
     /// An index into [`DevicePage::streams`].
     pub stream: u16,

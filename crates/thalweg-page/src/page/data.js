@@ -50,17 +50,26 @@ class Columns {
     return into;
   }
 
-  /** A column of differences to the row before, summed up. */
-  sums(into, unit = 1) {
+  /** A column of signed numbers. */
+  signed(into) {
     const read = this.read(into.length);
-    let sum = 0;
     for (let row = 0; row < read.length; row += 1) {
-      const folded = read[row];
-      const half = Math.floor(folded / 2);
-      sum += half * 2 === folded ? half : -half - 1;
-      read[row] = sum * unit;
+      const half = Math.floor(read[row] / 2);
+      read[row] = half * 2 === read[row] ? half : -half - 1;
     }
     into.set(read);
+    return into;
+  }
+
+  /** A column of differences to the row before, summed up. */
+  sums(into, unit = 1) {
+    const read = this.signed(into instanceof Float64Array ? into : new Float64Array(into.length));
+    let sum = 0;
+    for (let row = 0; row < read.length; row += 1) {
+      sum += read[row];
+      read[row] = sum * unit;
+    }
+    if (read !== into) into.set(read);
     return into;
   }
 }
@@ -143,8 +152,10 @@ class Device {
       freed,
       end,
       address: columns.sums(new Float64Array(count), unit),
-      size: columns.numbers(new Float64Array(count), unit),
-      padding: columns.numbers(new Float64Array(count)),
+      /** In its segment. */
+      place: columns.numbers(new Float64Array(count), unit),
+      /** What was asked for: this is what counts as live. */
+      size: columns.signed(new Float64Array(count)),
       stream: columns.numbers(new Uint16Array(count)),
       pool: columns.numbers(new Uint16Array(count)),
       category: columns.numbers(new Uint16Array(count)),
@@ -152,6 +163,8 @@ class Device {
       stack: columns.numbers(new Uint32Array(count)),
       latestEnd: latestEnds(end),
     };
+    const { size, place } = this.blocks;
+    for (let block = 0; block < count; block += 1) size[block] = place[block] - size[block];
   }
 
   readSegments(columns, count, unit) {

@@ -91,8 +91,8 @@ function showDetail(page) {
   const { blocks } = device;
   const facts = element("dl", "facts");
   const fact = (name, text) => facts.append(element("dt", "", name), element("dd", "", text));
-  fact("size", `${bytesText(blocks.size[block])} (${countText(blocks.size[block])} bytes)`);
-  if (blocks.padding[block] > 0) fact("asked for", `${countText(blocks.size[block] - blocks.padding[block])} bytes`);
+  fact("asked for", `${bytesText(blocks.size[block])} (${countText(blocks.size[block])} bytes)`);
+  if (blocks.place[block] !== blocks.size[block]) fact("takes", `${countText(blocks.place[block])} bytes in its segment`);
   fact("lives", page.lifeText(block));
   fact("address", `0x${blocks.address[block].toString(16)}`);
   fact("stream", device.streams[blocks.stream[block]]);

@@ -63,6 +63,7 @@ class Painter {
   collect(profile, first, last) {
     const { count, start, freed, end, latestEnd } = profile.device.blocks;
     const { passes } = profile;
+    const { samples, width } = this;
     if (!this.visible || this.visible.blocks.length < count) {
       const [blocks, from, to, pending] = Array.from({ length: 4 }, () => new Int32Array(count));
       this.visible = { blocks, from, to, pending };
@@ -75,11 +76,11 @@ class Painter {
       for (let block = chunk * CHUNK; block < stop; block += 1) {
         if (passes[block] === 0 || end[block] <= first || start[block] > last) continue;
         const column = this.columnOf(start[block]);
-        const until = this.columnOf(end[block]);
-        if (column >= until) continue;
+        // Most blocks die before the next column.
+        if (column === width || samples[column] >= end[block]) continue;
         blocks[visible] = block;
         from[visible] = column;
-        to[visible] = until;
+        to[visible] = this.columnOf(end[block]);
         pending[visible] = this.columnOf(freed[block]);
         visible += 1;
       }

@@ -117,7 +117,7 @@ class Axis {
     const last = device.events > 0 ? device.times[device.events - 1] : 0;
     this.end = this.isTime ? Math.max(last * 1.001, 1) : device.never;
     /** No view is narrower. */
-    this.least = this.isTime ? 5 : 8;
+    this.least = Math.min(this.isTime ? 5 : 8, this.end);
   }
 
   /** The last position at or before a coordinate. */

@@ -64,6 +64,7 @@ class SegmentMap {
     this.spots = [];
     let pixel = 0;
     let mapped = 0;
+    let placed = 0;
     const { address, size } = page.device.segments;
     segments.forEach((segment, index) => {
       const before = segments[index - 1];
@@ -75,14 +76,16 @@ class SegmentMap {
       this.spots.push({ from: pixel, to: pixel + length, segment });
       const end = address[segment] + size[segment];
       for (let at = upperBound(starts, address[segment] - 1); at < live.length && starts[at] < end; at += 1) {
-        mapped += this.block(context, live[at], pixel, segment, bytesPerPixel);
+        this.block(context, live[at], pixel, segment, bytesPerPixel);
+        mapped += 1;
+        placed += blocks.place[live[at]];
       }
       pixel += length;
     });
-    this.note(segments, live.length, mapped);
+    this.note(segments, placed, live.length - mapped);
   }
 
-  /** Draws a block in its segment; returns 1. */
+  /** Draws a block in its segment. */
   block(context, block, pixel, segment, bytesPerPixel) {
     const { page } = this;
     const { blocks, segments } = page.device;
@@ -92,8 +95,7 @@ class SegmentMap {
     const faded = page.lit !== null && page.lit[block] === 0;
     const colour = isKept ? page.theme.highlight : page.groups.colour(page.groups.of[block], page.theme);
     const shaded = mix(colour, block & 1 ? [0, 0, 0] : page.theme.ground, faded ? 0.75 : block & 1 ? 0.12 : 0);
-    this.bar(context, pixel + offset, blocks.size[block] / bytesPerPixel, css(shaded, isPending ? 0.5 : 1), 0.35);
-    return 1;
+    this.bar(context, pixel + offset, blocks.place[block] / bytesPerPixel, css(shaded, isPending ? 0.5 : 1), 0.35);
   }
 
   /** A bar that wraps from line to line. What is narrower than `slit` leaves no slit to its neighbour. */
@@ -109,13 +111,13 @@ class SegmentMap {
     }
   }
 
-  note(segments, live, mapped) {
+  /** What is reserved and free, in words; `astray` is how many live blocks lie in none of the segments. */
+  note(segments, placed, astray) {
     const { size } = this.page.device.segments;
     const reserved = segments.reduce((sum, segment) => sum + size[segment], 0);
-    const outside = live > mapped ? `; ${countText(live - mapped)} blocks lie in no known segment` : "";
+    const outside = astray > 0 ? `; ${countText(astray)} live blocks lie in no known segment` : "";
     byId("segments-note").textContent =
-      `${countText(segments.length)} at this moment, ${bytesText(reserved)}, of which ` +
-      `${bytesText(Math.max(0, reserved - this.page.profile.live[this.page.moment]))} free${outside}`;
+      `${countText(segments.length)} at this moment, ${bytesText(reserved)}, of which ${bytesText(Math.max(0, reserved - placed))} free${outside}`;
   }
 
   /** What is under the mouse: { segment, block } with the block plus one. */
@@ -129,8 +131,8 @@ class SegmentMap {
     const { blocks, segments } = this.page.device;
     const address = segments.address[spot.segment] + (pixel - spot.from) * bytesPerPixel;
     const found = this.live().find((block) => {
-      const slack = Math.max(0, bytesPerPixel - blocks.size[block]);
-      return address >= blocks.address[block] - slack / 2 && address < blocks.address[block] + blocks.size[block] + slack / 2;
+      const slack = Math.max(0, bytesPerPixel - blocks.place[block]);
+      return address >= blocks.address[block] - slack / 2 && address < blocks.address[block] + blocks.place[block] + slack / 2;
     });
     return { segment: spot.segment, block: found === undefined ? NOBODY : found + 1 };
   }
@@ -156,7 +158,7 @@ class SegmentMap {
     let live = 0;
     device.visitLive(moment, moment, (block) => {
       const at = device.blocks.address[block];
-      if (profile.passes[block] === 1 && at >= address[segment] && at < address[segment] + size[segment]) live += device.blocks.size[block];
+      if (profile.passes[block] === 1 && at >= address[segment] && at < address[segment] + size[segment]) live += device.blocks.place[block];
     });
     return [
       `free, in ${isExpandable[segment] ? "an expandable segment's range" : "a segment"} of ${bytesText(size[segment])}`,

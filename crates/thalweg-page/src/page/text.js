@@ -2,27 +2,26 @@
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-/** 1536 as "1.50 KiB": three or four digits that count. */
+/** 1536 as "1.50 KiB", as the command writes it. */
 function bytesText(bytes) {
-  const sign = bytes < 0 ? "−" : "";
   let value = Math.abs(bytes);
   let unit = 0;
-  while (value >= 1000 && unit < UNITS.length - 1) {
+  // Where rounding would write 1024.0, the next unit is meant.
+  while (value >= (unit === 0 ? 1024 : 1023.95) && unit < UNITS.length - 1) {
     value /= 1024;
     unit += 1;
   }
-  const digits = unit === 0 ? 0 : value < 10 ? 2 : value < 100 ? 1 : 0;
-  return `${sign}${value.toFixed(digits)} ${UNITS[unit]}`;
+  const digits = unit === 0 ? 0 : value < 10 ? 2 : 1;
+  return `${bytes < 0 ? "-" : ""}${value.toFixed(digits)} ${UNITS[unit]}`;
 }
 
-/** 1234567 as "1 234 567". */
+/** 1234567 as "1,234,567". */
 function countText(count) {
-  return String(Math.round(count)).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
+  return String(Math.round(count)).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
 }
 
 function shareText(share) {
-  const percent = share * 100;
-  return `${percent.toFixed(percent > 0 && percent < 9.95 ? 1 : 0)} %`;
+  return `${(share * 100).toFixed(1)} %`;
 }
 
 /** A span of microseconds. */

@@ -37,7 +37,7 @@ fn sums(events: u32, lives: impl Iterator<Item = (Option<u32>, Option<u32>, u64)
 
 fn live(device: &DevicePage, counts: impl Fn(&BlockLife) -> bool) -> Vec<u64> {
     let blocks = device.blocks.iter().filter(|block| counts(block));
-    sums(device.event_count, blocks.map(|block| (block.allocated, block.completed, block.size_bytes)))
+    sums(device.event_count, blocks.map(|block| (block.allocated, block.completed, block.requested_bytes)))
 }
 
 fn peaks(device: &DevicePage, count: usize, of: impl Fn(&BlockLife) -> u16) -> String {
@@ -159,8 +159,8 @@ fn pages_with_little_on_them_open() {
         pools: vec!["p".into()],
         blocks: vec![BlockLife {
             address: 1 << 47,
-            size_bytes: 3,
-            requested_bytes: 1,
+            size_bytes: 1,
+            requested_bytes: 3,
             ..BlockLife::default()
         }],
         ..DevicePage::default()
