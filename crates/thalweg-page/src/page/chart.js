@@ -147,7 +147,7 @@ class Chart {
     }
     context.textAlign = "center";
     context.textBaseline = "top";
-    const stride = roundStep(view.x1 - view.x0, plot.width / 110, 10);
+    const stride = Math.max(axis.isTime ? 0 : 1, roundStep(view.x1 - view.x0, plot.width / 110, 10));
     for (let at = Math.ceil(view.x0 / stride) * stride; at <= view.x1; at += stride) {
       const x = this.toX(at);
       context.fillRect(Math.round(x), plot.top + plot.height, 1, 4);

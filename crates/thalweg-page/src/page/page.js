@@ -150,6 +150,11 @@ class Page {
       });
       return element("label", "check", box, sample, curve.name);
     }));
+    const { freed, end } = this.device.blocks;
+    // An ordinary free is done with the next event.
+    if (freed.some((position, block) => end[block] - position > 1)) {
+      byId("curves").append(element("span", "hint", "dim blocks: freed, but waiting for other streams"));
+    }
   }
 
   // ---- view and moment
