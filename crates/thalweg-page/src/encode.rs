@@ -56,7 +56,7 @@ fn differences<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> i64) {
     let mut last = 0;
     for row in rows {
         let value = value(row);
-        signed(out, value - last);
+        signed(out, value.wrapping_sub(last));
         last = value;
     }
 }
@@ -75,7 +75,7 @@ pub fn device(device: &DevicePage, model: &PageModel) -> Vec<u8> {
     number(&mut out, unit);
     let mut last = device.times_us.first().copied().unwrap_or(0);
     for &time in &device.times_us {
-        signed(&mut out, time - last);
+        signed(&mut out, time.wrapping_sub(last));
         last = time;
     }
     self::blocks(&mut out, &blocks, unit);

@@ -86,7 +86,10 @@ class Stacks {
     for (let stack = 0; stack < meta.stacks; stack += 1) {
       this.frames.push(columns.numbers(new Uint32Array(columns.number())));
     }
-    this.isForeign = this.texts.map((text) => FOREIGN.test(text));
+    this.ranks = this.texts.map((file) => {
+      if (file.endsWith(".py")) return LIBRARY.test(file) ? 1 : 0;
+      return file === "" || file === "??" ? 3 : 2;
+    });
   }
 
   /** "train.py:12 forward" */
@@ -97,11 +100,12 @@ class Stacks {
     return `${place} ${this.texts[this.functions[frame]]}`.trim();
   }
 
-  /** The frame that a person takes for the cause: the innermost that is neither PyTorch's nor the interpreter's. */
+  /** The frame that a person takes for the cause, as the command does: the innermost of the user's own Python code, else
+   * the innermost in Python, else the innermost with a file. */
   cause(stack) {
     const frames = this.frames[stack];
-    for (const frame of frames) {
-      if (!this.isForeign[this.files[frame]]) return frame;
+    for (const rank of [0, 1, 2]) {
+      for (const frame of frames) if (this.ranks[this.files[frame]] <= rank) return frame;
     }
     return frames.length > 0 ? frames[0] : -1;
   }
@@ -117,7 +121,7 @@ class Stacks {
 }
 
 /** Files that are in every stack and nobody's fault. */
-const FOREIGN = /(^|[\\/])(torch|torchvision|site-packages|dist-packages|python3?\.?\d*)[\\/]|\.(cpp|cu|h|so)\b|^$|^<|^\?\?/;
+const LIBRARY = /\/(site-packages|dist-packages|torch)\/|\/lib\/python|^torch\/|^</;
 
 /** All of one device. */
 class Device {

@@ -44,9 +44,11 @@ function showFigures(device) {
 /** The most rows of the list of groups. */
 const GROUP_ROWS = 14;
 
-/** A frame with the name of its file alone: what tells it apart is at the end of the path. */
+/** A frame with the last two parts of its file's path, as the command writes it. */
 function shortFrame(text) {
-  return text.replace(/^[^ ]*[\\/](?=[^ \\/]+( |$))/, "");
+  const end = text.search(/:\d+( |$)/);
+  const path = end < 0 ? text : text.slice(0, end);
+  return path.split("/").slice(-2).join("/") + text.slice(path.length);
 }
 
 /** Lists who has the memory at the moment; returns the rows shown. */
