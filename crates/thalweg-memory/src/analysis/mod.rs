@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong
+//!      │    ├──▶ lives ──────▶ Lives       every block and segment, from when to when
 //!      │    └──▶ diff ───────▶ Growth      what one has more of than another
 //!      └───────▶ what_if ────▶ Outcome     the same program under other settings
 //! ```
@@ -23,12 +24,14 @@
 
 mod diff;
 mod layout;
+mod lives;
 mod summary;
 mod walk;
 pub mod what_if;
 
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
+pub use lives::{BlockLife, Lives, SegmentLife, lives};
 pub use summary::{
     Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise, telling,
     telling_frame,

@@ -18,7 +18,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    fn of(event: &Event) -> Self {
+    pub(super) fn of(event: &Event) -> Self {
         let size_bytes = event.size_bytes.max(1).checked_next_multiple_of(512).unwrap_or(u64::MAX);
         Self { requested_bytes: event.size_bytes, size_bytes, stream: event.stream, stack: event.stack }
     }
@@ -32,6 +32,17 @@ pub(super) struct Taken {
     pub(super) pool_id: (u64, u64),
     /// It is mapped: what touches it and is mapped too is one segment with it.
     pub(super) is_mapped: bool,
+}
+
+impl Taken {
+    pub(super) fn of(event: &Event) -> Self {
+        Self {
+            end: event.address.saturating_add(event.size_bytes),
+            stream: event.stream,
+            pool_id: event.pool_id.unwrap_or((0, 0)),
+            is_mapped: matches!(event.action, Action::SegmentMap | Action::SegmentUnmap),
+        }
+    }
 }
 
 /// What there is at one moment, by address.
@@ -90,13 +101,7 @@ impl State {
     }
 
     fn take(&mut self, event: &Event) {
-        let taken = Taken {
-            end: event.address.saturating_add(event.size_bytes),
-            stream: event.stream,
-            pool_id: event.pool_id.unwrap_or((0, 0)),
-            is_mapped: matches!(event.action, Action::SegmentMap | Action::SegmentUnmap),
-        };
-        self.taken.insert(event.address, taken);
+        self.taken.insert(event.address, Taken::of(event));
     }
 
     /// Takes a range out of what is taken: whole segments, or a part of a mapped range.
