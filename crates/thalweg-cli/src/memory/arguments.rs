@@ -4,7 +4,8 @@ use crate::UsageError;
 
 /// Options that stand alone, and those that a value follows, behind the next argument or an equals sign.
 const FLAGS: &[&str] = &["--json", "--search"];
-const VALUED: &[&str] = &["--top", "--conf", "--policy", "--card", "--at", "--max-reserved", "--max-growth"];
+const VALUED: &[&str] =
+    &["--top", "--html", "--conf", "--policy", "--card", "--at", "--max-reserved", "--max-growth"];
 
 /// What stands behind the name of a subcommand.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ mod arguments;
 mod check;
 mod diff;
 mod files;
+mod page;
 mod progress;
 mod replay;
 mod show;
@@ -30,7 +31,7 @@ pub const COMMAND: Command = Command {
     name: "memory",
     summary: "what a PyTorch memory snapshot tells, and what other settings would do",
     usage: "\
-usage: thalweg memory show   SNAPSHOT... [--top N]
+usage: thalweg memory show   SNAPSHOT... [--top N] [--html OUT]
        thalweg memory replay SNAPSHOT... [--conf KEY:VALUE,...]... [--search]
                              [--policy pytorch|thalweg] [--card 24GiB]
        thalweg memory diff   BEFORE AFTER [--at end|peak] [--top N]
@@ -47,6 +48,7 @@ gzip or not; - is standard input. Nothing in a file is run. No GPU is needed.
   check   for CI: one line, and exit status 1 if a limit is passed
 
   --json          one JSON object a line
+  --html OUT      show: the same and more as a page for a browser, in one file
   --top N         how many sizes and places are shown (default: 8)
   --conf CONF     settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be repeated
                   (default: those that the snapshot was recorded with)

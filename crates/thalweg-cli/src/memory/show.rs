@@ -1,22 +1,27 @@
 //! `thalweg memory show`: what one snapshot comes to.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 use thalweg::memory::analysis::{Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise, telling_frame};
 use thalweg::memory::snapshot::{Recording, StackId};
 
 use super::arguments::Arguments;
+use super::page::Pages;
 use super::size::{count, share, size};
 use super::table::Table;
 use super::{Failure, files};
 use crate::output::{Object, Output};
 
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--top", "--card"])?;
+    arguments.only(&["--top", "--card", "--html"])?;
     let top = arguments.top()?;
     let card = arguments.read("--card", "a size such as 24GiB", super::size::parse)?;
     let output = Output::standard();
     let mut is_first = true;
+    let html = arguments.value("--html");
+    let mut pages = Pages::new(arguments.files()?);
     files::each(arguments.files()?, |path, recording| {
         let devices = recording.devices();
         if devices.is_empty() {
@@ -24,6 +29,9 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         }
         for device in devices {
             let summary = summarise(recording, device);
+            if html.is_some() {
+                pages.add(path, recording, &summary, card);
+            }
             if arguments.has("--json") {
                 output.text(&json(path, recording, &summary, top).finish());
                 continue;
@@ -35,7 +43,16 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         }
         Ok(())
     })?;
+    if let Some(html) = html {
+        write_page(pages, html).map_err(|error| Failure::File(format!("{html}: {error}")))?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn write_page(pages: Pages, path: &str) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    thalweg_page::write(&pages.finish(), &mut file)?;
+    file.flush()
 }
 
 /// The place that tells most of a stack, for people: `model.py:17 forward`.
