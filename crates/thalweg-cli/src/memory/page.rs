@@ -53,8 +53,9 @@ impl Pages {
         // The shared pool is first, whether it is used or not.
         pools.index((0, 0), pool_name);
         let blocks = blocks.iter().map(|block| {
-            let stack = block
-                .stack
+            // An empty stack says no more than none.
+            let recorded = block.stack.filter(|&stack| recording.stack(stack).next().is_some());
+            let stack = recorded
                 .map(|stack| *stacks.entry(stack.number()).or_insert_with(|| self.stack(recording, stack)));
             BlockLife {
                 allocated: event(block.allocated),
@@ -112,9 +113,6 @@ impl Pages {
                 self.model.frames.push(frame.clone());
                 self.model.frames.len() as u32 - 1
             }));
-        }
-        if numbers.is_empty() {
-            category = 0;
         }
         self.model.stacks.push(numbers);
         (self.model.stacks.len() as u32 - 1, category as u16)

@@ -183,10 +183,10 @@ impl Walk {
     /// What only the end of the file says: exact sizes, and the pools of segments that are still there.
     fn finish(mut self, end: &State) -> Lives {
         for (address, &segment) in &self.taken {
-            if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken) {
-                if *address < taken.end {
-                    self.lives.segments[segment].pool_id = taken.pool_id;
-                }
+            if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken)
+                && *address < taken.end
+            {
+                self.lives.segments[segment].pool_id = taken.pool_id;
             }
         }
         for (address, &block) in &self.live {
