@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod doctor;
+mod memory;
 mod output;
+mod progress;
 mod sim;
 
 use std::process::ExitCode;
@@ -32,7 +34,7 @@ struct Command {
 /// What is wrong with the arguments, in a sentence.
 struct UsageError(String);
 
-const COMMANDS: &[Command] = &[doctor::COMMAND, sim::COMMAND];
+const COMMANDS: &[Command] = &[doctor::COMMAND, memory::COMMAND, sim::COMMAND];
 
 /// The status of a call that makes no sense.
 const EXIT_USAGE: u8 = 2;

@@ -42,6 +42,11 @@ impl Output {
         }
     }
 
+    /// How many columns a line has.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// Writes text as it is.
     pub fn text(&self, text: &str) {
         let mut standard = std::io::stdout().lock();
@@ -152,6 +157,43 @@ impl Object {
         self
     }
 
+    /// A member that is a whole number.
+    pub fn integer(mut self, key: &str, value: u64) -> Self {
+        self.key(key);
+        write!(self.0, "{value}").expect("writing to a string succeeds");
+        self
+    }
+
+    /// A member that is true or false.
+    pub fn boolean(mut self, key: &str, value: bool) -> Self {
+        self.key(key);
+        self.0.push_str(if value { "true" } else { "false" });
+        self
+    }
+
+    /// A member that is an object.
+    pub fn object(mut self, key: &str, value: Self) -> Self {
+        self.key(key);
+        self.0.push_str(&value.0);
+        self.0.push('}');
+        self
+    }
+
+    /// A member that is a list of objects.
+    pub fn objects(mut self, key: &str, values: impl IntoIterator<Item = Self>) -> Self {
+        self.key(key);
+        self.0.push('[');
+        for (index, value) in values.into_iter().enumerate() {
+            if index > 0 {
+                self.0.push(',');
+            }
+            self.0.push_str(&value.0);
+            self.0.push('}');
+        }
+        self.0.push(']');
+        self
+    }
+
     /// A member that has no value.
     pub fn null(mut self, key: &str) -> Self {
         self.key(key);
@@ -205,6 +247,10 @@ mod tests {
     fn objects_are_json() {
         let line =
             Object::new().string("a\"b", "c\\\n").number("d", 1.5).number("e", f64::NAN).null("f").finish();
+        let nested = || Object::new().integer("n", u64::MAX).boolean("b", true);
+        let line_of_nested = Object::new().object("o", nested()).objects("l", [nested(), nested()]).finish();
+        let inner = "{\"n\":18446744073709551615,\"b\":true}";
+        assert_eq!(line_of_nested, format!("{{\"o\":{inner},\"l\":[{inner},{inner}]}}\n"));
         assert_eq!(line, "{\"a\\\"b\":\"c\\\\\\u000a\",\"d\":1.5,\"e\":null,\"f\":null}\n");
     }
 }

@@ -61,6 +61,7 @@
 //! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
 //! | [`replay`] | recorded programs, to be served again | how they are served |
+//! | [`analysis`] | what a recorded program did with its memory, and would do under other settings | files, terminals |
 //! | [`host`] | pinned host memory, from end to end | |
 //! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //!
@@ -100,6 +101,7 @@
 
 mod advice;
 mod allocator;
+pub mod analysis;
 mod arena;
 mod bins;
 mod blocks;

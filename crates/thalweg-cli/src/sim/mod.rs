@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use thalweg::sim::FINDING_SEPARATOR;
 
 use self::arguments::Arguments;
 use crate::output::{Colour, Object, Output};
+use crate::progress::Progress;
 use crate::{Command, UsageError};
 
 /// The command.
@@ -91,12 +91,10 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
     let refusal = Mutex::new(None);
-    let bar = ProgressBar::new(arguments.seeds).with_style(
-        ProgressStyle::with_template("{wide_bar} {pos}/{len} seeds, {eta} left").expect("a valid template"),
-    );
+    let progress = Mutex::new((Progress::new("of all seeds", arguments.seeds), 0));
     std::thread::scope(|scope| {
         for job in 0..arguments.jobs {
-            let (next, failures, refusal, bar) = (&next, &failures, &refusal, &bar);
+            let (next, failures, refusal, progress) = (&next, &failures, &refusal, &progress);
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -115,12 +113,15 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                     }
-                    bar.inc(1);
+                    let mut progress = lock(progress);
+                    progress.1 += 1;
+                    let done = progress.1;
+                    progress.0.show(done);
                 }
             });
         }
     });
-    bar.finish_and_clear();
+    drop(progress);
     match refusal.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
         None => Ok(failures.into_inner().unwrap_or_else(PoisonError::into_inner)),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, PartialEq, Debug)]
 pub enum Member {
     Null,
+    Truth(bool),
     Number(f64),
     Text(String),
 }
@@ -38,6 +39,8 @@ fn value(rest: &mut &str) -> Result<Member, String> {
     *rest = more;
     match word {
         "null" => Ok(Member::Null),
+        "true" => Ok(Member::Truth(true)),
+        "false" => Ok(Member::Truth(false)),
         _ if word.ends_with('.') || word.contains(['i', 'N', 'n']) => Err(format!("{word} is no number")),
         _ => word.parse().map(Member::Number).map_err(|_| format!("{word} is no number")),
     }

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod flat_json;
+mod memory;
 mod sim;
 mod usage;
 

@@ -14,20 +14,27 @@
 //! ```text
 //!  Snapshot ──▶ to_pickle ──▶ memory_viz (web and Python), pickle.load      memory-efficient: stacks are written once
 //!     ▲   └───▶ to_json   ──▶ memory_viz of late, anything else
-//!     └──────── from_pickle ◀── any program's _dump_snapshot, of any age
+//!     └──────── Recording ◀── any program's _dump_snapshot, of any age; our JSON
 //! ```
+//!
+//! A [`Recording`] is what a file says in little memory; tools work on it. A [`Snapshot`] is the same as plain Rust types, to
+//! be made and written.
 //!
 //! Writing follows PyTorch 2.15 to the key. Reading is generous with the form (keys that are missing or unknown, tuples
 //! where lists were expected, a bare list of segments) and strict with what remains (a size is a number and not negative):
-//! a file may come from anywhere, so whatever it contains, reading it neither panics nor recurses nor takes more memory than
-//! some multiple of the file's own size.
+//! a file may come from anywhere, so whatever it contains, reading it runs nothing, neither panics nor recurses, and takes no
+//! more memory than some multiple of the file's own size.
 //!
 //! What is not here: recording ([`history`](crate::history)), and any drawing.
 
+mod build;
 mod dump;
 mod json;
+mod json_reader;
 mod model;
-pub(crate) mod pickle;
+mod pickle;
+mod recording;
+mod source;
 mod undump;
 
 use std::fmt;
@@ -35,6 +42,7 @@ use std::fmt;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };
+pub use recording::{BlockView, Event, FrameView, Recording, SegmentView, StackId};
 
 use crate::pools::PoolId;
 use crate::stats::SizeClass;

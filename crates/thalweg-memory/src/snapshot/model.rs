@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::dump;
 use super::json::JsonWriter;
-use super::pickle::{PickleWriter, parse};
-use super::{BlockState, SegmentSnapshot, SnapshotError, undump};
+use super::pickle::PickleWriter;
+use super::{BlockState, Recording, SegmentSnapshot, SnapshotError};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 
@@ -34,9 +34,9 @@ impl Snapshot {
     /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the whole dictionary, or a plain list of segments.
     ///
     /// # Errors
-    /// If it is no such thing. The message says where in the file, or which entry, and what was expected there.
+    /// If it is no such thing. The message says where in the file, and what was expected there.
     pub fn from_pickle(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        undump::snapshot(&parse(bytes)?, bytes.len())
+        Recording::read(bytes).map(|recording| recording.to_snapshot())
     }
 
     /// The pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.

@@ -1,357 +1,182 @@
-//! A [`Snapshot`] out of a pickle's values.
+//! The dictionary of a file, out of the values that were read, as a [`Recording`].
 //!
-//! A file from anywhere may use one list in many places, and so stand for far more than it holds. What is built here is
+//! A file from anywhere may use one list in many places, and so stand for far more than it holds. What is in a recording is
 //! therefore paid for: each segment, block and entry costs one of a budget, which is the length of the file. No honest file
-//! comes near it, since each of these takes dozens of bytes to write. Stacks are built once and shared, as in the file.
+//! comes near it, since each of these takes dozens of bytes to write.
 
 use std::sync::Arc;
 
-use super::pickle::{Node, NodeId, Pickle};
-use super::{
-    Action, Annotation, BlockState, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot,
-    SnapshotError, TraceEntry,
-};
-use crate::stats::SizeClass;
-use crate::upstream::StreamId;
+use super::build::{Builder, Outcome, Value};
+use super::recording::{RecordedSegment, Recording, Trace};
+use super::{Annotation, SettingValue};
 
-/// No entry of any version has nearly as many keys.
-const MOST_KEYS: usize = 256;
-
-type Result<T> = std::result::Result<T, SnapshotError>;
-
-/// What `pickle`, read from a file of `file_bytes`, says of the memory.
-pub(crate) fn snapshot(pickle: &Pickle, file_bytes: usize) -> Result<Snapshot> {
-    let mut reader = Reader { pickle, stacks: vec![None; pickle.len()], budget: file_bytes };
-    let root = pickle.root();
-    if let Node::List(segments) = pickle.node(root) {
-        let segments = reader.list(segments, "segments", Reader::segment)?;
-        return Ok(Snapshot { segments, ..Snapshot::default() });
-    }
-    if !matches!(pickle.node(root), Node::Dict(_)) {
-        return Err(SnapshotError::new(
-            "the file holds neither a snapshot's dictionary nor a list of segments",
-        ));
-    }
-    reader.dict(root)?;
-    if reader.get(root, "segments").is_none() && reader.get(root, "device_traces").is_none() {
-        return Err(SnapshotError::new("the file's dictionary has neither segments nor device_traces"));
-    }
-    Ok(Snapshot {
-        segments: reader.list_at(root, "segments", Reader::segment)?,
-        device_traces: reader.list_at(root, "device_traces", |reader, entries| {
-            let entries = reader.items(entries)?;
-            reader.list(entries, "entries", Reader::trace_entry)
-        })?,
-        allocator_settings: reader.settings(root)?,
-        external_annotations: reader.list_at(root, "external_annotations", Reader::annotation)?,
-        host_segments: reader.list_at(root, "host_segments", Reader::segment)?,
-        host_traces: reader.host_traces(root)?,
+/// Makes the recording of which `root` is the dictionary, or the list of segments; the file has `file_bytes`.
+pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> Outcome<Recording> {
+    let mut reader = Reader { builder: &builder, budget: file_bytes };
+    let mut recording = if builder.items(root).is_some() {
+        Recording { segments: reader.segments(root)?, ..Recording::default() }
+    } else if builder.pairs(root).is_some() {
+        reader.whole(root)?
+    } else {
+        return Err("the file holds neither a snapshot's dictionary nor a list of segments".into());
+    };
+    recording.file_bytes = file_bytes;
+    let Recording { segments, traces, host_segments, host_trace, settings, annotations, .. } = recording;
+    Ok(Recording {
+        segments,
+        traces,
+        host_segments,
+        host_trace,
+        settings,
+        annotations,
+        file_bytes,
+        ..builder.recording
     })
 }
 
-struct Reader<'p> {
-    pickle: &'p Pickle,
-    /// The stacks that were built, by the id of their list.
-    stacks: Vec<Option<Frames>>,
-    budget: usize,
+struct Reader<'b> {
+    builder: &'b Builder,
+    budget: u64,
 }
 
-impl<'p> Reader<'p> {
-    /// The value of a key; of the last, if there are several. `None` is no value.
-    fn get(&self, dict: NodeId, key: &str) -> Option<NodeId> {
-        let Node::Dict(pairs) = self.pickle.node(dict) else { return None };
-        let is_key = |id| matches!(self.pickle.node(id), Node::Text(text) if **text == *key);
-        let (_, value) = *pairs.iter().rev().find(|&&(id, _)| is_key(id))?;
-        if matches!(self.pickle.node(value), Node::None) { None } else { Some(value) }
+impl<'b> Reader<'b> {
+    fn whole(&mut self, root: Value) -> Outcome<Recording> {
+        if self.get(root, "segments").is_none() && self.get(root, "device_traces").is_none() {
+            return Err("the file's dictionary has neither segments nor device_traces".into());
+        }
+        Ok(Recording {
+            segments: self.at(root, "segments", Self::segments)?,
+            traces: self.at(root, "device_traces", Self::traces)?,
+            host_segments: self.at(root, "host_segments", Self::segments)?,
+            host_trace: self.at(root, "host_traces", Self::host_trace)?,
+            settings: self.at(root, "allocator_settings", Self::settings)?,
+            annotations: self.at(root, "external_annotations", Self::annotations)?,
+            ..Recording::default()
+        })
     }
 
-    fn items(&self, id: NodeId) -> Result<&'p [NodeId]> {
-        match self.pickle.node(id) {
-            Node::List(items) | Node::Tuple(items) => Ok(items),
-            other => Err(unexpected("a list", other)),
+    /// The value of a key; of the last, if there are several. `None` is no value.
+    fn get(&self, dict: Value, key: &str) -> Option<Value> {
+        let is_key = |name| self.text(name).is_some_and(|text| **text == *key);
+        let (_, value) = *self.builder.pairs(dict)?.iter().rev().find(|&&(name, _)| is_key(name))?;
+        Some(value).filter(|value| *value != Value::None)
+    }
+
+    fn at<T: Default>(
+        &mut self,
+        dict: Value,
+        key: &str,
+        read: impl FnOnce(&mut Self, Value) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let Some(value) = self.get(dict, key) else { return Ok(T::default()) };
+        read(self, value).map_err(|what| format!("{key}: {what}"))
+    }
+
+    fn text(&self, value: Value) -> Option<&'b Arc<str>> {
+        match value {
+            Value::Text(text) => Some(&self.builder.recording.texts[text as usize]),
+            _ => None,
         }
     }
 
-    fn pay(&mut self) -> Result<()> {
-        self.budget = self.budget.checked_sub(1).ok_or_else(|| {
-            SnapshotError::new(
-                "the file stands for more entries than it has bytes, which no real snapshot does",
-            )
-        })?;
+    fn pay(&mut self, count: usize) -> Outcome<()> {
+        let left = self.budget.checked_sub(count as u64);
+        self.budget =
+            left.ok_or("the file stands for more entries than it has bytes, which no real snapshot does")?;
         Ok(())
     }
 
-    fn list<T>(
-        &mut self,
-        items: &[NodeId],
-        name: &str,
-        mut each: impl FnMut(&mut Self, NodeId) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let mut list = Vec::new();
-        for (index, &item) in items.iter().enumerate() {
-            self.pay()?;
-            list.push(each(self, item).map_err(|error| within(error, &format!("{name}[{index}]")))?);
-        }
-        Ok(list)
+    fn items(&mut self, value: Value) -> Outcome<&'b [Value]> {
+        let items = self.builder.items(value).ok_or("expected a list")?;
+        self.pay(items.len())?;
+        Ok(items)
     }
 
-    /// The list under a key; an absent one is empty.
-    fn list_at<T>(
-        &mut self,
-        dict: NodeId,
-        key: &str,
-        each: impl FnMut(&mut Self, NodeId) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let Some(id) = self.get(dict, key) else { return Ok(Vec::new()) };
-        let items = self.items(id).map_err(|error| within(error, key))?;
-        self.list(items, key, each)
+    fn segments(&mut self, value: Value) -> Outcome<Vec<RecordedSegment>> {
+        let mut segments = Vec::new();
+        for (index, &item) in self.items(value)?.iter().enumerate() {
+            let segment = self.builder.is_segment(item);
+            let segment = segment.ok_or_else(|| format!("number {index} is no segment with a total_size"))?;
+            self.pay(segment.blocks.iter().map(|range| range.len()).sum())?;
+            segments.push(segment);
+        }
+        Ok(segments)
+    }
+
+    fn traces(&mut self, value: Value) -> Outcome<Vec<Trace>> {
+        let mut traces = Vec::new();
+        for (index, &item) in self.items(value)?.iter().enumerate() {
+            traces.push(self.trace(item).map_err(|what| format!("number {index}: {what}"))?);
+        }
+        Ok(traces)
+    }
+
+    fn trace(&mut self, value: Value) -> Outcome<Trace> {
+        let trace = self.builder.trace(value).ok_or("expected a list of entries, with an action each")?;
+        self.pay(trace.len())?;
+        Ok(trace)
     }
 
     /// The traces of the host: a list of entries, or one list for the one host.
-    fn host_traces(&mut self, root: NodeId) -> Result<Vec<TraceEntry>> {
-        let nested = self.list_at(root, "host_traces", |reader, item| match reader.pickle.node(item) {
-            Node::List(entries) => reader.list(entries, "entries", Self::trace_entry),
-            _ => Ok(vec![reader.trace_entry(item)?]),
-        })?;
-        Ok(nested.into_iter().flatten().collect())
-    }
-
-    fn int(&self, dict: NodeId, key: &str) -> Result<Option<i64>> {
-        let Some(id) = self.get(dict, key) else { return Ok(None) };
-        match self.pickle.node(id) {
-            Node::Int(value) => Ok(Some(*value)),
-            Node::Bool(value) => Ok(Some((*value).into())),
-            other => Err(within(unexpected("a whole number of up to 64 bits", other), key)),
+    fn host_trace(&mut self, value: Value) -> Outcome<Trace> {
+        if self.builder.trace(value).is_some() {
+            return self.trace(value);
         }
+        let traces = self.traces(value)?;
+        Ok(Trace(traces.into_iter().flat_map(|trace| trace.0).collect()))
     }
 
-    /// An address or a handle: its bits, since Python may have taken it for negative.
-    fn handle(&self, dict: NodeId, key: &str) -> Result<Option<u64>> {
-        Ok(self.int(dict, key)?.map(|value| value as u64))
-    }
-
-    fn bytes(&self, dict: NodeId, key: &str) -> Result<Option<u64>> {
-        let Some(value) = self.int(dict, key)? else { return Ok(None) };
-        let bytes = u64::try_from(value);
-        bytes.map(Some).map_err(|_| SnapshotError::new(format!("{key}: {value} is no size, it is negative")))
-    }
-
-    fn text(&self, dict: NodeId, key: &str) -> Result<Option<Arc<str>>> {
-        let Some(id) = self.get(dict, key) else { return Ok(None) };
-        match self.pickle.node(id) {
-            Node::Text(text) => Ok(Some(Arc::clone(text))),
-            other => Err(within(unexpected("a text", other), key)),
-        }
-    }
-
-    fn pair(&self, dict: NodeId, key: &str) -> Result<Option<(u64, u64)>> {
-        let Some(id) = self.get(dict, key) else { return Ok(None) };
-        let items = self.items(id).map_err(|error| within(error, key))?;
-        let number = |id: NodeId| match self.pickle.node(id) {
-            Node::Int(value) => Some(*value as u64),
-            _ => None,
-        };
-        match items {
-            &[first, second] if number(first).is_some() && number(second).is_some() => {
-                Ok(number(first).zip(number(second)))
+    fn annotations(&mut self, value: Value) -> Outcome<Vec<Annotation>> {
+        let mut annotations = Vec::new();
+        for &item in self.items(value)? {
+            if self.builder.pairs(item).is_none() {
+                return Err("expected a list of dictionaries".into());
             }
-            _ => Err(SnapshotError::new(format!("{key}: expected two numbers"))),
+            let text = |key| self.get(item, key).and_then(|value| self.text(value)).cloned();
+            let int = |key| match self.get(item, key) {
+                Some(Value::Int(value)) => value,
+                _ => 0,
+            };
+            annotations.push(Annotation {
+                name: text("name").unwrap_or_else(|| "".into()),
+                stage: text("stage").unwrap_or_else(|| "".into()),
+                device: i32::try_from(int("device")).unwrap_or(-1),
+                time_us: int("time_us"),
+            });
         }
+        Ok(annotations)
     }
 
-    fn frames(&mut self, dict: NodeId, key: &str) -> Result<Option<Frames>> {
-        let Some(id) = self.get(dict, key) else { return Ok(None) };
-        if let Some(frames) = &self.stacks[id.index()] {
-            return Ok(Some(Arc::clone(frames)));
-        }
-        let items = self.items(id).map_err(|error| within(error, key))?;
-        let frames: Frames = items
-            .iter()
-            .map(|&item| self.frame(item))
-            .collect::<Result<_>>()
-            .map_err(|error| within(error, key))?;
-        self.stacks[id.index()] = Some(Arc::clone(&frames));
-        Ok(Some(frames))
-    }
-
-    fn frame(&self, id: NodeId) -> Result<Frame> {
-        self.dict(id)?;
-        let empty = || Arc::from("");
-        Ok(Frame {
-            filename: self.text(id, "filename")?.unwrap_or_else(empty),
-            line: self.int(id, "line")?.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
-            name: self.text(id, "name")?.unwrap_or_else(empty),
-        })
-    }
-
-    /// Checks that it is a dictionary, and one of a size at which looking for a key from end to end is quick.
-    fn dict(&self, id: NodeId) -> Result<()> {
-        match self.pickle.node(id) {
-            Node::Dict(pairs) if pairs.len() <= MOST_KEYS => Ok(()),
-            Node::Dict(pairs) => Err(SnapshotError::new(format!(
-                "a dictionary of {} keys, where no version has more than {MOST_KEYS}",
-                pairs.len()
-            ))),
-            other => Err(unexpected("a dictionary", other)),
-        }
-    }
-
-    fn device(&self, dict: NodeId) -> Result<i32> {
-        let device = self.int(dict, "device")?.unwrap_or(0);
-        i32::try_from(device)
-            .map_err(|_| SnapshotError::new(format!("device: there is none with number {device}")))
-    }
-
-    fn segment(&mut self, id: NodeId) -> Result<Segment> {
-        self.dict(id)?;
-        let address = self.handle(id, "address")?.ok_or_else(|| missing("address"))?;
-        let mut end = address;
-        let blocks = self.list_at(id, "blocks", |reader, block| {
-            let block = reader.block(block, end)?;
-            end = block.address.saturating_add(block.size_bytes);
-            Ok(block)
-        })?;
-        let class = match self.text(id, "segment_type")?.as_deref() {
-            Some("small") => SizeClass::Small,
-            Some("large") | None => SizeClass::Large,
-            Some(other) => return Err(SnapshotError::new(format!("segment_type: {other:?} is not known"))),
-        };
-        Ok(Segment {
-            device: self.device(id)?,
-            address,
-            total_bytes: self.bytes(id, "total_size")?.ok_or_else(|| missing("total_size"))?,
-            allocated_bytes: self.bytes(id, "allocated_size")?.unwrap_or(0),
-            active_bytes: self.bytes(id, "active_size")?.unwrap_or(0),
-            requested_bytes: self.bytes(id, "requested_size")?.unwrap_or(0),
-            stream: StreamId::from_raw(self.handle(id, "stream")?.unwrap_or(0)),
-            class,
-            pool_id: self.pair(id, "segment_pool_id")?.unwrap_or((0, 0)),
-            is_expandable: self.int(id, "is_expandable")?.unwrap_or(0) != 0,
-            frames: self.frames(id, "frames")?.unwrap_or_default(),
-            blocks,
-        })
-    }
-
-    /// A block. Old versions do not say its address, which is then the end of the one before it, and have its stack in a
-    /// history of owners.
-    fn block(&mut self, id: NodeId, end_before: u64) -> Result<SegmentBlock> {
-        self.dict(id)?;
-        let state = self.text(id, "state")?.ok_or_else(|| missing("state"))?;
-        let frames = match self.frames(id, "frames")? {
-            Some(frames) => frames,
-            None => self.frames_of_history(id)?.unwrap_or_default(),
-        };
-        Ok(SegmentBlock {
-            address: self.handle(id, "address")?.unwrap_or(end_before),
-            size_bytes: self.bytes(id, "size")?.ok_or_else(|| missing("size"))?,
-            requested_bytes: self.bytes(id, "requested_size")?.unwrap_or(0),
-            state: BlockState::from_name(&state)
-                .ok_or_else(|| SnapshotError::new(format!("state: {state:?} is not known")))?,
-            frames,
-            forward_frames: self.frames(id, "forward_frames")?,
-        })
-    }
-
-    fn frames_of_history(&mut self, block: NodeId) -> Result<Option<Frames>> {
-        let Some(history) = self.get(block, "history") else { return Ok(None) };
-        let owners = self.items(history).map_err(|error| within(error, "history"))?;
-        let Some(&newest) = owners.first() else { return Ok(None) };
-        self.dict(newest).map_err(|error| within(error, "history"))?;
-        self.frames(newest, "frames")
-    }
-
-    fn trace_entry(&mut self, id: NodeId) -> Result<TraceEntry> {
-        self.dict(id)?;
-        let name = self.text(id, "action")?.ok_or_else(|| missing("action"))?;
-        let action = Action::from_name(&name)
-            .ok_or_else(|| SnapshotError::new(format!("action: {name:?} is not known")))?;
-        let address = match self.handle(id, "addr")? {
-            Some(address) => address,
-            None => self.handle(id, "device_free")?.ok_or_else(|| missing("addr"))?,
-        };
-        Ok(TraceEntry {
-            action,
-            address,
-            size_bytes: self.bytes(id, "size")?.ok_or_else(|| missing("size"))?,
-            stream: StreamId::from_raw(self.handle(id, "stream")?.unwrap_or(0)),
-            time_us: self.int(id, "time_us")?,
-            compile_context: self.text(id, "compile_context")?,
-            user_metadata: self.text(id, "user_metadata")?,
-            pool_id: self.pair(id, "pool_id")?,
-            internal_metadata: self.text(id, "internal_metadata")?,
-            frames: self.frames(id, "frames")?,
-            forward_frames: self.frames(id, "forward_frames")?,
-        })
-    }
-
-    fn annotation(&mut self, id: NodeId) -> Result<Annotation> {
-        self.dict(id)?;
-        Ok(Annotation {
-            name: self.text(id, "name")?.unwrap_or_else(|| Arc::from("")),
-            stage: self.text(id, "stage")?.unwrap_or_else(|| Arc::from("")),
-            device: self.device(id)?,
-            time_us: self.int(id, "time_us")?.unwrap_or(0),
-        })
-    }
-
-    fn settings(&mut self, root: NodeId) -> Result<Vec<(Arc<str>, SettingValue)>> {
-        let Some(id) = self.get(root, "allocator_settings") else { return Ok(Vec::new()) };
-        let Node::Dict(pairs) = self.pickle.node(id) else { return Ok(Vec::new()) };
+    /// The settings of the kinds that settings have had so far; what is of another kind is left out.
+    fn settings(&mut self, value: Value) -> Outcome<Vec<(Arc<str>, SettingValue)>> {
+        let pairs = self.builder.pairs(value).unwrap_or_default();
+        self.pay(pairs.len())?;
         let mut settings = Vec::new();
-        for &(key, value) in pairs {
-            self.pay()?;
-            if let (Node::Text(name), Some(value)) = (self.pickle.node(key), self.setting(value)?) {
+        for &(name, value) in pairs {
+            if let (Some(name), Some(value)) = (self.text(name), self.setting(value)?) {
                 settings.push((Arc::clone(name), value));
             }
         }
         Ok(settings)
     }
 
-    /// The value of a setting, if it is of a kind that settings have had so far.
-    fn setting(&mut self, id: NodeId) -> Result<Option<SettingValue>> {
-        Ok(Some(match self.pickle.node(id) {
-            Node::None => SettingValue::None,
-            Node::Bool(value) => SettingValue::Bool(*value),
-            Node::Int(value) => SettingValue::Int(*value),
-            Node::Float(value) => SettingValue::Float(*value),
-            Node::Text(text) => SettingValue::Text(Arc::clone(text)),
-            Node::Dict(pairs) => {
-                let mut table = Vec::new();
-                for &(key, value) in pairs {
-                    self.pay()?;
-                    if let (Node::Text(name), Node::Int(value)) =
-                        (self.pickle.node(key), self.pickle.node(value))
-                    {
-                        table.push((Arc::clone(name), *value));
-                    }
-                }
-                SettingValue::Table(table)
+    fn setting(&mut self, value: Value) -> Outcome<Option<SettingValue>> {
+        Ok(Some(match value {
+            Value::None => SettingValue::None,
+            Value::Bool(value) => SettingValue::Bool(value),
+            Value::Int(value) => SettingValue::Int(value),
+            Value::Float(value) => SettingValue::Float(value),
+            Value::Text(_) => SettingValue::Text(self.text(value).cloned().expect("it is a text")),
+            Value::Object(_) => {
+                let Some(pairs) = self.builder.pairs(value) else { return Ok(None) };
+                self.pay(pairs.len())?;
+                let entry = |&(name, value): &(Value, Value)| match value {
+                    Value::Int(value) => Some((self.text(name).cloned()?, value)),
+                    _ => None,
+                };
+                SettingValue::Table(pairs.iter().filter_map(entry).collect())
             }
-            Node::List(_) | Node::Tuple(_) | Node::Opaque => return Ok(None),
+            Value::Opaque => return Ok(None),
         }))
     }
-}
-
-fn missing(key: &str) -> SnapshotError {
-    SnapshotError::new(format!("{key} is missing"))
-}
-
-fn unexpected(expected: &str, node: &Node) -> SnapshotError {
-    let found = match node {
-        Node::None => "None",
-        Node::Bool(_) => "a truth value",
-        Node::Int(_) => "a whole number",
-        Node::Float(_) => "a number with a fraction",
-        Node::Text(_) => "a text",
-        Node::List(_) => "a list",
-        Node::Tuple(_) => "a tuple",
-        Node::Dict(_) => "a dictionary",
-        Node::Opaque => "bytes, or a number of more than 64 bits",
-    };
-    SnapshotError::new(format!("expected {expected}, found {found}"))
-}
-
-/// The error with the place that it is in: `device_traces[0]: entries[17]: size is missing`.
-fn within(error: SnapshotError, place: &str) -> SnapshotError {
-    SnapshotError::new(format!("{place}: {error}"))
 }

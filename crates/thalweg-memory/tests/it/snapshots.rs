@@ -6,7 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::replay::{Program, Replay, ReplayUpstream};
-use thalweg_memory::snapshot::{Action, Annotation, Frame, Frames, SettingValue, Snapshot, TraceEntry};
+use thalweg_memory::snapshot::{
+    Action, Annotation, Frame, Frames, Recording, SettingValue, Snapshot, TraceEntry,
+};
 use thalweg_memory::{BlockState, DeviceAllocator, Settings, SizeClass, StreamId};
 
 use crate::traces;
@@ -127,6 +129,45 @@ fn json_has_the_keys_of_the_pickle() {
     }
 }
 
+#[test]
+fn json_is_read_back() {
+    let snapshot = full();
+    let read = |text: &str| Recording::read(text.as_bytes());
+    assert_eq!(read(&snapshot.to_json()).expect("we wrote it").to_snapshot(), snapshot);
+    let spaced = " { \"segments\" : [ ] ,\n\"device_traces\":[[{\"action\":\"oom\",\"device_free\":7,\"size\":18446744073709551615e-10}]]}";
+    let error = read(spaced).expect_err("a size is whole").to_string();
+    assert_eq!(
+        error,
+        "offset 103: an entry of a trace: size: expected a whole number of up to 64 bits, found a number with a fraction"
+    );
+    for (text, what) in [
+        ("[", "offset 1: the file ends"),
+        ("{\"a\" 1}", "offset 1: expected a colon"),
+        ("[1 2]", "offset 3: expected a comma"),
+        ("[] []", "offset 3: something follows"),
+        ("[\"\\q\"]", "escape that JSON does not know"),
+        ("[\"\\ud83d\\ude00\"]", "is no segment"),
+        ("[1e5, -7, 0x]", "expected a comma"),
+        ("{}", "neither segments nor device_traces"),
+    ] {
+        let error = read(text).expect_err("it is broken").to_string();
+        assert!(error.contains(what), "{text}: {error} lacks {what}");
+    }
+}
+
+#[test]
+fn a_recording_is_what_the_file_says() {
+    let recording = Recording::read(&traces::pickle("gpt_train")[..]).expect("PyTorch wrote it");
+    assert_eq!((recording.devices(), recording.trace_len(0), recording.trace_len(1)), (vec![0], 6757, 0));
+    assert_eq!(recording.file_bytes(), 592_335);
+    let alloc = recording.trace(0).nth(1).expect("there are entries");
+    assert_eq!((alloc.action, alloc.pool_id), (Action::SegmentAlloc, None));
+    let innermost = recording.stack(alloc.stack.expect("it has one")).next().expect("it has frames");
+    assert_eq!((innermost.name, innermost.line), ("<lambda>", 1097));
+    let reserved: u64 = recording.segments(0).map(|(segment, _)| segment.total_bytes).sum();
+    assert_eq!(reserved, 9_401_532_416);
+}
+
 /// What Python's `pickle.dumps(value, 2)` writes.
 const OLD_LIST: &[u8] = b"\x80\x02]q\x00}q\x01(X\x07\x00\x00\x00addressq\x02M\x00\x10X\n\x00\x00\x00total_sizeq\x03M\x00\x08X\
 \x06\x00\x00\x00blocksq\x04]q\x05(}q\x06(X\x04\x00\x00\x00sizeq\x07M\x00\x02X\x05\x00\x00\x00stateq\x08X\x08\x00\x00\x00inactive\
@@ -151,7 +192,7 @@ fn what_is_no_snapshot_is_refused_with_the_reason() {
     let mut snapshot = Snapshot::default();
     snapshot.device_traces.push(vec![TraceEntry::new(Action::Alloc, 512, 1 << 63, StreamId::from_raw(0))]);
     let said = error(&snapshot.to_pickle());
-    assert_eq!(said, "device_traces[0]: entries[0]: size: -9223372036854775808 is no size, it is negative");
+    assert_eq!(said, "offset 95: an entry of a trace: size: -9223372036854775808 is no size, it is negative");
 }
 
 #[test]
@@ -197,6 +238,21 @@ proptest! {
         }
         bytes.truncate(cut.index(bytes.len()));
         prop_assert!(Snapshot::from_pickle(&bytes).is_err());
+    }
+
+    /// Nor does JSON.
+    #[test]
+    fn broken_json_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20), cut in any::<prop::sample::Index>()) {
+        let mut bytes = full().to_json().into_bytes();
+        bytes.truncate(cut.index(bytes.len()));
+        prop_assert!(Recording::read(&bytes[..]).is_err());
+        for (index, byte) in changes {
+            if !bytes.is_empty() {
+                let at = index.index(bytes.len());
+                bytes[at] = byte;
+            }
+        }
+        let _ = Recording::read(&bytes[..]);
     }
 
     /// So is any sequence of instructions.

@@ -1,352 +1,240 @@
 //! Running a pickle.
 
-use std::sync::Arc;
+use std::io::Read;
 
 use super::opcode;
 use crate::snapshot::SnapshotError;
+use crate::snapshot::build::{Builder, Value};
+use crate::snapshot::source::Source;
 
-/// Names a value of a [`Pickle`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct NodeId(u32);
-
-/// A value. Lists may contain themselves: whoever walks them must not rely on an end.
-#[derive(Debug)]
-pub(crate) enum Node {
-    None,
-    Bool(bool),
-    Int(i64),
-    Float(f64),
-    Text(Arc<str>),
-    List(Vec<NodeId>),
-    Tuple(Vec<NodeId>),
-    Dict(Vec<(NodeId, NodeId)>),
-    /// A value that no snapshot has a use for: bytes, a number of more than 64 bits.
-    Opaque,
-}
-
-/// All values of a pickle.
-#[derive(Debug)]
-pub(crate) struct Pickle {
-    nodes: Vec<Node>,
-    root: NodeId,
-}
-
-impl Pickle {
-    pub(crate) fn node(&self, id: NodeId) -> &Node {
-        &self.nodes[id.0 as usize]
-    }
-
-    /// The value that the whole pickle stands for.
-    pub(crate) fn root(&self) -> NodeId {
-        self.root
-    }
-
-    /// How many values there are; their ids count from 0.
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-}
-
-impl NodeId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Runs the pickle in `bytes`. What follows its end is ignored, as Python does.
+/// Runs the pickle that `reader` gives, into `builder`, and returns what the whole stands for. What follows its end is
+/// ignored, as Python does.
 ///
 /// # Errors
-/// If it is broken, or does something that plain data does not need.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Pickle, SnapshotError> {
-    if u32::try_from(bytes.len()).is_err() {
-        return Err(SnapshotError::new("the pickle has more than 4 GiB, which is more than is read"));
-    }
-    let mut machine = Machine::new(bytes);
+/// If it is broken, or does something that plain data does not need, or adds up to more than a snapshot can. The message
+/// has the offset of the instruction.
+pub(in crate::snapshot) fn run<R: Read>(
+    source: &mut Source<R>,
+    builder: &mut Builder,
+) -> Result<Value, SnapshotError> {
+    let mut machine =
+        Machine { source, builder, stack: Vec::new(), marks: Vec::new(), memo: Memo::default() };
+    let mut steps = 0_u32;
     loop {
-        machine.start = machine.at;
+        machine.source.mark();
         if let Some(root) = machine.step()? {
-            return Ok(Pickle { nodes: machine.nodes, root });
+            return Ok(root);
+        }
+        steps = steps.wrapping_add(1);
+        if steps.is_multiple_of(CHECK_STEPS) {
+            machine.check_size()?;
         }
     }
 }
 
-struct Machine<'a> {
-    bytes: &'a [u8],
-    at: usize,
-    /// Where the instruction that runs begins, for messages.
-    start: usize,
-    nodes: Vec<Node>,
-    stack: Vec<NodeId>,
+/// How many instructions run between two looks at how large everything has become.
+const CHECK_STEPS: u32 = 4096;
+
+struct Machine<'m, R> {
+    source: &'m mut Source<R>,
+    builder: &'m mut Builder,
+    stack: Vec<Value>,
     /// The heights of the stack at the open marks.
     marks: Vec<usize>,
-    memo: Vec<Option<NodeId>>,
-    memoised: usize,
+    memo: Memo,
 }
 
 type Step<T> = Result<T, SnapshotError>;
 
-impl<'a> Machine<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
-        Self {
-            bytes,
-            at: 0,
-            start: 0,
-            nodes: Vec::new(),
-            stack: Vec::new(),
-            marks: Vec::new(),
-            memo: Vec::new(),
-            memoised: 0,
-        }
-    }
-
+impl<R: Read> Machine<'_, R> {
     /// One instruction; the root after the last.
-    fn step(&mut self) -> Step<Option<NodeId>> {
-        let code = self.byte()?;
+    fn step(&mut self) -> Step<Option<Value>> {
+        let code = self.source.byte()?;
         match code {
             opcode::PROTO => self.protocol()?,
-            // Frames say how much to read ahead. All is here already.
-            opcode::FRAME => drop(self.take(8)?),
+            // Frames say how much to read ahead, which is decided here otherwise.
+            opcode::FRAME => drop(self.source.array::<8>()?),
             opcode::STOP => return self.pop().map(Some),
             opcode::MARK => self.marks.push(self.stack.len()),
-            opcode::POP => self.pop_any()?,
-            opcode::POP_MARK => drop(self.above_mark()?),
-            opcode::DUP => {
-                let top = self.top()?;
-                self.stack.push(top);
+            opcode::BINGET => {
+                let number = self.source.byte()?;
+                self.recall(number.into())?;
             }
-            opcode::NONE => self.push(Node::None),
-            opcode::NEWTRUE => self.push(Node::Bool(true)),
-            opcode::NEWFALSE => self.push(Node::Bool(false)),
-            opcode::INT
-            | opcode::LONG
-            | opcode::BININT
-            | opcode::BININT1
-            | opcode::BININT2
-            | opcode::LONG1
-            | opcode::LONG4 => self.int(code)?,
-            opcode::FLOAT | opcode::BINFLOAT => self.float(code)?,
-            opcode::STRING
-            | opcode::BINSTRING
-            | opcode::SHORT_BINSTRING
-            | opcode::UNICODE
-            | opcode::BINUNICODE
-            | opcode::SHORT_BINUNICODE
-            | opcode::BINUNICODE8 => self.text(code)?,
-            opcode::BINBYTES | opcode::SHORT_BINBYTES | opcode::BINBYTES8 => self.opaque_bytes(code)?,
-            opcode::GET
-            | opcode::BINGET
-            | opcode::LONG_BINGET
-            | opcode::PUT
-            | opcode::BINPUT
-            | opcode::LONG_BINPUT
-            | opcode::MEMOIZE => self.memo(code)?,
+            opcode::LONG_BINGET => {
+                let number = u32::from_le_bytes(self.source.array()?);
+                self.recall(number)?;
+            }
+            opcode::MEMOIZE => self.remember(self.memo.used)?,
+            opcode::BINPUT => {
+                let number = self.source.byte()?;
+                self.remember(number.into())?;
+            }
+            opcode::LONG_BINPUT => {
+                let number = u32::from_le_bytes(self.source.array()?);
+                self.remember(number)?;
+            }
+            opcode::BININT1 => {
+                let value = self.source.byte()?;
+                self.stack.push(Value::Int(value.into()));
+            }
+            opcode::BININT2 => {
+                let value = u16::from_le_bytes(self.source.array()?);
+                self.stack.push(Value::Int(value.into()));
+            }
+            opcode::BININT => {
+                let value = i32::from_le_bytes(self.source.array()?);
+                self.stack.push(Value::Int(value.into()));
+            }
+            opcode::LONG1 | opcode::LONG4 => {
+                let length = self.length(if code == opcode::LONG1 { 1 } else { 4 })?;
+                let value = long(self.source.take(length)?);
+                self.stack.push(value);
+            }
+            opcode::BINFLOAT => {
+                let value = f64::from_be_bytes(self.source.array()?);
+                self.stack.push(Value::Float(value));
+            }
+            opcode::SHORT_BINUNICODE => self.text(1)?,
+            opcode::BINUNICODE => self.text(4)?,
+            opcode::BINUNICODE8 => self.text(8)?,
+            opcode::SHORT_BINBYTES => self.bytes(1)?,
+            opcode::BINBYTES => self.bytes(4)?,
+            opcode::BINBYTES8 => self.bytes(8)?,
+            opcode::NONE => self.stack.push(Value::None),
+            opcode::NEWTRUE => self.stack.push(Value::Bool(true)),
+            opcode::NEWFALSE => self.stack.push(Value::Bool(false)),
             _ => self.container(code)?,
         }
         Ok(None)
     }
 
     fn protocol(&mut self) -> Step<()> {
-        let protocol = self.byte()?;
-        if protocol > 5 {
-            return Err(self.error(&format!("protocol {protocol} is not known; the last that is read is 5")));
+        let protocol = self.source.byte()?;
+        if !(2..=5).contains(&protocol) {
+            return Err(self.error(&format!("protocol {protocol} is not read; 2 to 5 are")));
         }
         Ok(())
     }
 
     fn container(&mut self, code: u8) -> Step<()> {
         match code {
-            opcode::EMPTY_LIST => self.push(Node::List(Vec::new())),
-            opcode::EMPTY_TUPLE => self.push(Node::Tuple(Vec::new())),
-            opcode::EMPTY_DICT => self.push(Node::Dict(Vec::new())),
-            opcode::LIST => {
-                let items = self.above_mark()?;
-                self.push(Node::List(items));
-            }
+            opcode::EMPTY_LIST => self.made(|builder| builder.list())?,
+            opcode::EMPTY_DICT => self.made(|builder| builder.dict())?,
+            opcode::EMPTY_TUPLE => self.tuple(self.stack.len())?,
             opcode::TUPLE => {
-                let items = self.above_mark()?;
-                self.push(Node::Tuple(items));
-            }
-            opcode::DICT => {
-                let items = self.above_mark()?;
-                let pairs = self.pairs(&items)?;
-                self.push(Node::Dict(pairs));
+                let mark = self.mark()?;
+                self.tuple(mark)?;
             }
             opcode::TUPLE1..=opcode::TUPLE3 => {
                 let count = usize::from(code - opcode::TUPLE1) + 1;
-                let floor = self.floor();
-                if self.stack.len() < floor + count {
+                if self.stack.len() < self.floor() + count {
                     return Err(self.error("takes more values than there are"));
                 }
-                let items = self.stack.split_off(self.stack.len() - count);
-                self.push(Node::Tuple(items));
+                self.tuple(self.stack.len() - count)?;
             }
             opcode::APPEND => {
-                let item = self.pop()?;
-                self.append(vec![item])?;
+                self.top()?;
+                self.append(self.stack.len() - 1)?;
             }
             opcode::APPENDS => {
-                let items = self.above_mark()?;
-                self.append(items)?;
+                let mark = self.mark()?;
+                self.append(mark)?;
             }
             opcode::SETITEM => {
-                let value = self.pop()?;
-                let key = self.pop()?;
-                self.set(vec![(key, value)])?;
+                if self.stack.len() < self.floor() + 2 {
+                    return Err(self.error("takes more values than there are"));
+                }
+                self.set(self.stack.len() - 2, false)?;
             }
             opcode::SETITEMS => {
-                let items = self.above_mark()?;
-                let pairs = self.pairs(&items)?;
-                self.set(pairs)?;
+                let mark = self.mark()?;
+                self.set(mark, true)?;
+            }
+            opcode::POP if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
+            opcode::POP => drop(self.pop()?),
+            opcode::POP_MARK => {
+                let mark = self.mark()?;
+                self.stack.truncate(mark);
+            }
+            opcode::DUP => {
+                let top = self.top()?;
+                self.stack.push(top);
             }
             _ => {
-                return Err(self.error(
-                    "is not an instruction that plain data needs; only dictionaries, lists, tuples, numbers and texts \
-                     are read",
-                ));
+                return Err(self.error(&format!(
+                    "instruction {code:#04x} is not one that plain data of protocols 2 to 5 needs; only dictionaries, \
+                     lists, tuples, numbers and texts are read"
+                )));
             }
         }
         Ok(())
     }
 
-    fn append(&mut self, items: Vec<NodeId>) -> Step<()> {
-        let top = self.top()?;
-        match &mut self.nodes[top.index()] {
-            Node::List(list) if list.is_empty() => *list = items,
-            Node::List(list) => list.extend(items),
-            _ => return Err(self.error("appends to what is no list")),
-        }
+    fn made(&mut self, make: impl FnOnce(&mut Builder) -> Result<Value, String>) -> Step<()> {
+        let value = make(self.builder).map_err(|what| self.source.error(&what))?;
+        self.stack.push(value);
         Ok(())
     }
 
-    fn set(&mut self, pairs: Vec<(NodeId, NodeId)>) -> Step<()> {
-        let top = self.top()?;
-        match &mut self.nodes[top.index()] {
-            Node::Dict(dict) if dict.is_empty() => *dict = pairs,
-            Node::Dict(dict) => dict.extend(pairs),
-            _ => return Err(self.error("sets a key of what is no dictionary")),
-        }
+    fn tuple(&mut self, from: usize) -> Step<()> {
+        let tuple = self.builder.tuple(&self.stack[from..]).map_err(|what| self.source.error(&what))?;
+        self.stack.truncate(from);
+        self.stack.push(tuple);
         Ok(())
     }
 
-    fn pairs(&self, items: &[NodeId]) -> Step<Vec<(NodeId, NodeId)>> {
-        let (pairs, rest) = items.as_chunks::<2>();
+    fn append(&mut self, from: usize) -> Step<()> {
+        let list = self.below(from)?;
+        self.builder.append(list, &self.stack[from..]).map_err(|what| self.source.error(&what))?;
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn set(&mut self, from: usize, complete: bool) -> Step<()> {
+        let dict = self.below(from)?;
+        let (pairs, rest) = self.stack[from..].as_chunks::<2>();
         if !rest.is_empty() {
             return Err(self.error("has a key without a value"));
         }
-        Ok(pairs.iter().map(|&[key, value]| (key, value)).collect())
-    }
-
-    fn int(&mut self, code: u8) -> Step<()> {
-        let node = match code {
-            opcode::BININT => Node::Int(i32::from_le_bytes(self.array()?).into()),
-            opcode::BININT1 => Node::Int(self.byte()?.into()),
-            opcode::BININT2 => Node::Int(u16::from_le_bytes(self.array()?).into()),
-            opcode::LONG1 | opcode::LONG4 => {
-                let length = self.length(if code == opcode::LONG1 { 1 } else { 4 })?;
-                long(self.take(length)?)
-            }
-            _ => match self.line()? {
-                "00" => Node::Bool(false),
-                "01" => Node::Bool(true),
-                digits => {
-                    let digits = digits.strip_suffix('L').unwrap_or(digits);
-                    let all_digits = digits.trim_start_matches('-').bytes().all(|byte| byte.is_ascii_digit());
-                    match digits.parse() {
-                        Ok(value) => Node::Int(value),
-                        Err(_) if all_digits => Node::Opaque,
-                        Err(_) => return Err(self.error(&format!("{digits:?} is no whole number"))),
-                    }
-                }
-            },
-        };
-        self.push(node);
+        self.builder.set(dict, pairs, complete).map_err(|what| self.source.error(&what))?;
+        self.stack.truncate(from);
         Ok(())
     }
 
-    fn float(&mut self, code: u8) -> Step<()> {
-        let value = if code == opcode::BINFLOAT {
-            f64::from_be_bytes(self.array()?)
-        } else {
-            let line = self.line()?;
-            line.parse().map_err(|_| self.error(&format!("{line:?} is no number")))?
-        };
-        self.push(Node::Float(value));
-        Ok(())
-    }
-
-    fn text(&mut self, code: u8) -> Step<()> {
-        let text = match code {
-            opcode::STRING => {
-                let line = self.line()?;
-                let inside =
-                    ['\'', '"'].iter().find_map(|&quote| line.strip_prefix(quote)?.strip_suffix(quote));
-                unescape(inside.ok_or_else(|| self.error("is a text without quotes"))?)
-            }
-            opcode::UNICODE => unescape(self.line()?),
-            _ => {
-                let length_bytes = match code {
-                    opcode::SHORT_BINSTRING | opcode::SHORT_BINUNICODE => 1,
-                    opcode::BINSTRING | opcode::BINUNICODE => 4,
-                    _ => 8,
-                };
-                let length = self.length(length_bytes)?;
-                // Python lets single surrogates through, which are no valid UTF-8: they are shown as replaced.
-                String::from_utf8_lossy(self.take(length)?).into_owned()
-            }
-        };
-        self.push(Node::Text(text.into()));
-        Ok(())
-    }
-
-    fn opaque_bytes(&mut self, code: u8) -> Step<()> {
-        let length_bytes = match code {
-            opcode::SHORT_BINBYTES => 1,
-            opcode::BINBYTES => 4,
-            _ => 8,
-        };
+    fn text(&mut self, length_bytes: usize) -> Step<()> {
         let length = self.length(length_bytes)?;
-        self.take(length)?;
-        self.push(Node::Opaque);
+        // Python lets single surrogates through, which are no valid UTF-8: they are shown as replaced.
+        let text = String::from_utf8_lossy(self.source.take(length)?);
+        let value = self.builder.text(&text);
+        drop(text);
+        let value = value.map_err(|what| self.source.error(&what))?;
+        self.stack.push(value);
         Ok(())
     }
 
-    fn memo(&mut self, code: u8) -> Step<()> {
-        let number = match code {
-            opcode::MEMOIZE => self.memoised,
-            opcode::BINGET | opcode::BINPUT => self.length(1)?,
-            opcode::LONG_BINGET | opcode::LONG_BINPUT => self.length(4)?,
-            _ => {
-                let line = self.line()?;
-                line.parse().map_err(|_| self.error(&format!("{line:?} is no number in the memo")))?
-            }
-        };
-        if matches!(code, opcode::GET | opcode::BINGET | opcode::LONG_BINGET) {
-            let node = self.memo.get(number).copied().flatten();
-            let node = node.ok_or_else(|| self.error(&format!("nothing was remembered as {number}")))?;
-            self.stack.push(node);
-            return Ok(());
-        }
-        // A writer counts up. Numbers may be skipped, but no more of them than a file of this size could use.
-        if number >= self.bytes.len() {
-            return Err(
-                self.error(&format!("remembers as {number}, in a file of {} bytes", self.bytes.len()))
-            );
-        }
-        if self.memo.len() <= number {
-            self.memo.resize(number + 1, None);
+    fn bytes(&mut self, length_bytes: usize) -> Step<()> {
+        let length = self.length(length_bytes)?;
+        self.source.skip(length)?;
+        self.stack.push(Value::Opaque);
+        Ok(())
+    }
+
+    fn recall(&mut self, number: u32) -> Step<()> {
+        let value = self.memo.recall(number);
+        let value = value.ok_or_else(|| self.error(&format!("nothing was remembered as {number}")))?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn remember(&mut self, number: u32) -> Step<()> {
+        // A writer counts up. Numbers may be skipped, but no more of them than the file so far could have used.
+        let offset = self.source.offset();
+        if u64::from(number) >= offset {
+            return Err(self.error(&format!("remembers as {number}, after {offset} bytes")));
         }
         let top = self.top()?;
-        if self.memo[number].replace(top).is_none() {
-            self.memoised += 1;
-        }
+        self.memo.remember(number, top);
         Ok(())
-    }
-
-    fn push(&mut self, node: Node) {
-        let id =
-            NodeId(u32::try_from(self.nodes.len()).expect("an instruction has a byte and makes one value"));
-        self.nodes.push(node);
-        self.stack.push(id);
     }
 
     /// The height that nothing is popped below.
@@ -354,198 +242,195 @@ impl<'a> Machine<'a> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn top(&self) -> Step<NodeId> {
-        let value = if self.stack.len() > self.floor() { self.stack.last() } else { None };
+    fn top(&self) -> Step<Value> {
+        self.below(self.stack.len())
+    }
+
+    /// The value below a height of the stack.
+    fn below(&self, height: usize) -> Step<Value> {
+        let value = if height > self.floor() { self.stack.get(height - 1) } else { None };
         value.copied().ok_or_else(|| self.error("takes a value where there is none"))
     }
 
-    fn pop(&mut self) -> Step<NodeId> {
+    fn pop(&mut self) -> Step<Value> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
-    /// Pops a value, or a mark if that is on top.
-    fn pop_any(&mut self) -> Step<()> {
-        if self.marks.last() == Some(&self.stack.len()) {
-            self.marks.pop();
-            return Ok(());
-        }
-        self.pop().map(|_| ())
+    fn mark(&mut self) -> Step<usize> {
+        self.marks.pop().ok_or_else(|| self.error("takes the values above a mark, and there is none"))
     }
 
-    fn above_mark(&mut self) -> Step<Vec<NodeId>> {
-        let mark =
-            self.marks.pop().ok_or_else(|| self.error("takes the values above a mark, and there is none"))?;
-        Ok(self.stack.split_off(mark))
-    }
-
-    fn byte(&mut self) -> Step<u8> {
-        Ok(self.take(1)?[0])
-    }
-
-    fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
-        Ok(self.take(N)?.try_into().expect("that many were taken"))
-    }
-
-    fn take(&mut self, count: usize) -> Step<&'a [u8]> {
-        let left = &self.bytes[self.at..];
-        let Some(taken) = left.get(..count) else {
-            let left = left.len();
-            let what =
-                format!("the file ends: {count} bytes are needed at offset {}, {left} are left", self.at);
-            return Err(self.error(&what));
-        };
-        self.at += count;
-        Ok(taken)
-    }
-
-    /// A length or a number of `bytes` bytes.
-    fn length(&mut self, bytes: usize) -> Step<usize> {
-        let taken = self.take(bytes)?;
+    /// A length of `bytes` bytes.
+    fn length(&mut self, bytes: usize) -> Step<u64> {
         let mut wide = [0; 8];
-        wide[..bytes].copy_from_slice(taken);
-        usize::try_from(u64::from_le_bytes(wide)).map_err(|_| self.error("has a length beyond all files"))
+        wide[..bytes].copy_from_slice(self.source.take(bytes as u64)?);
+        Ok(u64::from_le_bytes(wide))
     }
 
-    /// The rest of the line, as ASCII text.
-    fn line(&mut self) -> Step<&'a str> {
-        let left = &self.bytes[self.at..];
-        let length = left.iter().position(|&byte| byte == b'\n');
-        let length = length.ok_or_else(|| self.error("the file ends in the middle of a line"))?;
-        self.at += length + 1;
-        let line = left[..length].strip_suffix(b"\r").unwrap_or(&left[..length]);
-        std::str::from_utf8(line).map_err(|_| self.error("is followed by a line that is no text"))
+    fn check_size(&self) -> Step<()> {
+        let own = size_of_val(&self.stack[..]) + size_of_val(&self.marks[..]) + self.memo.bytes();
+        self.builder.check_size(own, self.source.offset()).map_err(|what| self.error(&what))
     }
 
+    #[cold]
     fn error(&self, what: &str) -> SnapshotError {
-        let Self { start, bytes, .. } = self;
-        let code = bytes.get(*start).map_or_else(String::new, |code| format!(", instruction {code:#04x}"));
-        SnapshotError::new(format!("the pickle is not read at offset {start}{code}: {what}"))
+        self.source.error(what)
+    }
+}
+
+/// Values by number, four bytes each: of a large file, most are entries that nothing recalls.
+#[derive(Default)]
+struct Memo {
+    slots: Vec<u32>,
+    /// How many numbers are in use.
+    used: u32,
+    /// Values that do not fit a slot: numbers, which no known writer remembers.
+    odd: Vec<Value>,
+}
+
+impl Memo {
+    const KIND_SHIFT: u32 = 30;
+
+    fn recall(&self, number: u32) -> Option<Value> {
+        let slot = *self.slots.get(number as usize)?;
+        let index = slot & ((1 << Self::KIND_SHIFT) - 1);
+        match slot >> Self::KIND_SHIFT {
+            1 => Some(Value::Text(index)),
+            2 => Some(Value::Object(index)),
+            3 => self.odd.get(index as usize).copied(),
+            _ => None,
+        }
+    }
+
+    fn remember(&mut self, number: u32, value: Value) {
+        let (kind, index) = match value {
+            Value::Text(text) => (1, text),
+            Value::Object(object) => (2, object),
+            other => {
+                self.odd.push(other);
+                (3, self.odd.len() as u32 - 1)
+            }
+        };
+        let number = number as usize;
+        if self.slots.len() <= number {
+            self.slots.resize(number + 1, 0);
+        }
+        let slot = kind << Self::KIND_SHIFT | index;
+        self.used += u32::from(std::mem::replace(&mut self.slots[number], slot) == 0);
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&self.slots[..]) + size_of_val(&self.odd[..])
     }
 }
 
 /// A little-endian number in two's complement.
-fn long(bytes: &[u8]) -> Node {
-    if bytes.is_empty() {
-        return Node::Int(0);
-    }
-    let negative = bytes[bytes.len() - 1] >= 0x80;
-    let filler = if negative { 0xff } else { 0 };
+fn long(bytes: &[u8]) -> Value {
+    let Some(&last) = bytes.last() else { return Value::Int(0) };
+    let filler = if last >= 0x80 { 0xff } else { 0 };
     let mut wide = [filler; 8];
     let kept = bytes.len().min(8);
     wide[..kept].copy_from_slice(&bytes[..kept]);
     let value = i64::from_le_bytes(wide);
-    let fits = bytes[kept..].iter().all(|&byte| byte == filler) && (value < 0) == negative;
-    if fits { Node::Int(value) } else { Node::Opaque }
-}
-
-/// Undoes the escapes of protocol 0: `\n`, `\x41`, `\u0041`, `\U00000041`, `\\`. Others stay as they are.
-fn unescape(line: &str) -> String {
-    let mut out = String::with_capacity(line.len());
-    let mut rest = line;
-    while let Some(at) = rest.find('\\') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at + 1..];
-        let Some(kind) = rest.chars().next() else {
-            out.push('\\');
-            break;
-        };
-        let digits = match kind {
-            'x' => 2,
-            'u' => 4,
-            'U' => 8,
-            _ => 0,
-        };
-        let code = rest.get(1..=digits).filter(|_| digits > 0);
-        let code = code.and_then(|digits| char::from_u32(u32::from_str_radix(digits, 16).ok()?));
-        let (character, length) = match (kind, code) {
-            (_, Some(character)) => (character, 1 + digits),
-            ('n', _) => ('\n', 1),
-            ('r', _) => ('\r', 1),
-            ('t', _) => ('\t', 1),
-            ('\\' | '\'' | '"', _) => (kind, 1),
-            _ => ('\\', 0),
-        };
-        out.push(character);
-        rest = &rest[length..];
-    }
-    out.push_str(rest);
-    out
+    let fits = bytes[kept..].iter().all(|&byte| byte == filler) && (value < 0) == (filler != 0);
+    // An address in the upper half is one byte longer; its bits are what counts.
+    let unsigned = bytes.len() == 9 && last == 0;
+    if fits || unsigned { Value::Int(value) } else { Value::Opaque }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn show(pickle: &Pickle, id: NodeId) -> String {
-        let list =
-            |items: &[NodeId]| items.iter().map(|&item| show(pickle, item)).collect::<Vec<_>>().join(" ");
-        match pickle.node(id) {
-            Node::None => "None".into(),
-            Node::Bool(value) => value.to_string(),
-            Node::Int(value) => value.to_string(),
-            Node::Float(value) => format!("{value:?}"),
-            Node::Text(text) => format!("{text:?}"),
-            Node::List(items) => format!("[{}]", list(items)),
-            Node::Tuple(items) => format!("({})", list(items)),
-            Node::Dict(pairs) => {
-                let items: Vec<_> = pairs.iter().flat_map(|&(key, value)| [key, value]).collect();
-                format!("{{{}}}", list(&items))
+    fn show(builder: &Builder, value: Value) -> String {
+        match value {
+            Value::Text(text) => format!("{:?}", builder.recording.texts[text as usize]),
+            Value::Object(_) => {
+                let list = |items: &mut dyn Iterator<Item = Value>| {
+                    items.map(|item| show(builder, item)).collect::<Vec<_>>().join(" ")
+                };
+                match (builder.items(value), builder.pairs(value)) {
+                    (Some(items), _) => format!("[{}]", list(&mut items.iter().copied())),
+                    (_, Some(pairs)) => {
+                        format!("{{{}}}", list(&mut pairs.iter().flat_map(|&(key, value)| [key, value])))
+                    }
+                    _ => "record".into(),
+                }
             }
-            Node::Opaque => "?".into(),
+            Value::None => "None".into(),
+            Value::Bool(value) => value.to_string(),
+            Value::Int(value) => value.to_string(),
+            Value::Float(value) => format!("{value:?}"),
+            Value::Opaque => "?".into(),
         }
     }
 
-    fn run(bytes: &[u8]) -> String {
-        match parse(bytes) {
-            Ok(pickle) => show(&pickle, pickle.root()),
+    fn read(bytes: &[u8]) -> String {
+        let mut builder = Builder::new();
+        match run(&mut Source::new(bytes), &mut builder) {
+            Ok(root) => show(&builder, root),
             Err(error) => error.to_string(),
         }
     }
 
-    /// What Python's `pickle.dumps` writes of one value, under each protocol.
+    /// What Python's `pickle.dumps` writes of one value, under protocols 2 and 4.
     #[test]
     fn every_protocol_is_understood() {
-        let protocol_0 =
-            b"(dp0\nVa\np1\n(lp2\nI1\naL-3000000000L\naF0.5\nasVb\np3\n(I01\nNVx\\u000ay\np4\ntp5\ns.";
         let protocol_2 = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01\x8a\x05\x00\xa2\x2f\x4d\xffG?\xe0\x00\x00\x00\x00\x00\x00eX\x01\x00\x00\x00bq\x03\x88NX\x03\x00\x00\x00x\nyq\x04\x87q\x05u.";
         let protocol_4 = b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01\x8a\x05\x00\xa2\x2f\x4d\xffG?\xe0\x00\x00\x00\x00\x00\x00e\x8c\x01b\x94\x88N\x8c\x03x\ny\x94\x87\x94u.";
-        for bytes in [&protocol_0[..], protocol_2, protocol_4] {
-            assert_eq!(run(bytes), r#"{"a" [1 -3000000000 0.5] "b" (true None "x\ny")}"#);
+        for bytes in [&protocol_2[..], protocol_4] {
+            assert_eq!(read(bytes), r#"{"a" [1 -3000000000 0.5] "b" [true None "x\ny"]}"#);
         }
     }
 
     #[test]
     fn remembered_values_are_the_same_value() {
         // The first list is made to hold itself and dropped; the second is appended to through both of its names.
-        assert_eq!(run(b"]\x94(h\x00K\x01e0]\x94K\x02ah\x01K\x03a\x86."), "([2 3] [2 3])");
-        assert_eq!(run(b"(]q\x00K\x07ah\x00l."), "[[7] [7]]");
+        assert_eq!(read(b"]\x94(h\x00K\x01e0]\x94K\x02ah\x01K\x03a\x86."), "[[2 3] [2 3]]");
     }
 
     #[test]
     fn what_is_broken_is_said_with_its_place() {
         for (bytes, what) in [
             (&b""[..], "offset 0: the file ends"),
-            (b"\x80\x06.", "protocol 6"),
-            (b"\x80\x04cos\nsystem\n.", "offset 2, instruction 0x63: is not an instruction"),
-            (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "the file ends"),
+            (b"\x80\x06.", "offset 0: protocol 6"),
+            (b"\x80\x01.", "protocol 1 is not read"),
+            (b"\x80\x04cos\nsystem\n.", "offset 2: instruction 0x63 is not one that plain data"),
+            (b"\x80\x04N\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "offset 3: the file ends"),
             (b"h\x05.", "nothing was remembered as 5"),
-            (b"Nr\xff\xff\xff\xff.", "remembers as 4294967295, in a file of 7 bytes"),
+            (b"Nr\xff\xff\xff\xff.", "offset 1: remembers as 4294967295, after 6 bytes"),
             (b"N(e.", "no list"),
             (b"}(Nu.", "key without a value"),
             (b"e.", "there is none"),
-            (b"I12", "middle of a line"),
-            (b"Ix1\n.", "is no whole number"),
+            (b"NN(\x87.", "more values than there are"),
+            (b"}(\x8c\x08filename\x8c\x01aus.", "takes more values"),
         ] {
-            assert!(run(bytes).contains(what), "{} lacks {what}", run(bytes));
+            assert!(read(bytes).contains(what), "{} lacks {what}", read(bytes));
         }
     }
 
     #[test]
+    fn what_was_taken_apart_is_not_changed() {
+        let frame = b"}\x94(\x8c\x08filename\x8c\x01au";
+        assert_eq!(read(&[&frame[..], b"."].concat()), "record");
+        let changed = read(&[&frame[..], b"\x8c\x04nameNs."].concat());
+        assert!(changed.contains("dictionary that was complete"), "{changed}");
+    }
+
+    #[test]
     fn numbers_beyond_64_bits_are_opaque() {
-        assert_eq!(run(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00."), "?");
-        assert_eq!(run(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\x00."), i64::MAX.to_string());
-        assert_eq!(run(b"L99999999999999999999L\n."), "?");
+        assert_eq!(read(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\xff."), "-1");
+        assert_eq!(read(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x01."), "?");
+        assert_eq!(read(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\x00."), i64::MAX.to_string());
+        assert_eq!(read(b"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80."), i64::MIN.to_string());
+    }
+
+    #[test]
+    fn a_small_file_that_stands_for_much_is_refused() {
+        // Every pair of bytes pushes a list of 16 bytes and a place on the stack.
+        let bytes = b"(".iter().copied().chain(std::iter::repeat_n(b']', 20 << 20)).collect::<Vec<_>>();
+        assert!(read(&bytes).contains("more than in any real snapshot"), "{}", read(&bytes));
     }
 }

@@ -4,16 +4,15 @@
 //! A *memo* remembers values by number, so that what occurs often is written once. Programs that import or call something,
 //! which is what makes pickles dangerous, are refused: a snapshot is plain data.
 //!
-//! - [`parse`] runs such a program of any protocol, 0 to 5. The result is a flat arena of nodes that refer to each other by
-//!   index, so nothing recurses, however deeply a hostile file nests; and every instruction adds a bounded amount to it, so
-//!   memory is a multiple of the file's size.
+//! - [`run`] runs such a program of protocol 2 to 5, as it is read, and hands its values to a
+//!   [`Builder`](super::build::Builder). The stack is the machine's own: nothing recurses, however deeply a hostile file nests.
 //! - [`PickleWriter`] writes protocol 4, with the instructions that the web viewer knows, which are fewer than Python's.
 
 mod machine;
 mod writer;
 
-pub(crate) use machine::{Node, NodeId, Pickle, parse};
-pub(crate) use writer::PickleWriter;
+pub(super) use machine::run;
+pub(super) use writer::PickleWriter;
 
 /// The instructions, by their names in Python's `pickletools`.
 pub(crate) mod opcode {
@@ -22,29 +21,18 @@ pub(crate) mod opcode {
     pub(crate) const POP: u8 = b'0';
     pub(crate) const POP_MARK: u8 = b'1';
     pub(crate) const DUP: u8 = b'2';
-    pub(crate) const FLOAT: u8 = b'F';
     pub(crate) const BINFLOAT: u8 = b'G';
-    pub(crate) const INT: u8 = b'I';
     pub(crate) const BININT: u8 = b'J';
     pub(crate) const BININT1: u8 = b'K';
-    pub(crate) const LONG: u8 = b'L';
     pub(crate) const BININT2: u8 = b'M';
     pub(crate) const NONE: u8 = b'N';
-    pub(crate) const STRING: u8 = b'S';
-    pub(crate) const BINSTRING: u8 = b'T';
-    pub(crate) const SHORT_BINSTRING: u8 = b'U';
-    pub(crate) const UNICODE: u8 = b'V';
     pub(crate) const BINUNICODE: u8 = b'X';
     pub(crate) const BINBYTES: u8 = b'B';
     pub(crate) const SHORT_BINBYTES: u8 = b'C';
     pub(crate) const APPEND: u8 = b'a';
-    pub(crate) const DICT: u8 = b'd';
     pub(crate) const APPENDS: u8 = b'e';
-    pub(crate) const GET: u8 = b'g';
     pub(crate) const BINGET: u8 = b'h';
     pub(crate) const LONG_BINGET: u8 = b'j';
-    pub(crate) const LIST: u8 = b'l';
-    pub(crate) const PUT: u8 = b'p';
     pub(crate) const BINPUT: u8 = b'q';
     pub(crate) const LONG_BINPUT: u8 = b'r';
     pub(crate) const SETITEM: u8 = b's';

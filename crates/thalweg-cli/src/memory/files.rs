@@ -1,0 +1,66 @@
+//! Snapshots as files: plain, packed, or from standard input.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+
+use flate2::bufread::MultiGzDecoder;
+use thalweg::memory::snapshot::Recording;
+
+use super::Failure;
+use crate::progress::Progress;
+
+/// What every packed file begins with.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Reads a snapshot. `-` is standard input.
+pub fn read(path: &str) -> Result<Recording, Failure> {
+    let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: {what}"));
+    let (reader, bytes): (Box<dyn Read>, u64) = if path == "-" {
+        (Box::new(std::io::stdin().lock()), 0)
+    } else {
+        let file = File::open(path).map_err(|error| complain(&error))?;
+        let metadata = file.metadata().map_err(|error| complain(&error))?;
+        if metadata.is_dir() {
+            return Err(complain(&"it is a folder; give the snapshots in it"));
+        }
+        (Box::new(file), metadata.len())
+    };
+    let progress = Progress::new(format!("reading {path}"), bytes);
+    let mut reader = BufReader::with_capacity(BUFFER_BYTES, Counted { reader, done: 0, progress });
+    let first = reader.fill_buf().map_err(|error| complain(&error))?;
+    let recording = if first.starts_with(&GZIP_MAGIC) {
+        Recording::read(MultiGzDecoder::new(reader))
+    } else {
+        Recording::read(reader)
+    };
+    recording.map_err(|error| complain(&error))
+}
+
+/// The snapshots of several ranks, one by one, each with its path.
+pub fn each(
+    paths: &[String],
+    mut act: impl FnMut(&str, &Recording) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for path in paths {
+        act(path, &read(path)?)?;
+    }
+    Ok(())
+}
+
+/// A reader that says how far it is.
+struct Counted {
+    reader: Box<dyn Read>,
+    done: u64,
+    progress: Progress,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.done += count as u64;
+        self.progress.show(self.done);
+        Ok(count)
+    }
+}

@@ -1,0 +1,283 @@
+//! `--html`: what the page of some snapshots shows.
+//!
+//! [`Pages`] turns the analysis of one device after the other into a [`PageModel`]: lives into rows, stacks into a table that all
+//! devices share, the summary into the headline. Its figures have the names that `--json` has for them.
+
+use std::collections::HashMap;
+
+use thalweg::memory::analysis::{Lives, Summary, lives};
+use thalweg::memory::snapshot::{Action, Recording, StackId};
+use thalweg::memory::upstream::StreamId;
+use thalweg_page::{
+    BlockLife, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame, Tone,
+};
+
+use super::size::size;
+
+/// What the program was doing when it allocated, as far as a stack tells. The first that fits counts.
+const CATEGORIES: [&str; 6] =
+    ["no stack recorded", "optimizer", "backward", "communication", "forward", "other"];
+
+/// Hard fragmentation of more than this share of what is reserved is pointed at.
+const NOTABLE: f64 = 0.05;
+
+/// A model under construction.
+pub struct Pages {
+    model: PageModel,
+    frames: HashMap<StackFrame, u32>,
+}
+
+impl Pages {
+    /// A page of these snapshots that shows nothing yet.
+    pub fn new(paths: &[String]) -> Self {
+        let model = PageModel {
+            title: paths.join(", "),
+            categories: CATEGORIES.map(str::to_owned).to_vec(),
+            ..PageModel::default()
+        };
+        Self { model, frames: HashMap::new() }
+    }
+
+    /// The finished model.
+    pub fn finish(self) -> PageModel {
+        self.model
+    }
+
+    /// Adds one device of one snapshot.
+    pub fn add(&mut self, path: &str, recording: &Recording, summary: &Summary, card: Option<u64>) {
+        let device = summary.device;
+        let Lives { blocks, segments } = lives(recording, device);
+        let mut stacks = HashMap::new();
+        let mut streams = Names::default();
+        let mut pools = Names::default();
+        // The shared pool is first, whether it is used or not.
+        pools.index((0, 0), pool_name);
+        let blocks = blocks.iter().map(|block| {
+            // An empty stack says no more than none.
+            let recorded = block.stack.filter(|&stack| recording.stack(stack).next().is_some());
+            let stack = recorded
+                .map(|stack| *stacks.entry(stack.number()).or_insert_with(|| self.stack(recording, stack)));
+            BlockLife {
+                allocated: event(block.allocated),
+                freed: event(block.freed),
+                completed: event(block.completed),
+                address: block.address,
+                size_bytes: block.size_bytes,
+                requested_bytes: block.requested_bytes,
+                stream: streams.index(block.stream, stream_name),
+                pool: pools.index(block.pool_id, pool_name),
+                category: stack.map_or(0, |(_, category)| category),
+                stack: stack.map(|(number, _)| number),
+            }
+        });
+        let blocks = blocks.collect();
+        let segments = segments.iter().map(|segment| SegmentLife {
+            taken: event(segment.taken),
+            returned: event(segment.returned),
+            address: segment.address,
+            size_bytes: segment.size_bytes,
+            stream: streams.index(segment.stream, stream_name),
+            pool: pools.index(segment.pool_id, pool_name),
+            is_expandable: segment.is_expandable,
+        });
+        let segments = segments.collect();
+        let times: Option<Vec<i64>> = recording.trace(device).map(|event| event.time_us).collect();
+        self.model.devices.push(DevicePage {
+            name: format!("{path}, device {device}"),
+            event_count: event(Some(recording.trace_len(device))).unwrap_or(0),
+            times_us: times.unwrap_or_default(),
+            streams: streams.names,
+            pools: pools.names,
+            blocks,
+            segments,
+            marks: marks(recording, device),
+            curves: Vec::new(),
+            figures: figures(summary),
+            findings: findings(summary),
+            card_bytes: card,
+        });
+    }
+
+    /// The number of a stack on the page, and its category.
+    fn stack(&mut self, recording: &Recording, stack: StackId) -> (u32, u16) {
+        let mut numbers = Vec::new();
+        let mut category = CATEGORIES.len() - 1;
+        for frame in recording.stack(stack) {
+            category = category.min(category_of(frame.filename, frame.name));
+            let frame = StackFrame {
+                file: frame.filename.to_owned(),
+                line: frame.line,
+                function: frame.name.to_owned(),
+            };
+            numbers.push(*self.frames.entry(frame).or_insert_with_key(|frame| {
+                self.model.frames.push(frame.clone());
+                self.model.frames.len() as u32 - 1
+            }));
+        }
+        self.model.stacks.push(numbers);
+        (self.model.stacks.len() as u32 - 1, category as u16)
+    }
+}
+
+/// The category that one frame speaks for.
+fn category_of(file: &str, function: &str) -> usize {
+    let name = if file.contains("/optim/") || file.contains("optimizer") {
+        "optimizer"
+    } else if function == "backward" || file.contains("torch/autograd/") {
+        "backward"
+    } else if file.contains("/distributed/")
+        || function.contains("all_gather")
+        || function.contains("all_reduce")
+    {
+        "communication"
+    } else if function == "forward" {
+        "forward"
+    } else {
+        "other"
+    };
+    CATEGORIES.iter().position(|category| *category == name).expect("it is one of them")
+}
+
+/// Numbers for things, in order of first use, with their names.
+struct Names<T> {
+    numbers: HashMap<T, u16>,
+    names: Vec<String>,
+}
+
+impl<T> Default for Names<T> {
+    fn default() -> Self {
+        Self { numbers: HashMap::new(), names: Vec::new() }
+    }
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Names<T> {
+    /// The number of a thing. Beyond 65 536 of them, what is new shares the last.
+    fn index(&mut self, thing: T, name: fn(T) -> String) -> u16 {
+        *self.numbers.entry(thing).or_insert_with(|| {
+            if self.names.len() <= usize::from(u16::MAX) {
+                self.names.push(name(thing));
+            }
+            (self.names.len() - 1) as u16
+        })
+    }
+}
+
+fn stream_name(stream: StreamId) -> String {
+    if stream.raw() == 0 { "default stream".into() } else { format!("stream {:#x}", stream.raw()) }
+}
+
+fn pool_name(id: (u64, u64)) -> String {
+    if id == (0, 0) { "shared pool".into() } else { format!("private pool ({}, {})", id.0, id.1) }
+}
+
+/// An entry's number as a page has it. A file of four thousand million entries does not fit into any memory.
+fn event(entry: Option<usize>) -> Option<u32> {
+    entry.map(|entry| u32::try_from(entry).expect("a recording has fewer than 2^32 entries"))
+}
+
+fn marks(recording: &Recording, device: usize) -> Vec<Mark> {
+    let trace = recording.trace(device).enumerate();
+    let of_note = trace.filter_map(|(entry, seen)| {
+        let (kind, text) = match seen.action {
+            Action::Oom => {
+                let text = format!(
+                    "{} asked for, the device had {} left",
+                    size(seen.size_bytes),
+                    size(seen.address)
+                );
+                (MarkKind::OutOfMemory, text)
+            }
+            Action::Snapshot => (MarkKind::Snapshot, "a snapshot was taken".into()),
+            _ => return None,
+        };
+        Some(Mark { event: event(Some(entry))?, kind, text })
+    });
+    of_note.collect()
+}
+
+fn figures(summary: &Summary) -> Vec<Figure> {
+    let bytes = |key: &str, label: &str, bytes: u64, note: &str, tone| Figure {
+        key: key.into(),
+        label: label.into(),
+        value: FigureValue::Bytes(bytes),
+        note: note.into(),
+        tone,
+    };
+    let lost = &summary.at_peak.fragmentation;
+    let is_notable = |bytes: u64| bytes as f64 > NOTABLE * summary.at_peak.reserved_bytes as f64;
+    let tone = |bytes| if is_notable(bytes) { Tone::Warning } else { Tone::Plain };
+    let mut figures = vec![
+        bytes(
+            "peak_live_bytes",
+            "Peak live",
+            summary.peak_live_bytes,
+            "asked for and not yet free",
+            Tone::Plain,
+        ),
+        bytes(
+            "peak_reserved_bytes",
+            "Peak reserved",
+            summary.peak_reserved_bytes,
+            "taken from the driver",
+            Tone::Plain,
+        ),
+        bytes(
+            "hard_bytes",
+            "Hard fragmentation",
+            lost.hard_bytes,
+            "at the peak, between live blocks",
+            tone(lost.hard_bytes),
+        ),
+        bytes(
+            "soft_bytes",
+            "Soft fragmentation",
+            lost.soft_bytes,
+            "at the peak, in idle segments",
+            tone(lost.soft_bytes),
+        ),
+        bytes(
+            "stream_bytes",
+            "Other streams",
+            lost.stream_bytes,
+            "at the peak, idle there",
+            tone(lost.stream_bytes),
+        ),
+        bytes(
+            "pool_bytes",
+            "Private pools",
+            lost.pool_bytes,
+            "at the peak, idle there",
+            tone(lost.pool_bytes),
+        ),
+        Figure {
+            key: "entries".into(),
+            label: "Events".into(),
+            value: FigureValue::Count(summary.entries as u64),
+            note: String::new(),
+            tone: Tone::Plain,
+        },
+    ];
+    if let Some(failure) = summary.out_of_memory.first() {
+        let note = "asked for when memory ran out";
+        figures
+            .insert(0, bytes("requested_bytes", "Out of memory", failure.requested_bytes, note, Tone::Bad));
+    }
+    figures
+}
+
+fn findings(summary: &Summary) -> Vec<String> {
+    let mut findings = Vec::new();
+    if summary.entries == 0 {
+        findings.push("There is no trace: only the moment at which the file was written is known.".into());
+    } else if !summary.start.is_complete() {
+        let live = size(summary.start.live_bytes);
+        findings.push(format!(
+            "The trace begins with {live} live: what was before is known only by what remained of it."
+        ));
+    }
+    findings.push(
+        "Memory outside the allocator (the driver's context, libraries, other processes) is in no snapshot."
+            .into(),
+    );
+    findings
+}

@@ -1,0 +1,344 @@
+//! `thalweg memory show`: what one snapshot comes to.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::process::ExitCode;
+
+use thalweg::memory::analysis::{Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise, telling_frame};
+use thalweg::memory::snapshot::{Recording, StackId};
+
+use super::arguments::Arguments;
+use super::page::Pages;
+use super::size::{count, share, size};
+use super::table::Table;
+use super::{Failure, files};
+use crate::output::{Object, Output};
+
+pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    arguments.only(&["--top", "--card", "--html"])?;
+    let top = arguments.top()?;
+    let card = arguments.read("--card", "a size such as 24GiB", super::size::parse)?;
+    let output = Output::standard();
+    let mut is_first = true;
+    let html = arguments.value("--html");
+    let mut pages = Pages::new(arguments.files()?);
+    files::each(arguments.files()?, |path, recording| {
+        let devices = recording.devices();
+        if devices.is_empty() {
+            output.line(2, &format!("{path}: no memory of any device, and no trace"));
+        }
+        for device in devices {
+            let summary = summarise(recording, device);
+            if html.is_some() {
+                pages.add(path, recording, &summary, card);
+            }
+            if arguments.has("--json") {
+                output.text(&json(path, recording, &summary, top).finish());
+                continue;
+            }
+            if !std::mem::take(&mut is_first) {
+                output.text("\n");
+            }
+            Page { output: &output, recording, summary: &summary, top, card }.print(path);
+        }
+        Ok(())
+    })?;
+    if let Some(html) = html {
+        write_page(pages, html).map_err(|error| Failure::File(format!("{html}: {error}")))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_page(pages: Pages, path: &str) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    thalweg_page::write(&pages.finish(), &mut file)?;
+    file.flush()
+}
+
+/// The place that tells most of a stack, for people: `model.py:17 forward`.
+pub fn place(recording: &Recording, stack: Option<StackId>) -> String {
+    let frame = stack.and_then(|stack| telling_frame(recording, stack));
+    frame.map_or_else(
+        || "(no stack recorded)".into(),
+        |frame| frame_text(frame.filename, frame.line, frame.name),
+    )
+}
+
+pub fn frame_text(filename: &str, line: u32, name: &str) -> String {
+    // The last two parts of a path tell files apart, and fit.
+    let short = filename.rmatch_indices('/').nth(1).map_or(filename, |(at, _)| &filename[at + 1..]);
+    format!("{short}:{line} {name}")
+}
+
+/// What is printed of one device.
+struct Page<'p> {
+    output: &'p Output,
+    recording: &'p Recording,
+    summary: &'p Summary,
+    top: usize,
+    card: Option<u64>,
+}
+
+impl Page<'_> {
+    fn print(&self, path: &str) {
+        let Summary { device, at_peak, at_end, .. } = self.summary;
+        self.output.line(2, &format!("{path}, device {device}"));
+        self.totals();
+        self.notes();
+        if self.summary.entries > 0 {
+            self.moment("When most was live", at_peak);
+        }
+        if self.summary.entries == 0 || at_end.entry != at_peak.entry {
+            self.moment("At the end", at_end);
+        }
+        self.pools();
+        for failure in &self.summary.out_of_memory {
+            self.failure(failure);
+        }
+    }
+
+    fn fact(&self, name: &str, text: &str) {
+        self.output.line(12, &format!("  {name:<10}{text}"));
+    }
+
+    fn totals(&self) {
+        let summary = self.summary;
+        let Summary { at_end, start, .. } = summary;
+        if summary.entries == 0 {
+            self.fact("trace", "none: only the moment at which the file was written is known");
+            self.fact("reserved", &size(at_end.reserved_bytes));
+            self.fact(
+                "live",
+                &format!("{} in {} blocks", size(at_end.live_bytes), count(at_end.live_blocks as u64)),
+            );
+        } else {
+            let duration =
+                summary.duration_us.map_or(String::new(), |us| format!(" over {:.1} s", us as f64 / 1e6));
+            self.fact("trace", &format!("{} entries{duration}", count(summary.entries as u64)));
+            let both = |peak, end| format!("{} at most, {} at the end", size(peak), size(end));
+            self.fact("reserved", &both(summary.peak_reserved_bytes, at_end.reserved_bytes));
+            self.fact("live", &both(summary.peak_live_bytes, at_end.live_bytes));
+            if summary.peak_live_bytes > 0 {
+                let ratio = summary.peak_reserved_bytes as f64 / summary.peak_live_bytes as f64;
+                self.fact("ratio", &format!("{ratio:.3} reserved for each byte live, peak over peak"));
+            }
+            if let Some(growth) = summary.growth {
+                let quarter = "in the last quarter against the second";
+                self.fact(
+                    "growth",
+                    &format!("{:+.1} % of the highest live memory, {quarter}", 100.0 * growth),
+                );
+            }
+        }
+        if summary.host_bytes > 0 {
+            self.fact("pinned", &format!("{} of host memory", size(summary.host_bytes)));
+        }
+        if !start.is_complete() && summary.entries > 0 {
+            self.fact(
+                "before",
+                &format!(
+                    "the trace begins with {} live in {} blocks: the history was switched on late, or its ring of entries \
+                     was full and dropped the beginning. Where these blocks came from is known only if they live on.",
+                    size(start.live_bytes),
+                    count(start.live_blocks as u64)
+                ),
+            );
+        }
+    }
+
+    fn notes(&self) {
+        let text = "memory outside the allocator (the driver's context, NCCL, cuBLAS and other libraries, other processes) is \
+                    in no snapshot; nvidia-smi shows the sum";
+        self.fact("not known", text);
+    }
+
+    fn moment(&self, title: &str, moment: &Moment) {
+        let Fragmentation {
+            active_bytes,
+            hard_bytes,
+            soft_bytes,
+            stream_bytes,
+            pool_bytes,
+            largest_free_bytes,
+        } = moment.fragmentation;
+        let entry = if self.summary.entries > 0 {
+            format!(" (entry {})", count(moment.entry as u64))
+        } else {
+            String::new()
+        };
+        self.output.line(2, &format!("\n{title}{entry}: {} reserved", size(moment.reserved_bytes)));
+        let mut table = Table::new(&["", "bytes", "share"], 0);
+        for (name, bytes) in [
+            ("active, after rounding", active_bytes),
+            ("hard: free between live blocks", hard_bytes),
+            ("soft: free in segments of their own", soft_bytes),
+            ("stream: free, but another stream's", stream_bytes),
+            ("free in private pools", pool_bytes),
+        ] {
+            table.row(vec![name.into(), size(bytes), share(bytes, moment.reserved_bytes)]);
+        }
+        self.table(&table);
+        self.output.line(
+            2,
+            &format!("  largest free range of stream {}: {}", moment.stream.raw(), size(largest_free_bytes)),
+        );
+        let mut by_size = Table::new(&["live by size", "blocks", "bytes", "share"], 0);
+        for group in moment.by_size.iter().take(self.top) {
+            by_size.row(vec![
+                format!("{} ({})", size(group.size_bytes), count(group.size_bytes)),
+                count(group.blocks as u64),
+                size(group.bytes),
+                share(group.bytes, moment.live_bytes),
+            ]);
+        }
+        self.table(&by_size);
+        let mut by_stack = Table::new(&["bytes", "share", "blocks", "live by place"], 3);
+        for group in moment.by_stack.iter().take(self.top) {
+            by_stack.row(vec![
+                size(group.bytes),
+                share(group.bytes, moment.live_bytes),
+                count(group.blocks as u64),
+                place(self.recording, group.stack),
+            ]);
+        }
+        self.table(&by_stack);
+        self.left_out("places", moment.by_stack.len());
+    }
+
+    fn table(&self, table: &Table) {
+        if !table.is_empty() {
+            self.output.text(&table.render(self.output.width(), 2));
+        }
+    }
+
+    fn left_out(&self, what: &str, all: usize) {
+        if let Some(more) = all.checked_sub(self.top).filter(|more| *more > 0) {
+            self.output.line(2, &format!("  and {} more {what}", count(more as u64)));
+        }
+    }
+
+    fn pools(&self) {
+        if self.summary.pools.iter().all(|pool| pool.pool_id == (0, 0)) {
+            return;
+        }
+        let mut table = Table::new(&["pool at the end", "segments", "reserved", "active"], 0);
+        for pool in &self.summary.pools {
+            let (graph, user) = pool.pool_id;
+            let name =
+                if pool.pool_id == (0, 0) { "shared".into() } else { format!("private ({graph}, {user})") };
+            table.row(vec![
+                name,
+                count(pool.segments as u64),
+                size(pool.reserved_bytes),
+                size(pool.active_bytes),
+            ]);
+        }
+        self.output.text("\n");
+        self.table(&table);
+    }
+
+    fn failure(&self, failure: &OutOfMemoryEntry) {
+        let OutOfMemoryEntry {
+            entry,
+            requested_bytes,
+            device_free_bytes,
+            reserved_bytes,
+            stack,
+            fragmentation,
+        } = failure;
+        let outside = match self.card {
+            Some(card) => {
+                format!("{} of the card were outside the allocator", size(failure.outside_bytes(card)))
+            }
+            None => "give --card to know how much was outside the allocator".into(),
+        };
+        let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
+        self.output.line(
+            2,
+            &format!(
+                "\nOut of memory at entry {}: {} were asked for at {}. {} were reserved, of which {} were not active, the \
+                 largest free range {}; the device had {} left, and {outside}.",
+                count(*entry as u64),
+                size(*requested_bytes),
+                place(self.recording, *stack),
+                size(*reserved_bytes),
+                size(free),
+                size(fragmentation.largest_free_bytes),
+                size(*device_free_bytes),
+            ),
+        );
+    }
+}
+
+fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Object {
+    let object = Object::new()
+        .string("snapshot", path)
+        .integer("device", summary.device as u64)
+        .integer("entries", summary.entries as u64)
+        .integer("peak_live_bytes", summary.peak_live_bytes)
+        .integer("peak_reserved_bytes", summary.peak_reserved_bytes)
+        .integer("host_bytes", summary.host_bytes)
+        .boolean("starts_empty", summary.start.is_complete())
+        .integer("start_live_bytes", summary.start.live_bytes)
+        .integer("start_reserved_bytes", summary.start.reserved_bytes);
+    let object = match summary.growth {
+        Some(growth) => object.number("growth", growth),
+        None => object.null("growth"),
+    };
+    object
+        .object("at_peak", json_moment(recording, &summary.at_peak, top))
+        .object("at_end", json_moment(recording, &summary.at_end, top))
+        .objects(
+            "pools",
+            summary.pools.iter().map(|pool| {
+                Object::new()
+                    .string("pool_id", &format!("{}_{}", pool.pool_id.0, pool.pool_id.1))
+                    .integer("segments", pool.segments as u64)
+                    .integer("reserved_bytes", pool.reserved_bytes)
+                    .integer("active_bytes", pool.active_bytes)
+            }),
+        )
+        .objects(
+            "out_of_memory",
+            summary.out_of_memory.iter().map(|failure| {
+                Object::new()
+                    .integer("entry", failure.entry as u64)
+                    .integer("requested_bytes", failure.requested_bytes)
+                    .integer("device_free_bytes", failure.device_free_bytes)
+                    .integer("reserved_bytes", failure.reserved_bytes)
+                    .string("place", &place(recording, failure.stack))
+            }),
+        )
+}
+
+fn json_moment(recording: &Recording, moment: &Moment, top: usize) -> Object {
+    Object::new()
+        .integer("entry", moment.entry as u64)
+        .integer("live_bytes", moment.live_bytes)
+        .integer("live_blocks", moment.live_blocks as u64)
+        .integer("reserved_bytes", moment.reserved_bytes)
+        .integer("active_bytes", moment.fragmentation.active_bytes)
+        .integer("hard_bytes", moment.fragmentation.hard_bytes)
+        .integer("soft_bytes", moment.fragmentation.soft_bytes)
+        .integer("stream_bytes", moment.fragmentation.stream_bytes)
+        .integer("pool_bytes", moment.fragmentation.pool_bytes)
+        .integer("largest_free_bytes", moment.fragmentation.largest_free_bytes)
+        .objects(
+            "by_size",
+            moment.by_size.iter().take(top).map(|group| {
+                Object::new()
+                    .integer("size_bytes", group.size_bytes)
+                    .integer("blocks", group.blocks as u64)
+                    .integer("bytes", group.bytes)
+            }),
+        )
+        .objects(
+            "by_stack",
+            moment.by_stack.iter().take(top).map(|group| {
+                Object::new()
+                    .string("place", &place(recording, group.stack))
+                    .integer("blocks", group.blocks as u64)
+                    .integer("bytes", group.bytes)
+            }),
+        )
+}

@@ -1,0 +1,113 @@
+//! Sizes, shares and counts, as people write them.
+
+/// A size with three significant digits or more: `8.76 GiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    // Where rounding would write 1024.0, the next unit is meant.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = if value < 10.0 { 2 } else { 1 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A difference of sizes, with its sign.
+pub fn change(bytes: i128) -> String {
+    let sign = if bytes < 0 { "-" } else { "+" };
+    format!("{sign}{}", size(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX)))
+}
+
+/// A part of a whole, in percent.
+pub fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+/// A number with its thousands apart: `1,234`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Reads `24GiB`, `24GB`, `1.5 MiB`, or a number of bytes.
+pub fn parse(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let unit_at = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = (text[..unit_at].trim(), text[unit_at..].to_ascii_lowercase());
+    let scale: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return None,
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale);
+    }
+    let value = number.parse::<f64>().ok()? * scale as f64;
+    (value >= 0.0 && value < u64::MAX as f64).then_some(value as u64)
+}
+
+/// Reads `2%`, or `0.02` for the same.
+pub fn parse_share(text: &str) -> Option<f64> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(number) => (number, 0.01),
+        None => (text, 1.0),
+    };
+    number.trim().parse::<f64>().ok().map(|value| value * scale).filter(|value| value.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_written_and_read() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (9_401_532_416, "8.76 GiB"),
+            ((1 << 30) - 1, "1.00 GiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+        for (text, bytes) in [
+            ("24GiB", 24 << 30),
+            ("1.5 MiB", 3 << 19),
+            ("85017493504", 85_017_493_504),
+            ("2gb", 2_000_000_000),
+        ] {
+            assert_eq!(parse(text), Some(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1", "1 parsec", "nanGiB", "99999999999TiB"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_and_counts_are_written_and_read() {
+        assert_eq!((share(1, 8), share(1, 0)), ("12.5 %".into(), "-".into()));
+        assert_eq!([1, 999, 1000, 1_234_567].map(count), ["1", "999", "1,000", "1,234,567"]);
+        assert_eq!([parse_share("2%"), parse_share("0.5"), parse_share("x")], [Some(0.02), Some(0.5), None]);
+        assert_eq!([change(-2048), change(1)], ["-2.00 KiB", "+1 B"]);
+    }
+}

@@ -1,0 +1,202 @@
+//! `thalweg memory` over the recorded traces.
+//!
+//! What it prints is compared with files in `tests/it/golden`; with `THALWEG_UPDATE_GOLDEN=1` they are written instead, to be
+//! looked at before they are committed. The figures are compared with what PyTorch itself counted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use crate::flat_json::{self, Member};
+use crate::{scratch, text, thalweg};
+
+fn trace(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data");
+    format!("{folder}/{name}.pickle.gz")
+}
+
+/// What a subcommand prints on a terminal of so many columns, and its status.
+fn run(arguments: &[&str], columns: usize) -> (String, String, Option<i32>) {
+    let all: Vec<&str> = ["memory"].iter().chain(arguments).copied().collect();
+    let output = thalweg(&all, &[("COLUMNS", &columns.to_string())]);
+    (text(&output.stdout), text(&output.stderr), output.status.code())
+}
+
+fn succeed(arguments: &[&str], columns: usize) -> String {
+    let (out, error, status) = run(arguments, columns);
+    assert_eq!((error.as_str(), status), ("", Some(0)), "{arguments:?}");
+    out
+}
+
+/// Compares with a file; the folder of the traces is not the same everywhere.
+fn golden(name: &str, printed: &str) {
+    let printed = printed.replace(concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data/"), "");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden").join(name);
+    if std::env::var_os("THALWEG_UPDATE_GOLDEN").is_some() {
+        fs::write(&path, printed).expect("the folder is there");
+        return;
+    }
+    let expected = fs::read_to_string(&path).expect("the file is in the repository");
+    assert!(printed == expected, "{name} differs; it is now:\n{printed}");
+}
+
+#[test]
+fn what_is_printed_lines_up() {
+    let gpt = trace("gpt_train");
+    golden("show.txt", &succeed(&["show", &gpt], 100));
+    golden("show_narrow.txt", &succeed(&["show", &gpt, "--top", "3"], 60));
+    golden("replay_search.txt", &succeed(&["replay", &gpt, "--search", "--card", "9GB"], 100));
+    golden("replay_narrow.txt", &succeed(&["replay", &gpt, "--conf", "max_split_size_mb:128"], 60));
+    golden("diff.txt", &succeed(&["diff", &trace("resnet_sizes"), &gpt, "--at", "peak"], 100));
+    for name in ["show_narrow.txt", "replay_narrow.txt"] {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden").join(name);
+        let widest =
+            fs::read_to_string(path).expect("it was compared").lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(60), "{name} is {widest:?} wide");
+    }
+}
+
+/// PyTorch's own figures, by column.
+fn truth() -> Vec<BTreeMap<String, String>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data/truth.tsv");
+    let table = fs::read_to_string(path).expect("the figures are in the repository");
+    let mut lines = table.lines().map(|line| line.split('\t').map(str::to_owned));
+    let names: Vec<String> = lines.next().expect("the first line has the names").collect();
+    lines.map(|values| names.iter().cloned().zip(values).collect()).collect()
+}
+
+#[test]
+fn replays_predict_what_pytorch_did() {
+    let confs = BTreeMap::from([
+        ("default", ""),
+        ("expandable", "expandable_segments:True"),
+        ("split128", "max_split_size_mb:128"),
+        ("pow2_8", "roundup_power2_divisions:8"),
+        ("gc0.6", "garbage_collection_threshold:0.6"),
+        ("async", "backend:cudaMallocAsync"),
+        ("limit", ""),
+        ("limit_gc", "garbage_collection_threshold:0.7"),
+        ("limit_split", "max_split_size_mb:128"),
+        ("limit_expandable", "expandable_segments:True"),
+    ]);
+    for row in truth() {
+        let name = format!("{} {}", row["workload"], row["conf"]);
+        let mut conf = confs[row["conf"].as_str()].to_owned();
+        if row["memory_fraction"] != "-" {
+            let separator = if conf.is_empty() { "" } else { "," };
+            conf = format!("{conf}{separator}per_process_memory_fraction:{}", row["memory_fraction"]);
+        }
+        let trace = trace(&row["workload"]);
+        let card = if row["total_memory"] == "-" { "85017493504" } else { &row["total_memory"] };
+        let arguments = ["replay", &trace, "--conf", &conf, "--card", card, "--json"];
+        let printed = succeed(&arguments, 80);
+        let found = flat_json::object(printed.trim_end()).expect("one object is printed");
+        let keys: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            [
+                "address_mismatches",
+                "device",
+                "driver_allocations",
+                "driver_frees",
+                "out_of_memory",
+                "peak_live_bytes",
+                "peak_reserved_bytes",
+                "policy",
+                "retries",
+                "settings"
+            ]
+        );
+        let figure = |key: &str| match &found[key] {
+            Member::Number(value) => *value,
+            other => panic!("{key} is {other:?}"),
+        };
+        let real = |key: &str| row[key].parse::<f64>().expect("it is a number");
+        let (reserved, expected) = (figure("peak_reserved_bytes"), real("reserved_bytes.all.peak"));
+        let off = (reserved - expected).abs();
+        assert_eq!(found["out_of_memory"], Member::Truth(row["out_of_memory"] == "true"), "{name}");
+        if row["conf"] == "async" {
+            assert!(off <= (0.2 * expected).max(f64::from(64 << 20)), "{name}: {reserved} for {expected}");
+            continue;
+        }
+        assert_eq!(figure("retries"), real("num_alloc_retries"), "{name}");
+        if row["conf"].starts_with("limit") {
+            assert!(off <= 0.005 * expected, "{name}: {reserved} for {expected}");
+            let frees = (figure("driver_frees") - real("num_device_free")).abs();
+            assert!(
+                frees <= (0.2 * real("num_device_free")).max(1.0),
+                "{name}: {frees} frees too many or too few"
+            );
+        } else {
+            assert_eq!(reserved, expected, "{name}");
+            assert_eq!(figure("driver_allocations"), real("num_device_alloc"), "{name}");
+        }
+        if row["conf"] == "default" {
+            assert_eq!(figure("address_mismatches"), 0.0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_show_says_is_what_pytorch_counted() {
+    for row in truth().iter().filter(|row| row["conf"] == "default") {
+        let (printed, _, _) = run(&["show", &trace(&row["workload"]), "--json", "--top", "0"], 80);
+        for (key, column) in [
+            ("peak_reserved_bytes", "reserved_bytes.all.peak"),
+            ("peak_live_bytes", "requested_bytes.all.peak"),
+        ] {
+            let part = format!("\"{key}\":{},", row[column]);
+            assert!(printed.contains(&part), "{}: {printed} lacks {part}", row["workload"]);
+        }
+    }
+}
+
+#[test]
+fn checks_fail_with_one_line_and_status_1() {
+    let gpt = trace("gpt_train");
+    let (out, _, status) = run(&["check", &gpt, "--max-reserved", "20GiB", "--max-growth", "2%"], 80);
+    assert_eq!(status, Some(0), "{out}");
+    let (out, _, status) = run(&["check", &gpt, "--max-reserved", "8GiB"], 80);
+    assert_eq!((out.lines().count(), status), (1, Some(1)));
+    assert!(out.contains("8.76 GiB (9401532416 bytes) reserved at most, 8.00 GiB allowed"), "{out}");
+    let (_, error, status) = run(&["check", &gpt], 80);
+    assert!(error.contains("check what?"), "{error}");
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn several_ranks_are_told_apart() {
+    let (gpt, fsdp) = (trace("gpt_train"), trace("fsdp_streams"));
+    let printed = succeed(&["replay", &gpt, &fsdp, "--json"], 80);
+    let ranks: Vec<_> =
+        printed.lines().map(|line| flat_json::object(line).expect("it is an object")).collect();
+    assert_eq!([&ranks[0]["snapshot"], &ranks[1]["snapshot"]], [&Member::Text(gpt), &Member::Text(fsdp)]);
+}
+
+#[test]
+fn hostile_and_useless_files_are_complained_of() {
+    let folder = scratch("memory");
+    fs::create_dir_all(&folder).expect("the temporary folder can be written");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).expect("the folder is there");
+        path.to_str().expect("its name is text").to_owned()
+    };
+    let packed = fs::read(trace("fsdp_streams")).expect("the trace is in the repository");
+    for (path, what) in [
+        (file("calls.pickle", b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00lstR."), "offset 2: instruction 0x63"),
+        (file("cut.pickle.gz", &packed[..packed.len() / 2]), "cannot be read at offset"),
+        (file("empty.pickle", b""), "offset 0"),
+        (file("long.pickle", b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"), "the file ends"),
+        (file("deep.json", "[".repeat(1 << 20).as_bytes()), "the file ends"),
+        (file("other.json", b"{\"a\":1}"), "neither segments nor device_traces"),
+        (file("no_trace.json", b"[]"), "there is no trace to replay"),
+        (folder.join("absent").to_str().expect("its name is text").to_owned(), "No such file"),
+        (folder.to_str().expect("its name is text").to_owned(), "it is a folder"),
+    ] {
+        let (out, error, status) = run(&["replay", &path], 80);
+        assert_eq!((out.as_str(), status), ("", Some(2)), "{path}");
+        assert!(error.contains(what), "{path}: {error} lacks {what}");
+    }
+    fs::remove_dir_all(&folder).expect("it is ours");
+}

@@ -1,0 +1,38 @@
+//! What a [`Recording`] tells: how much was live and reserved, when, by whom, and in which ways the rest was of no use.
+//!
+//! ```text
+//!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong
+//!      │    ├──▶ lives ──────▶ Lives       every block and segment, from when to when
+//!      │    └──▶ diff ───────▶ Growth      what one has more of than another
+//!      └───────▶ what_if ────▶ Outcome     the same program under other settings
+//! ```
+//!
+//! It is here, and not in the command line, because it is about memory and about nothing else: it opens no file and prints no
+//! text, so that a page, a notebook and a test see the same figures.
+//!
+//! # How it is reckoned
+//! - A trace is a list of changes. The state before it is rebuilt from its end: what the segments say at the end, minus what
+//!   the trace did. Memory that was freed in the trace and never allocated in it was there before.
+//! - *Live* is what was asked for and not yet free; a block whose free waits for another stream counts, since nobody else can
+//!   have it. *Reserved* is what was taken from the driver.
+//! - Entries say what was asked for, before rounding. Where the layout of a moment inside the trace is needed, blocks are taken
+//!   to be rounded up to 512 bytes; what an allocator did not split off counts as free then. At the end of the trace the
+//!   file says the sizes, and they are exact.
+//!
+//! What is not here: memory that the allocator never saw. The driver's own, that of libraries and of other processes is in
+//! no trace, except for one number: how much the device had left when a request failed.
+
+mod diff;
+mod layout;
+mod lives;
+mod summary;
+mod walk;
+pub mod what_if;
+
+pub use diff::{Growth, diff};
+pub use layout::Fragmentation;
+pub use lives::{BlockLife, Lives, SegmentLife, lives};
+pub use summary::{
+    Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise, telling,
+    telling_frame,
+};

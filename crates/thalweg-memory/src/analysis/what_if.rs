@@ -1,0 +1,166 @@
+//! The program of a recording under other settings.
+
+use std::sync::Arc;
+
+use crate::allocator::DeviceAllocator;
+use crate::replay::{Program, Replay, ReplayUpstream, Step, estimate_stream_ordered_peak};
+use crate::settings::{Backend, Policy, Settings, SettingsError};
+use crate::snapshot::{Recording, SettingValue};
+
+/// The card of a replay that is not asked whether it fits: no request fails on it.
+const ENDLESS_BYTES: u64 = 1 << 46;
+
+/// What becomes of a program under some settings.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outcome {
+    /// The most that was live or pending, as it was asked for, in bytes.
+    pub peak_live_bytes: u64,
+    /// The most that was reserved, in bytes.
+    pub peak_reserved_bytes: u64,
+    /// How often the driver was asked for memory, and gave some.
+    pub driver_allocations: u64,
+    /// How often memory was given back to the driver.
+    pub driver_frees: u64,
+    /// How often a request succeeded only after memory was given back, or failed.
+    pub retries: u64,
+    /// Whether a request failed for want of memory; all figures are those up to then.
+    pub out_of_memory: bool,
+    /// How many blocks were put elsewhere than in the recording. 0 if the settings are those of the recording and the rules are
+    /// the same; under other settings there is no reason why it should be.
+    pub address_mismatches: u64,
+    /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
+    pub is_estimate: bool,
+}
+
+impl Outcome {
+    /// What was reserved at most over what was live at most; 1 is perfect.
+    pub fn reserved_over_live(&self) -> f64 {
+        self.peak_reserved_bytes as f64 / self.peak_live_bytes as f64
+    }
+}
+
+/// The configuration that a recording was made with, as its text; empty if it was the default or is not known.
+pub fn recorded_conf(recording: &Recording) -> &str {
+    let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
+    match setting {
+        Some((_, SettingValue::Text(text))) => text,
+        _ => "",
+    }
+}
+
+/// Settings that follow `policy` where `conf` says nothing else.
+///
+/// # Errors
+/// If `conf` is no configuration.
+pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
+    Ok(Settings::parse(conf)?.with_policy(policy))
+}
+
+/// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `progress` is told now and then
+/// how many steps were served.
+///
+/// # Errors
+/// If the allocator fails for another reason than want of memory, in its own words: that would be an error of ours, or of
+/// the trace.
+pub fn run(
+    program: &Program,
+    settings: Settings,
+    card_bytes: Option<u64>,
+    mut progress: impl FnMut(usize),
+) -> Result<Outcome, String> {
+    if settings.backend() == Backend::CudaMallocAsync {
+        return Ok(estimate(program, card_bytes));
+    }
+    let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes.unwrap_or(ENDLESS_BYTES)));
+    let allocator = DeviceAllocator::new(upstream.clone(), settings);
+    let mut replay = Replay::without_tags(program, allocator, upstream);
+    let mut out_of_memory = false;
+    for step in 0.. {
+        if step % 65_536 == 0 {
+            progress(step);
+        }
+        match replay.step() {
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(error) if error.refusal().is_some_and(|refusal| refusal.is_out_of_memory()) => {
+                out_of_memory = true;
+                break;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    let statistics = replay.allocator().memory_stats();
+    let statistic = |key: &str| {
+        let value = statistics.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value);
+        u64::try_from(value).unwrap_or(0)
+    };
+    let figures = replay.figures();
+    Ok(Outcome {
+        peak_live_bytes: figures.requested_peak_bytes,
+        peak_reserved_bytes: figures.reserved_peak_bytes,
+        driver_allocations: statistic("num_device_alloc"),
+        driver_frees: statistic("num_device_free"),
+        retries: statistic("num_alloc_retries"),
+        out_of_memory,
+        address_mismatches: replay.divergences().count() as u64,
+        is_estimate: false,
+    })
+}
+
+/// What can be said of the driver's own allocator: its peak, and nothing of its calls.
+fn estimate(program: &Program, card_bytes: Option<u64>) -> Outcome {
+    let peak = estimate_stream_ordered_peak(program, ENDLESS_BYTES);
+    let peak_reserved_bytes = peak.expect("the card is endless");
+    Outcome {
+        peak_live_bytes: peak_live_bytes(program),
+        peak_reserved_bytes,
+        driver_allocations: 0,
+        driver_frees: 0,
+        retries: 0,
+        out_of_memory: card_bytes.is_some_and(|card| peak_reserved_bytes > card),
+        address_mismatches: 0,
+        is_estimate: true,
+    }
+}
+
+/// The most that is live or pending at once, as it is asked for.
+fn peak_live_bytes(program: &Program) -> u64 {
+    let (mut live, mut peak) = (0_u64, 0);
+    for step in program.steps() {
+        match *step {
+            Step::Allocate { bytes, .. } => live += bytes,
+            Step::Free { block } | Step::Complete { block } => live -= program.requested_bytes(block),
+            Step::FreePending { .. } | Step::EmptyCache => {}
+        }
+        peak = live.max(peak);
+    }
+    peak
+}
+
+/// The settings that a search tries, as texts: each one that is known to help some programs.
+pub const CANDIDATES: &[&str] = &[
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:64",
+    "max_split_size_mb:128",
+    "max_split_size_mb:256",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "garbage_collection_threshold:0.6",
+    "garbage_collection_threshold:0.8",
+    "garbage_collection_threshold:0.8,max_split_size_mb:128",
+];
+
+/// Which of some outcomes is best: the one that fits with the least reserved, and of those within 1 % of it the one that
+/// calls the driver least.
+pub fn best(outcomes: &[Outcome]) -> Option<usize> {
+    let fits = |outcome: &&Outcome| !outcome.out_of_memory && !outcome.is_estimate;
+    let least = outcomes.iter().filter(fits).map(|outcome| outcome.peak_reserved_bytes).min()?;
+    let near = |outcome: &Outcome| outcome.peak_reserved_bytes <= least + least / 100;
+    let calls = |outcome: &Outcome| outcome.driver_allocations + outcome.driver_frees;
+    (0..outcomes.len())
+        .filter(|&index| fits(&&outcomes[index]) && near(&outcomes[index]))
+        .min_by_key(|&index| calls(&outcomes[index]))
+}

@@ -1,0 +1,658 @@
+//! Values of a file on their way to a [`Recording`].
+//!
+//! Both forms of a file, pickle and JSON, say the same: begin a dictionary, set these keys, append it to that list. The
+//! builder takes a dictionary apart *as soon as its keys are set* and keeps a record of a few dozen bytes in its place; stacks
+//! are kept once each. So a file of any size is read in less memory than it has, and a list that occurs many times
+//! costs nothing: values refer to each other by number, nothing is copied and nothing recurses.
+//!
+//! # What holds
+//! - What was taken apart is complete: to change it afterwards is an error. No writer of plain data does that.
+//! - Memory is bounded by a multiple of the bytes read so far ([`check_size`](Builder::check_size)), whatever they say.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::recording::{Context, Entry, RecordedBlock, RecordedFrame, RecordedSegment, Recording, Trace};
+use super::{Action, BlockState};
+use crate::stats::SizeClass;
+
+/// What a file may add up to in memory: so much for a start, and then this multiple of its bytes. Real files come to less
+/// than once their bytes.
+const FREE_BYTES: u64 = 64 << 20;
+const BYTES_PER_BYTE: u64 = 8;
+
+/// No dictionary of any version has nearly as many keys, but for the settings.
+const MOST_KEYS: usize = 256;
+
+pub(super) type Outcome<T> = Result<T, String>;
+
+/// A value. Texts and objects are in the [`Builder`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(u32),
+    Object(u32),
+    /// What no snapshot has a use for: bytes, a number of more than 64 bits.
+    Opaque,
+}
+
+/// What an object is; its index is into the table of that kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// A list of anything, or a tuple: an index into `lists`.
+    List,
+    Tuple,
+    /// A list of nothing but entries, or nothing but blocks: an index into `runs`.
+    Entries,
+    Blocks,
+    Dict,
+    Entry,
+    Block,
+    Segment,
+    Frame,
+    Stack,
+}
+
+#[derive(Clone, Copy)]
+struct Object {
+    kind: Kind,
+    index: u32,
+}
+
+/// See the [module](self).
+pub(super) struct Builder {
+    pub(super) recording: Recording,
+    text_ids: FxHashMap<Arc<str>, u32>,
+    frame_ids: FxHashMap<RecordedFrame, u32>,
+    stack_ids: FxHashMap<u64, Vec<u32>>,
+    context_ids: FxHashMap<Context, u32>,
+    last_context: u32,
+    objects: Vec<Object>,
+    lists: Vec<Vec<Value>>,
+    /// Lists that became something smaller; their places serve again.
+    spare_lists: Vec<u32>,
+    runs: Vec<Vec<Range<u32>>>,
+    dicts: Vec<Vec<(Value, Value)>>,
+    spare_dicts: Vec<u32>,
+    segments: Vec<RecordedSegment>,
+    blocks_without_address: bool,
+    /// What texts, lists and dictionaries take beside their tables.
+    loose_bytes: usize,
+}
+
+/// The keys that mean something, in the order of their texts' numbers.
+macro_rules! keys {
+    ($($name:ident = $text:literal),* $(,)?) => {
+        #[repr(u32)]
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        enum Key { $($name),* }
+        const KEYS: &[&str] = &[$($text),*];
+        impl Key {
+            const ALL: &[Self] = &[$(Self::$name),*];
+        }
+    };
+}
+
+keys! {
+    Action = "action", Addr = "addr", DeviceFree = "device_free", Size = "size", Stream = "stream", TimeUs = "time_us",
+    CompileContext = "compile_context", UserMetadata = "user_metadata", PoolId = "pool_id",
+    InternalMetadata = "internal_metadata", Frames = "frames", ForwardFrames = "forward_frames",
+    Filename = "filename", Line = "line", Name = "name",
+    Device = "device", Address = "address", TotalSize = "total_size", AllocatedSize = "allocated_size",
+    ActiveSize = "active_size", RequestedSize = "requested_size", SegmentType = "segment_type",
+    SegmentPoolId = "segment_pool_id", IsExpandable = "is_expandable", Blocks = "blocks",
+    State = "state", History = "history",
+}
+
+/// The pairs of a dictionary by key.
+struct Pairs {
+    values: [Value; KEYS.len()],
+}
+
+impl Pairs {
+    fn of(pairs: &[[Value; 2]]) -> Self {
+        let mut values = [Value::None; KEYS.len()];
+        for &[key, value] in pairs {
+            if let Value::Text(text) = key
+                && let Some(place) = values.get_mut(text as usize)
+            {
+                *place = value;
+            }
+        }
+        Self { values }
+    }
+
+    fn get(&self, key: Key) -> Value {
+        self.values[key as usize]
+    }
+
+    fn has(&self, key: Key) -> bool {
+        self.get(key) != Value::None
+    }
+
+    fn int(&self, key: Key) -> Outcome<Option<i64>> {
+        match self.get(key) {
+            Value::None => Ok(None),
+            Value::Int(value) => Ok(Some(value)),
+            Value::Bool(value) => Ok(Some(value.into())),
+            other => Err(format!(
+                "{}: expected a whole number of up to 64 bits, found {}",
+                key.text(),
+                name_of(other)
+            )),
+        }
+    }
+
+    /// An address or a handle: its bits, since Python may have taken it for negative.
+    fn handle(&self, key: Key) -> Outcome<Option<u64>> {
+        Ok(self.int(key)?.map(|value| value as u64))
+    }
+
+    fn bytes(&self, key: Key) -> Outcome<Option<u64>> {
+        let Some(value) = self.int(key)? else { return Ok(None) };
+        let bytes = u64::try_from(value);
+        bytes.map(Some).map_err(|_| format!("{}: {value} is no size, it is negative", key.text()))
+    }
+
+    fn text(&self, key: Key) -> Outcome<Option<u32>> {
+        match self.get(key) {
+            Value::None => Ok(None),
+            Value::Text(text) => Ok(Some(text)),
+            other => Err(format!("{}: expected a text, found {}", key.text(), name_of(other))),
+        }
+    }
+
+    fn device(&self) -> Outcome<i32> {
+        let device = self.int(Key::Device)?.unwrap_or(0);
+        i32::try_from(device).map_err(|_| format!("device: there is none with number {device}"))
+    }
+}
+
+impl Key {
+    fn text(self) -> &'static str {
+        KEYS[self as usize]
+    }
+}
+
+fn missing(key: Key) -> String {
+    format!("{} is missing", key.text())
+}
+
+fn name_of(value: Value) -> &'static str {
+    match value {
+        Value::None => "None",
+        Value::Bool(_) => "a truth value",
+        Value::Int(_) => "a whole number",
+        Value::Float(_) => "a number with a fraction",
+        Value::Text(_) => "a text",
+        Value::Object(_) => "a list or a dictionary",
+        Value::Opaque => "bytes, or a number of more than 64 bits",
+    }
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        let mut this = Self {
+            recording: Recording::default(),
+            text_ids: FxHashMap::default(),
+            frame_ids: FxHashMap::default(),
+            stack_ids: FxHashMap::default(),
+            context_ids: FxHashMap::default(),
+            last_context: 0,
+            objects: Vec::new(),
+            lists: Vec::new(),
+            spare_lists: Vec::new(),
+            runs: Vec::new(),
+            dicts: Vec::new(),
+            spare_dicts: Vec::new(),
+            segments: Vec::new(),
+            blocks_without_address: false,
+            loose_bytes: 0,
+        };
+        for (key, text) in Key::ALL.iter().zip(KEYS) {
+            let id = this.text(text);
+            debug_assert_eq!(id, Ok(Value::Text(*key as u32)));
+        }
+        this
+    }
+
+    /// Refuses to go on with a file that adds up to more than any honest one of its size would.
+    pub(super) fn check_size(&self, own_bytes: usize, offset: u64) -> Outcome<()> {
+        let recording = &self.recording;
+        let tables = size_of_val(&self.objects[..])
+            + size_of_val(&self.lists[..])
+            + size_of_val(&self.dicts[..])
+            + size_of_val(&self.runs[..])
+            + size_of_val(&self.segments[..])
+            + recording.heap_bytes();
+        let maps = (self.text_ids.capacity() + self.frame_ids.capacity() + self.stack_ids.capacity()) * 32
+            + self.context_ids.capacity() * (size_of::<Context>() + 8);
+        let bytes = (own_bytes + tables + maps + self.loose_bytes) as u64;
+        if bytes > FREE_BYTES + BYTES_PER_BYTE * offset {
+            return Err(format!(
+                "{offset} bytes of the file stand for {bytes} bytes of values, more than in any real snapshot"
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> Outcome<Value> {
+        if let Some(&id) = self.text_ids.get(text) {
+            return Ok(Value::Text(id));
+        }
+        let id = number(self.recording.texts.len())?;
+        let shared: Arc<str> = text.into();
+        self.loose_bytes += text.len() + 16;
+        self.recording.texts.push(Arc::clone(&shared));
+        self.text_ids.insert(shared, id);
+        Ok(Value::Text(id))
+    }
+
+    pub(super) fn list(&mut self) -> Outcome<Value> {
+        let index = place(&mut self.lists, &mut self.spare_lists)?;
+        self.object(Kind::List, index)
+    }
+
+    pub(super) fn tuple(&mut self, items: &[Value]) -> Outcome<Value> {
+        let index = place(&mut self.lists, &mut self.spare_lists)?;
+        self.loose_bytes += size_of_val(items);
+        self.lists[index as usize].extend_from_slice(items);
+        self.object(Kind::Tuple, index)
+    }
+
+    pub(super) fn dict(&mut self) -> Outcome<Value> {
+        let index = place(&mut self.dicts, &mut self.spare_dicts)?;
+        self.object(Kind::Dict, index)
+    }
+
+    fn object(&mut self, kind: Kind, index: u32) -> Outcome<Value> {
+        let id = number(self.objects.len())?;
+        self.objects.push(Object { kind, index });
+        Ok(Value::Object(id))
+    }
+
+    fn kind(&self, value: Value) -> Option<Object> {
+        match value {
+            Value::Object(id) => Some(self.objects[id as usize]),
+            _ => None,
+        }
+    }
+
+    pub(super) fn append(&mut self, list: Value, items: &[Value]) -> Outcome<()> {
+        let Some(Object { kind, index }) = self.kind(list) else {
+            return Err("appends to what is no list".into());
+        };
+        for &item in items {
+            self.complete(item)?;
+        }
+        let Some(&first) = items.first() else { return Ok(()) };
+        match (kind, self.kind(first).map(|object| object.kind)) {
+            (Kind::List, Some(kind @ (Kind::Entry | Kind::Block)))
+                if self.lists[index as usize].is_empty() =>
+            {
+                self.spare_lists.push(index);
+                let kind = if kind == Kind::Entry { Kind::Entries } else { Kind::Blocks };
+                let run = number(self.runs.len())?;
+                self.runs.push(Vec::new());
+                let Value::Object(id) = list else { unreachable!("it has a kind") };
+                self.objects[id as usize] = Object { kind, index: run };
+                self.extend_run(kind, run, items)
+            }
+            (Kind::Entries | Kind::Blocks, _) => self.extend_run(kind, index, items),
+            (Kind::List, _) => {
+                self.loose_bytes += size_of_val(items);
+                self.lists[index as usize].extend_from_slice(items);
+                Ok(())
+            }
+            (Kind::Stack, _) => Err("appends to a stack that was used before".into()),
+            _ => Err("appends to what is no list".into()),
+        }
+    }
+
+    /// Appends to a list of entries or of blocks.
+    fn extend_run(&mut self, kind: Kind, run: u32, items: &[Value]) -> Outcome<()> {
+        let expected = if kind == Kind::Entries { Kind::Entry } else { Kind::Block };
+        for &item in items {
+            let record = self.kind(item).filter(|object| object.kind == expected);
+            let Some(Object { index, .. }) = record else {
+                return Err("appends something else to a list of entries or blocks".into());
+            };
+            let ranges = &mut self.runs[run as usize];
+            match ranges.last_mut() {
+                Some(last) if last.end == index => last.end += 1,
+                _ => {
+                    self.loose_bytes += size_of::<Range<u32>>();
+                    ranges.push(index..index + 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets keys of a dictionary. `at_once`: they come all at once, so that it is known from now on what it is.
+    pub(super) fn set(&mut self, dict: Value, pairs: &[[Value; 2]], at_once: bool) -> Outcome<()> {
+        let Some(Object { kind: Kind::Dict, index }) = self.kind(dict) else {
+            let known = self.kind(dict).is_some_and(|object| {
+                matches!(object.kind, Kind::Entry | Kind::Block | Kind::Segment | Kind::Frame)
+            });
+            return Err(if known {
+                "sets a key of a dictionary that was complete".into()
+            } else {
+                "sets a key of what is no dictionary".into()
+            });
+        };
+        if at_once && self.dicts[index as usize].is_empty() && self.take_apart(dict, pairs)? {
+            return Ok(());
+        }
+        self.loose_bytes += size_of_val(pairs);
+        self.dicts[index as usize].extend(pairs.iter().map(|&[key, value]| (key, value)));
+        Ok(())
+    }
+
+    /// Takes a dictionary apart whose keys were set one by one.
+    fn complete(&mut self, item: Value) -> Outcome<()> {
+        if let Some(Object { kind: Kind::Dict, index }) = self.kind(item)
+            && !self.dicts[index as usize].is_empty()
+            && self.dicts[index as usize].len() <= MOST_KEYS
+        {
+            let pairs: Vec<_> = self.dicts[index as usize].iter().map(|&(key, value)| [key, value]).collect();
+            if self.take_apart(item, &pairs)? {
+                self.loose_bytes -= size_of_val(&pairs[..]);
+                self.dicts[index as usize] = Vec::new();
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a record of a dictionary that is one of those that there are many of; false if it is something else.
+    fn take_apart(&mut self, dict: Value, pairs: &[[Value; 2]]) -> Outcome<bool> {
+        let Value::Object(id) = dict else { return Ok(false) };
+        let pairs = Pairs::of(pairs);
+        let (kind, index) = if pairs.has(Key::Action) {
+            (Kind::Entry, self.entry(&pairs).map_err(|what| format!("an entry of a trace: {what}"))?)
+        } else if pairs.has(Key::Filename) {
+            (Kind::Frame, self.frame(&pairs).map_err(|what| format!("a frame: {what}"))?)
+        } else if pairs.has(Key::TotalSize) {
+            (Kind::Segment, self.segment(&pairs).map_err(|what| format!("a segment: {what}"))?)
+        } else if pairs.has(Key::State) {
+            (Kind::Block, self.block(&pairs).map_err(|what| format!("a block: {what}"))?)
+        } else {
+            return Ok(false);
+        };
+        let Object { index: spare, .. } =
+            std::mem::replace(&mut self.objects[id as usize], Object { kind, index });
+        self.spare_dicts.push(spare);
+        Ok(true)
+    }
+
+    fn entry(&mut self, pairs: &Pairs) -> Outcome<u32> {
+        let name = pairs.text(Key::Action)?.ok_or_else(|| missing(Key::Action))?;
+        let name = &self.recording.texts[name as usize];
+        let action = Action::from_name(name).ok_or_else(|| format!("action: {name:?} is not known"))?;
+        let address = match pairs.handle(Key::Addr)? {
+            Some(address) => address,
+            None => pairs.handle(Key::DeviceFree)?.ok_or_else(|| missing(Key::Addr))?,
+        };
+        let size_bytes = pairs.bytes(Key::Size)?.ok_or_else(|| missing(Key::Size))?;
+        let time_us = pairs.int(Key::TimeUs)?;
+        let context = Context {
+            stream: pairs.handle(Key::Stream)?.unwrap_or(0),
+            compile_context: pairs.text(Key::CompileContext)?,
+            user_metadata: pairs.text(Key::UserMetadata)?,
+            internal_metadata: pairs.text(Key::InternalMetadata)?,
+            pool_id: self.pair(pairs, Key::PoolId)?,
+            frames: self.frames(pairs.get(Key::Frames), Key::Frames)?,
+            forward_frames: self.frames(pairs.get(Key::ForwardFrames), Key::ForwardFrames)?,
+            is_timed: time_us.is_some(),
+        };
+        let context = self.context(context)?;
+        let entry = Entry { address, size_bytes, time_us: time_us.unwrap_or(0), context, action };
+        self.recording.entries.push(entry);
+        number(self.recording.entries.len() - 1)
+    }
+
+    fn context(&mut self, context: Context) -> Outcome<u32> {
+        if self.recording.contexts.get(self.last_context as usize) == Some(&context) {
+            return Ok(self.last_context);
+        }
+        let next = number(self.recording.contexts.len())?;
+        let id = *self.context_ids.entry(context).or_insert(next);
+        if id == next {
+            self.recording.contexts.push(context);
+        }
+        self.last_context = id;
+        Ok(id)
+    }
+
+    fn frame(&mut self, pairs: &Pairs) -> Outcome<u32> {
+        let empty = match self.text("")? {
+            Value::Text(text) => text,
+            _ => unreachable!("a text is a text"),
+        };
+        let frame = RecordedFrame {
+            filename: pairs.text(Key::Filename)?.unwrap_or(empty),
+            line: pairs.int(Key::Line)?.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
+            name: pairs.text(Key::Name)?.unwrap_or(empty),
+        };
+        let next = number(self.recording.frames.len())?;
+        let id = *self.frame_ids.entry(frame).or_insert(next);
+        if id == next {
+            self.recording.frames.push(frame);
+        }
+        Ok(id)
+    }
+
+    /// The stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
+    fn frames(&mut self, value: Value, key: Key) -> Outcome<Option<u32>> {
+        let Some(object) = self.kind(value) else {
+            return match value {
+                Value::None => Ok(None),
+                other => Err(format!("{}: expected a list, found {}", key.text(), name_of(other))),
+            };
+        };
+        let index = match object.kind {
+            Kind::Stack => return Ok(Some(object.index)),
+            Kind::List | Kind::Tuple => object.index,
+            _ => return Err(format!("{}: expected a list of frames", key.text())),
+        };
+        let items = std::mem::take(&mut self.lists[index as usize]);
+        let mut frames = Vec::with_capacity(items.len());
+        for &item in &items {
+            self.complete(item)?;
+            frames.push(self.frame_of(item).map_err(|what| format!("{}: {what}", key.text()))?);
+        }
+        self.loose_bytes -= size_of_val(&items[..]);
+        self.spare_lists.push(index);
+        let stack = self.stack(&frames)?;
+        let Value::Object(id) = value else { unreachable!("it has a kind") };
+        self.objects[id as usize] = Object { kind: Kind::Stack, index: stack };
+        Ok(Some(stack))
+    }
+
+    /// The frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
+    fn frame_of(&mut self, item: Value) -> Outcome<u32> {
+        match self.kind(item) {
+            Some(Object { kind: Kind::Frame, index }) => Ok(index),
+            Some(Object { kind: Kind::Dict, index }) if self.dicts[index as usize].len() <= MOST_KEYS => {
+                let pairs: Vec<_> =
+                    self.dicts[index as usize].iter().map(|&(key, value)| [key, value]).collect();
+                self.frame(&Pairs::of(&pairs))
+            }
+            _ => Err("expected a list of frames".into()),
+        }
+    }
+
+    fn stack(&mut self, frames: &[u32]) -> Outcome<u32> {
+        let recording = &mut self.recording;
+        let same_hash = self.stack_ids.entry(hash(frames)).or_default();
+        if let Some(&id) = same_hash.iter().find(|&&id| recording.stack_frames(id) == frames) {
+            return Ok(id);
+        }
+        let id = number(recording.stack_ends.len())?;
+        recording.stack_items.extend_from_slice(frames);
+        recording.stack_ends.push(number(recording.stack_items.len())?);
+        same_hash.push(id);
+        Ok(id)
+    }
+
+    fn pair(&mut self, pairs: &Pairs, key: Key) -> Outcome<Option<(u64, u64)>> {
+        let value = pairs.get(key);
+        if value == Value::None {
+            return Ok(None);
+        }
+        let items = self.items(value).unwrap_or_default();
+        match *items {
+            [Value::Int(first), Value::Int(second)] => Ok(Some((first as u64, second as u64))),
+            _ => Err(format!("{}: expected two numbers", key.text())),
+        }
+    }
+
+    fn segment(&mut self, pairs: &Pairs) -> Outcome<u32> {
+        let class = match pairs.text(Key::SegmentType)?.map(|text| &*self.recording.texts[text as usize]) {
+            Some("small") => SizeClass::Small,
+            Some("large") | None => SizeClass::Large,
+            Some(other) => return Err(format!("segment_type: {other:?} is not known")),
+        };
+        let address = pairs.handle(Key::Address)?.ok_or_else(|| missing(Key::Address))?;
+        let blocks = match pairs.get(Key::Blocks) {
+            Value::None => Vec::new(),
+            value => match self.kind(value) {
+                Some(Object { kind: Kind::Blocks, index }) => self.runs[index as usize].clone(),
+                Some(Object { kind: Kind::List | Kind::Tuple, index })
+                    if self.lists[index as usize].is_empty() =>
+                {
+                    Vec::new()
+                }
+                _ => return Err("blocks: expected a list of blocks".into()),
+            },
+        };
+        self.loose_bytes += size_of_val(&blocks[..]);
+        if self.blocks_without_address {
+            self.place_blocks(address, &blocks);
+        }
+        let segment = RecordedSegment {
+            device: pairs.device()?,
+            address,
+            total_bytes: pairs.bytes(Key::TotalSize)?.ok_or_else(|| missing(Key::TotalSize))?,
+            allocated_bytes: pairs.bytes(Key::AllocatedSize)?.unwrap_or(0),
+            active_bytes: pairs.bytes(Key::ActiveSize)?.unwrap_or(0),
+            requested_bytes: pairs.bytes(Key::RequestedSize)?.unwrap_or(0),
+            stream: pairs.handle(Key::Stream)?.unwrap_or(0),
+            class,
+            pool_id: self.pair(pairs, Key::SegmentPoolId)?.unwrap_or((0, 0)),
+            is_expandable: pairs.int(Key::IsExpandable)?.unwrap_or(0) != 0,
+            frames: self.frames(pairs.get(Key::Frames), Key::Frames)?,
+            blocks,
+        };
+        self.segments.push(segment);
+        number(self.segments.len() - 1)
+    }
+
+    /// Old versions do not say where a block is: it begins where the one before it ends.
+    fn place_blocks(&mut self, address: u64, blocks: &[Range<u32>]) {
+        let mut end = address;
+        for block in blocks.iter().cloned().flatten() {
+            let block = &mut self.recording.blocks[block as usize];
+            if !std::mem::replace(&mut block.has_address, true) {
+                block.address = end;
+            }
+            end = block.address.saturating_add(block.size_bytes);
+        }
+    }
+
+    fn block(&mut self, pairs: &Pairs) -> Outcome<u32> {
+        let state = pairs.text(Key::State)?.ok_or_else(|| missing(Key::State))?;
+        let state = &self.recording.texts[state as usize];
+        let state = BlockState::from_name(state).ok_or_else(|| format!("state: {state:?} is not known"))?;
+        let mut frames = self.frames(pairs.get(Key::Frames), Key::Frames)?;
+        if frames.is_none() {
+            frames = self.frames_of_history(pairs.get(Key::History))?;
+        }
+        let address = pairs.handle(Key::Address)?;
+        self.blocks_without_address |= address.is_none();
+        let block = RecordedBlock {
+            address: address.unwrap_or(0),
+            has_address: address.is_some(),
+            size_bytes: pairs.bytes(Key::Size)?.ok_or_else(|| missing(Key::Size))?,
+            requested_bytes: pairs.bytes(Key::RequestedSize)?.unwrap_or(0),
+            state,
+            frames,
+            forward_frames: self.frames(pairs.get(Key::ForwardFrames), Key::ForwardFrames)?,
+        };
+        self.recording.blocks.push(block);
+        number(self.recording.blocks.len() - 1)
+    }
+
+    /// Old versions have a history of owners, the newest first, each with its stack.
+    fn frames_of_history(&mut self, history: Value) -> Outcome<Option<u32>> {
+        let Some(&newest) = self.items(history).and_then(|owners| owners.first()) else { return Ok(None) };
+        match self.pairs(newest) {
+            Some(owner) => {
+                let frames = Pairs::of(&owner.iter().map(|&(key, value)| [key, value]).collect::<Vec<_>>());
+                self.frames(frames.get(Key::Frames), Key::Frames)
+            }
+            None => Err("history: expected a list of dictionaries".into()),
+        }
+    }
+
+    /// The items of a list or a tuple that holds neither entries nor blocks.
+    pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
+        match self.kind(value)? {
+            Object { kind: Kind::List | Kind::Tuple, index } => Some(&self.lists[index as usize]),
+            _ => None,
+        }
+    }
+
+    /// The pairs of a dictionary that was not taken apart.
+    pub(super) fn pairs(&self, value: Value) -> Option<&[(Value, Value)]> {
+        match self.kind(value)? {
+            Object { kind: Kind::Dict, index } => Some(&self.dicts[index as usize]),
+            _ => None,
+        }
+    }
+
+    /// The entries of a list of nothing else.
+    pub(super) fn trace(&self, value: Value) -> Option<Trace> {
+        match self.kind(value)? {
+            Object { kind: Kind::Entries, index } => Some(Trace(self.runs[index as usize].clone())),
+            Object { kind: Kind::List | Kind::Tuple, index } if self.lists[index as usize].is_empty() => {
+                Some(Trace::default())
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_segment(&self, value: Value) -> Option<RecordedSegment> {
+        match self.kind(value)? {
+            Object { kind: Kind::Segment, index } => Some(self.segments[index as usize].clone()),
+            _ => None,
+        }
+    }
+}
+
+/// A place in a table of lists: one that is spare, or a new one.
+fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> Outcome<u32> {
+    if let Some(index) = spare.pop() {
+        return Ok(index);
+    }
+    table.push(Vec::new());
+    number(table.len() - 1)
+}
+
+/// A number of 30 bits, so that the memo has two left to say of what.
+fn number(value: usize) -> Outcome<u32> {
+    let small = u32::try_from(value).ok().filter(|&value| value < 1 << 30);
+    small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())
+}
+
+fn hash(frames: &[u32]) -> u64 {
+    use std::hash::{Hash, Hasher};
+    let mut hasher = rustc_hash::FxHasher::default();
+    frames.hash(&mut hasher);
+    hasher.finish()
+}

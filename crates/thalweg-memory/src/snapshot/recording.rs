@@ -1,0 +1,421 @@
+//! A snapshot as it lies in a file, in little memory.
+//!
+//! A [`Snapshot`] has an entry of 150 bytes, which is right for what one process wrote a minute ago, and too much for files of
+//! a gigabyte. Here an entry has 32 bytes: where, how much, when, and a number for all that few entries differ in
+//! (stream, pool, stack, texts).
+
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::build::Builder;
+use super::source::Source;
+use super::undump;
+use super::{
+    Action, Annotation, BlockState, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot,
+    SnapshotError, TraceEntry,
+};
+use crate::stats::SizeClass;
+use crate::upstream::StreamId;
+
+/// A snapshot that was read from a file. See the [module](self).
+#[derive(Default, Debug)]
+pub struct Recording {
+    pub(super) texts: Vec<Arc<str>>,
+    pub(super) frames: Vec<RecordedFrame>,
+    /// The frames of all stacks, one after another, and where each stack ends.
+    pub(super) stack_items: Vec<u32>,
+    pub(super) stack_ends: Vec<u32>,
+    pub(super) contexts: Vec<Context>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) blocks: Vec<RecordedBlock>,
+    pub(super) segments: Vec<RecordedSegment>,
+    pub(super) traces: Vec<Trace>,
+    pub(super) host_segments: Vec<RecordedSegment>,
+    pub(super) host_trace: Trace,
+    pub(super) settings: Vec<(Arc<str>, SettingValue)>,
+    pub(super) annotations: Vec<Annotation>,
+    pub(super) file_bytes: u64,
+}
+
+/// What several entries have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Context {
+    pub(super) stream: u64,
+    pub(super) compile_context: Option<u32>,
+    pub(super) user_metadata: Option<u32>,
+    pub(super) internal_metadata: Option<u32>,
+    pub(super) pool_id: Option<(u64, u64)>,
+    pub(super) frames: Option<u32>,
+    pub(super) forward_frames: Option<u32>,
+    pub(super) is_timed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    /// 0 where the context is not timed.
+    pub(super) time_us: i64,
+    pub(super) context: u32,
+    pub(super) action: Action,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct RecordedFrame {
+    pub(super) filename: u32,
+    pub(super) line: u32,
+    pub(super) name: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordedBlock {
+    pub(super) address: u64,
+    pub(super) size_bytes: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) frames: Option<u32>,
+    pub(super) forward_frames: Option<u32>,
+    pub(super) state: BlockState,
+    pub(super) has_address: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct RecordedSegment {
+    pub(super) device: i32,
+    pub(super) address: u64,
+    pub(super) total_bytes: u64,
+    pub(super) allocated_bytes: u64,
+    pub(super) active_bytes: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) stream: u64,
+    pub(super) class: SizeClass,
+    pub(super) pool_id: (u64, u64),
+    pub(super) is_expandable: bool,
+    pub(super) frames: Option<u32>,
+    pub(super) blocks: Vec<Range<u32>>,
+}
+
+/// Entries by number, in order: nearly always one range.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Trace(pub(super) Vec<Range<u32>>);
+
+impl Trace {
+    fn indices(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + '_ {
+        self.0.iter().cloned().flatten()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().map(|range| range.len()).sum()
+    }
+}
+
+/// One entry of a trace of a [`Recording`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// What happened.
+    pub action: Action,
+    /// To which memory; of [`Action::Oom`], how many bytes the device had left.
+    pub address: u64,
+    /// Of allocations and frees what was asked for, of segments their size, in bytes.
+    pub size_bytes: u64,
+    /// The stream that the memory belongs to.
+    pub stream: StreamId,
+    /// The pool, where the version says it.
+    pub pool_id: Option<(u64, u64)>,
+    /// Microseconds since 1970, where the version says it.
+    pub time_us: Option<i64>,
+    /// The stack, for [`Recording::stack`].
+    pub stack: Option<StackId>,
+}
+
+/// Names a stack of a [`Recording`]. Equal stacks have equal names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StackId(pub(super) u32);
+
+impl StackId {
+    /// Its number, from 0: small, and the same each time that the file is read.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// One frame of a stack of a [`Recording`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct FrameView<'r> {
+    /// The source file.
+    pub filename: &'r str,
+    /// From 1; 0 if it is not known.
+    pub line: u32,
+    /// The function.
+    pub name: &'r str,
+}
+
+/// One segment of a [`Recording`]. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentView {
+    /// The device's number.
+    pub device: i32,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub total_bytes: u64,
+    /// The stream that its blocks belong to.
+    pub stream: StreamId,
+    /// Whether it serves small or large requests.
+    pub class: SizeClass,
+    /// (0, 0) for the shared pool.
+    pub pool_id: (u64, u64),
+    /// Whether it is a mapped range that may grow.
+    pub is_expandable: bool,
+}
+
+/// One block of a [`Recording`]. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockView {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// Who has it.
+    pub state: BlockState,
+    /// Where it was allocated.
+    pub stack: Option<StackId>,
+}
+
+impl Recording {
+    /// Reads a snapshot: a pickle of protocol 2 to 5, or JSON. It is read as a stream, in less memory than the file has.
+    ///
+    /// # Errors
+    /// If it cannot be read, is broken, or is something else. The message has the offset, in bytes, of what is wrong.
+    pub fn read(reader: impl Read) -> Result<Self, SnapshotError> {
+        let mut source = Source::new(reader);
+        let mut builder = Builder::new();
+        let is_pickle =
+            source.peek()?.is_some_and(|first| !matches!(first, b'{' | b'[' | b' ' | b'\t' | b'\r' | b'\n'));
+        source.mark();
+        let root = if is_pickle {
+            super::pickle::run(&mut source, &mut builder)?
+        } else {
+            super::json_reader::run(&mut source, &mut builder)?
+        };
+        let bytes = source.offset();
+        undump::finish(builder, root, bytes).map_err(|what| source.error(&what))
+    }
+
+    /// The length of the file as a pickle or JSON, in bytes: before it was packed, if it was.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// The devices that the file says something of, in order.
+    pub fn devices(&self) -> Vec<usize> {
+        let traced = (0..self.traces.len()).filter(|&device| self.traces[device].len() > 0);
+        let mut devices: Vec<usize> = self
+            .segments
+            .iter()
+            .filter_map(|segment| usize::try_from(segment.device).ok())
+            .chain(traced)
+            .collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// How many entries the trace of a device has; 0 if there is none.
+    pub fn trace_len(&self, device: usize) -> usize {
+        self.traces.get(device).map_or(0, Trace::len)
+    }
+
+    /// The trace of a device, oldest first; empty if there is none.
+    pub fn trace(&self, device: usize) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
+        static NONE: Trace = Trace(Vec::new());
+        let trace = self.traces.get(device).unwrap_or(&NONE);
+        trace.indices().map(|index| self.event(self.entries[index as usize]))
+    }
+
+    /// What happened to pinned host memory, oldest first.
+    pub fn host_trace(&self) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
+        self.host_trace.indices().map(|index| self.event(self.entries[index as usize]))
+    }
+
+    /// The segments of a device, in the order of the file, each with its blocks in the order of their addresses.
+    pub fn segments(
+        &self,
+        device: usize,
+    ) -> impl Iterator<Item = (SegmentView, impl Iterator<Item = BlockView> + '_)> + '_ {
+        let of_device = move |segment: &&RecordedSegment| usize::try_from(segment.device) == Ok(device);
+        self.segments.iter().filter(of_device).map(|segment| self.segment_view(segment))
+    }
+
+    /// Pinned host memory, where its history was recorded.
+    pub fn host_segments(
+        &self,
+    ) -> impl Iterator<Item = (SegmentView, impl Iterator<Item = BlockView> + '_)> + '_ {
+        self.host_segments.iter().map(|segment| self.segment_view(segment))
+    }
+
+    /// How the allocator was configured, by name; empty where the version does not say it.
+    pub fn settings(&self) -> &[(Arc<str>, SettingValue)] {
+        &self.settings
+    }
+
+    /// Scopes that a profiler or a user marked.
+    pub fn annotations(&self) -> &[Annotation] {
+        &self.annotations
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn stack(&self, stack: StackId) -> impl Iterator<Item = FrameView<'_>> + '_ {
+        let text = |id: u32| &*self.texts[id as usize];
+        self.stack_frames(stack.0).iter().map(move |&frame| {
+            let RecordedFrame { filename, line, name } = self.frames[frame as usize];
+            FrameView { filename: text(filename), line, name: text(name) }
+        })
+    }
+
+    pub(super) fn stack_frames(&self, stack: u32) -> &[u32] {
+        let stack = stack as usize;
+        let start = if stack == 0 { 0 } else { self.stack_ends[stack - 1] };
+        &self.stack_items[start as usize..self.stack_ends[stack] as usize]
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        size_of_val(&self.texts[..])
+            + size_of_val(&self.frames[..])
+            + size_of_val(&self.stack_items[..])
+            + size_of_val(&self.stack_ends[..])
+            + size_of_val(&self.contexts[..])
+            + size_of_val(&self.entries[..])
+            + size_of_val(&self.blocks[..])
+    }
+
+    fn event(&self, entry: Entry) -> Event {
+        let context = &self.contexts[entry.context as usize];
+        Event {
+            action: entry.action,
+            address: entry.address,
+            size_bytes: entry.size_bytes,
+            stream: StreamId::from_raw(context.stream),
+            pool_id: context.pool_id,
+            time_us: context.is_timed.then_some(entry.time_us),
+            stack: context.frames.map(StackId),
+        }
+    }
+
+    fn segment_view<'r>(
+        &'r self,
+        segment: &'r RecordedSegment,
+    ) -> (SegmentView, impl Iterator<Item = BlockView> + 'r) {
+        let view = SegmentView {
+            device: segment.device,
+            address: segment.address,
+            total_bytes: segment.total_bytes,
+            stream: StreamId::from_raw(segment.stream),
+            class: segment.class,
+            pool_id: segment.pool_id,
+            is_expandable: segment.is_expandable,
+        };
+        let blocks = segment.blocks.iter().cloned().flatten().map(|index| {
+            let block = &self.blocks[index as usize];
+            BlockView {
+                address: block.address,
+                size_bytes: block.size_bytes,
+                requested_bytes: block.requested_bytes,
+                state: block.state,
+                stack: block.frames.map(StackId),
+            }
+        });
+        (view, blocks)
+    }
+
+    /// The whole as a [`Snapshot`], with everything that the file says. It takes about five times the memory.
+    pub fn to_snapshot(&self) -> Snapshot {
+        let mut stacks = Stacks { recording: self, built: vec![None; self.stack_ends.len()] };
+        let segments = |stacks: &mut Stacks<'_>, segments: &[RecordedSegment]| {
+            segments.iter().map(|segment| stacks.segment(segment)).collect()
+        };
+        Snapshot {
+            segments: segments(&mut stacks, &self.segments),
+            device_traces: self.traces.iter().map(|trace| stacks.trace(trace)).collect(),
+            allocator_settings: self.settings.clone(),
+            external_annotations: self.annotations.clone(),
+            host_segments: segments(&mut stacks, &self.host_segments),
+            host_traces: stacks.trace(&self.host_trace),
+        }
+    }
+}
+
+/// The stacks of a recording that a [`Snapshot`] was given already.
+struct Stacks<'r> {
+    recording: &'r Recording,
+    built: Vec<Option<Frames>>,
+}
+
+impl Stacks<'_> {
+    fn frames(&mut self, stack: Option<u32>) -> Option<Frames> {
+        let stack = stack?;
+        let text = |id: u32| Arc::clone(&self.recording.texts[id as usize]);
+        let build = || {
+            let frames = self.recording.stack_frames(stack).iter().map(|&frame| {
+                let RecordedFrame { filename, line, name } = self.recording.frames[frame as usize];
+                Frame { filename: text(filename), line, name: text(name) }
+            });
+            frames.collect()
+        };
+        Some(Arc::clone(self.built[stack as usize].get_or_insert_with(build)))
+    }
+
+    fn trace(&mut self, trace: &Trace) -> Vec<TraceEntry> {
+        trace.indices().map(|index| self.entry(index)).collect()
+    }
+
+    fn entry(&mut self, index: u32) -> TraceEntry {
+        let entry = self.recording.entries[index as usize];
+        let context = self.recording.contexts[entry.context as usize];
+        let text = |id: Option<u32>| id.map(|id| Arc::clone(&self.recording.texts[id as usize]));
+        TraceEntry {
+            action: entry.action,
+            address: entry.address,
+            size_bytes: entry.size_bytes,
+            stream: StreamId::from_raw(context.stream),
+            time_us: context.is_timed.then_some(entry.time_us),
+            compile_context: text(context.compile_context),
+            user_metadata: text(context.user_metadata),
+            pool_id: context.pool_id,
+            internal_metadata: text(context.internal_metadata),
+            frames: self.frames(context.frames),
+            forward_frames: self.frames(context.forward_frames),
+        }
+    }
+
+    fn segment(&mut self, segment: &RecordedSegment) -> Segment {
+        Segment {
+            device: segment.device,
+            address: segment.address,
+            total_bytes: segment.total_bytes,
+            allocated_bytes: segment.allocated_bytes,
+            active_bytes: segment.active_bytes,
+            requested_bytes: segment.requested_bytes,
+            stream: StreamId::from_raw(segment.stream),
+            class: segment.class,
+            pool_id: segment.pool_id,
+            is_expandable: segment.is_expandable,
+            frames: self.frames(segment.frames).unwrap_or_default(),
+            blocks: segment.blocks.iter().cloned().flatten().map(|index| self.block(index)).collect(),
+        }
+    }
+
+    fn block(&mut self, index: u32) -> SegmentBlock {
+        let block = self.recording.blocks[index as usize];
+        SegmentBlock {
+            address: block.address,
+            size_bytes: block.size_bytes,
+            requested_bytes: block.requested_bytes,
+            state: block.state,
+            frames: self.frames(block.frames).unwrap_or_default(),
+            forward_frames: self.frames(block.forward_frames),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What a page shows, as plain data.
+//!
+//! Events are numbered from 0 for each device. Whatever has a lifetime says with which event it began (`None`: before the
+//! first) and with which it ended (`None`: not before the last). Tables (streams, pools, categories, stacks) are named by
+//! index.
+
+/// All that is on a page.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct PageModel {
+    /// What is shown: the names of the files.
+    pub title: String,
+    /// One device of one rank each, in the order of the selector.
+    pub devices: Vec<DevicePage>,
+    /// The distinct frames.
+    pub frames: Vec<StackFrame>,
+    /// The distinct stacks, each a list of indices into `frames`, innermost first.
+    pub stacks: Vec<Vec<u32>>,
+    /// The names of the categories of blocks (`parameters`, `activations`, …).
+    pub categories: Vec<String>,
+}
+
+/// One frame of a stack.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct StackFrame {
+    /// The source file.
+    pub file: String,
+    /// The line in it, from 1; 0 if it is not known.
+    pub line: u32,
+    /// The function.
+    pub function: String,
+}
+
+/// The memory of one device of one rank.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct DevicePage {
+    /// What the selector calls it: `rank 0, GPU 0`.
+    pub name: String,
+    /// How many events there are.
+    pub event_count: u32,
+    /// When each event happened, in microseconds since 1970, or nothing: old traces have no times.
+    pub times_us: Vec<i64>,
+    /// The names of the streams.
+    pub streams: Vec<String>,
+    /// The names of the pools, the shared one first.
+    pub pools: Vec<String>,
+    /// Every block that was ever live, in any order. Those that begin with the same event are stacked in this order.
+    pub blocks: Vec<BlockLife>,
+    /// Every segment that ever was, in any order. Of an expandable one, each mapped range.
+    pub segments: Vec<SegmentLife>,
+    /// What else happened.
+    pub marks: Vec<Mark>,
+    /// Further curves over the timeline: what other settings would have reserved.
+    pub curves: Vec<Curve>,
+    /// The headline, first the most important.
+    pub figures: Vec<Figure>,
+    /// Sentences for people: what ate the memory, what to change, what the page cannot know.
+    pub findings: Vec<String>,
+    /// The size of the card, in bytes, if it is known: a line in the chart.
+    pub card_bytes: Option<u64>,
+}
+
+/// The life of one block.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct BlockLife {
+    /// The event that allocated it; `None` if it was live before the first.
+    pub allocated: Option<u32>,
+    /// The event with which its owner gave it up; `None` if that did not happen.
+    pub freed: Option<u32>,
+    /// The event with which it was free, not before `freed`; `None` if that did not happen. Until then it is active and
+    /// counts as live, from `freed` on as pending.
+    pub completed: Option<u32>,
+    /// Where it begins.
+    pub address: u64,
+    /// What it takes in its segment, in bytes.
+    pub size_bytes: u64,
+    /// What was asked for, in bytes: these are live.
+    pub requested_bytes: u64,
+    /// An index into [`DevicePage::streams`].
+    pub stream: u16,
+    /// An index into [`DevicePage::pools`].
+    pub pool: u16,
+    /// An index into [`PageModel::categories`].
+    pub category: u16,
+    /// Where it was allocated: an index into [`PageModel::stacks`].
+    pub stack: Option<u32>,
+}
+
+/// The life of one segment, or of one mapped range of an expandable one.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SegmentLife {
+    /// The event that took it from the driver; `None` if it was there before the first.
+    pub taken: Option<u32>,
+    /// The event that gave it back; `None` if that did not happen.
+    pub returned: Option<u32>,
+    /// Where it begins.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// An index into [`DevicePage::streams`].
+    pub stream: u16,
+    /// An index into [`DevicePage::pools`].
+    pub pool: u16,
+    /// Whether it is a range of an expandable segment.
+    pub is_expandable: bool,
+}
+
+/// Something that happened at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mark {
+    /// With which event.
+    pub event: u32,
+    /// What kind of thing.
+    pub kind: MarkKind,
+    /// What there is to say of it.
+    pub text: String,
+}
+
+/// What kind of thing a [`Mark`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MarkKind {
+    /// A request failed for want of memory.
+    OutOfMemory,
+    /// A snapshot was taken.
+    Snapshot,
+    /// A scope began or ended, or something was said of a block.
+    Annotation,
+}
+
+/// A curve over the timeline, in steps.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Curve {
+    /// What it is: `reserved with expandable_segments:True`.
+    pub name: String,
+    /// Whether it is an estimate, drawn so and said so.
+    pub is_estimate: bool,
+    /// From the event of each step on it has that many bytes. Events ascend; `None` is before the first.
+    pub steps: Vec<(Option<u32>, u64)>,
+}
+
+/// One figure of the headline.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figure {
+    /// The name that `--json` has for it.
+    pub key: String,
+    /// What people call it.
+    pub label: String,
+    /// What it is.
+    pub value: FigureValue,
+    /// Half a line below it; may be empty.
+    pub note: String,
+    /// Whether it needs attention.
+    pub tone: Tone,
+}
+
+/// The value of a [`Figure`].
+#[derive(Clone, PartialEq, Debug)]
+pub enum FigureValue {
+    /// A number of bytes.
+    Bytes(u64),
+    /// A number of things.
+    Count(u64),
+    /// A share of a whole, from 0 to 1.
+    Share(f64),
+    /// Anything else.
+    Text(String),
+}
+
+/// How a [`Figure`] is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Tone {
+    /// As any other.
+    #[default]
+    Plain,
+    /// As one to look at.
+    Warning,
+    /// As what is wrong.
+    Bad,
+}
