@@ -8,7 +8,7 @@
 //!
 //! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
 //! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`Place::Row`]) or once a point
-//! ([`Place::Point`]). So a sum is one reduction and a row output; log-softmax is two reductions (maximum, sum of
+//! ([`Place::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output; log-softmax is two reductions (maximum, sum of
 //! exponentials) and a point output, and all of it is one kernel.
 //!
 //! # Invariants
@@ -252,6 +252,9 @@ pub enum Node {
     /// The value in the node's dtype: floats to integers truncate and saturate, NaN becomes 0; anything to bool is
     /// "not 0".
     Cast(ExprId),
+    /// The random word (0 to 2³² − 1, as i64) at a position of a subsequence of a seed, in this order, all i64 that are read
+    /// as u64: [`philox::word`](crate::philox::word). The same operands always give the same word.
+    Random(ExprId, ExprId, ExprId),
     /// The operand itself, through which no gradient flows: for the shift of a softmax, whose gradient is 0 by algebra.
     Detach(ExprId),
 }
@@ -268,7 +271,7 @@ impl Node {
             Self::Unary(_, a) | Self::Cast(a) | Self::Detach(a) => [Some(a), None, None],
             Self::Binary(_, a, b) => [Some(a), Some(b), None],
             Self::Gather { index, guard, .. } => [Some(index), Some(guard), None],
-            Self::Fma(a, b, c) | Self::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+            Self::Fma(a, b, c) | Self::Select(a, b, c) | Self::Random(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         list.into_iter().flatten()
     }
@@ -319,6 +322,27 @@ pub struct Output {
     pub dtype: DType,
     /// How often it is written.
     pub place: Place,
+    /// Where it is written, if not at its own place of the row: only for [`Place::Row`].
+    pub scatter: Option<Scatter>,
+}
+
+/// The place of an output that is computed: the counterpart of [`Node::Gather`]. Such an output is contiguous, and its elements
+/// that no row writes stay what they were. Rows that write one place are a race: a body must rule it out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Scatter {
+    /// The place (i64): an offset in elements from the output's first; outside `0..elements` it is a fault on the host and
+    /// undefined on a card, so an index that comes from data needs a guard.
+    pub index: ExprId,
+    /// Whether to write (bool).
+    pub guard: ExprId,
+}
+
+impl Output {
+    /// The expressions that writing it needs: the value, then place and guard of a scatter.
+    pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
+        let places = self.scatter.into_iter().flat_map(|scatter| [scatter.index, scatter.guard]);
+        std::iter::once(self.value).chain(places)
+    }
 }
 
 /// What a loop kernel computes. See the [module](self).
@@ -360,7 +384,8 @@ impl Body {
     /// Which expressions are needed by an output or a reduction.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
-        for root in self.outputs.iter().map(|o| o.value).chain(self.reductions.iter().map(|r| r.value)) {
+        let outputs = self.outputs.iter().flat_map(Output::operands);
+        for root in outputs.chain(self.reductions.iter().map(|reduction| reduction.value)) {
             live[root.index()] = true;
         }
         for index in (0..self.nodes.len()).rev() {
@@ -479,7 +504,24 @@ impl BodyBuilder {
     /// Adds an output in this dtype; the value is cast to it.
     pub fn output(&self, value: Value<'_>, dtype: DType, place: Place) {
         let value = value.to(dtype.compute());
-        self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place });
+        self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place, scatter: None });
+    }
+
+    /// Adds an output in this dtype that is written once a row, at an i64 place, where the guard holds.
+    pub fn scattered_output(&self, value: Value<'_>, dtype: DType, index: Value<'_>, guard: Value<'_>) {
+        assert_eq!(index.dtype(), DType::I64, "a scatter's index is an i64");
+        assert_eq!(guard.dtype(), DType::Bool, "a scatter's guard is a bool");
+        let value = value.to(dtype.compute());
+        let scatter = Some(Scatter { index: index.id, guard: guard.id });
+        self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place: Place::Row, scatter });
+    }
+
+    /// The random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].
+    pub fn random<'b>(&'b self, seed: Value<'b>, subsequence: Value<'b>, position: Value<'b>) -> Value<'b> {
+        for operand in [seed, subsequence, position] {
+            assert_eq!(operand.dtype(), DType::I64, "a random word's operands are i64");
+        }
+        self.node(Node::Random(seed.id, subsequence.id, position.id), DType::I64)
     }
 
     /// Adds a node as it is, or finds the equal one. For code that transforms bodies.

@@ -14,9 +14,9 @@
 //! A launch's arguments are 8-byte words, in this order: the address of each input; the address of each output; each
 //! scalar ([`Scalar::to_bits`](crate::Scalar::to_bits)); the number of rows; the number of points of a row; the extents of
 //! the row dimensions, then of the inner ones; for each input, its row strides and inner strides (strided) or its number of
-//! elements (gathered); for each output, its row strides and, if it is written at points, its inner strides. Strides count
-//! elements. A [`Class::contiguous`] kernel has the two numbers, and neither extents nor strides; gathered inputs still
-//! have their number of elements.
+//! elements (gathered); for each output, its row strides and, if it is written at points, its inner strides, or its number
+//! of elements (scattered). Strides count elements. A [`Class::contiguous`] kernel has the two numbers, and neither extents
+//! nor strides; gathered inputs still have their number of elements.
 
 use smallvec::SmallVec;
 
@@ -65,7 +65,7 @@ pub enum OperandGeometry {
         /// One an inner dimension.
         inner_strides: Dimensions,
     },
-    /// Contiguous, with this number of elements, read anywhere.
+    /// Contiguous, with this number of elements, read or written anywhere.
     Gathered {
         /// How many.
         elements: u64,
@@ -200,7 +200,10 @@ impl Kernel {
             InputKind::Strided => Some(true),
             InputKind::Gathered => None,
         });
-        let places = body.outputs.iter().map(|output| Some(output.place == Place::Point));
+        let places = body.outputs.iter().map(|output| match output.scatter {
+            Some(_) => None,
+            None => Some(output.place == Place::Point),
+        });
         for at_points in kinds.chain(places) {
             operands.push(match at_points {
                 None => OperandGeometry::Gathered { elements: take(1)?[0] },

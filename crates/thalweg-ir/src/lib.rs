@@ -6,7 +6,8 @@
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
-//! What is no loop over a body is a small value too: [`matmul::Matmul`].
+//! One body over a list of tensors is a [`foreach::ForeachKernel`]; what is no loop over a body is a small value too:
+//! [`matmul::Matmul`].
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
@@ -20,13 +21,15 @@ pub mod kernel;
 mod layout;
 
 pub mod cuda;
+pub mod foreach;
 pub mod grad;
 pub mod host;
 pub mod matmul;
+pub mod philox;
 
 pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, Place, ReduceOp,
-    Reduction, Scalar, Unary, Value,
+    Reduction, Scalar, Scatter, Unary, Value,
 };
 pub use dtype::{DType, Element};
 pub use half::{bf16, f16};

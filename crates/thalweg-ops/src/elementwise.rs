@@ -102,6 +102,20 @@ macro_rules! elementwise_operators {
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
+            /// The tanh form of `gelu` (`approximate='tanh'`): x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+            gelu_tanh(x) Floating {
+                body: {
+                    let inner = 0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2;
+                    0.5 * x * (1.0 + (inner * (x + 0.044715 * (x * x * x))).tanh())
+                },
+                // With tanh as a logistic function: (1 + tanh y) / 2 = 1 / (1 + e^−2y).
+                reference: {
+                    let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    x / (1.0 + (-2.0 * y).exp())
+                },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
             /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
             relu(x) Numeric {
                 body: x.le(0.0).select(x.like(0.0), x),
@@ -191,6 +205,13 @@ macro_rules! elementwise_operators {
                 reference: x.min(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
+            }
+            /// x · mask · scale: the gradient of dropout.
+            masked_scale(x, mask; scale) Floating {
+                body: x * mask * scale,
+                reference: scale * (x * mask),
+                samples: [[-2.0, 1.0], [0.5, 0.0]],
+                numbers: [1.25],
             }
             /// x + weight · (y − x).
             lerp(x, y; weight) Floating {

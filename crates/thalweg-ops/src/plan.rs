@@ -147,7 +147,8 @@ fn merge(shape: &[u64], operands: &[&[u64]], keep: bool) -> Merged {
 
 fn is_contiguous(body: &Body, geometry: &Geometry) -> bool {
     let (rows, points) = (geometry.rows(), geometry.points());
-    if body.uses_coordinates() || geometry.row_shape.len() > 1 || geometry.inner_shape.len() > 1 {
+    let scatters = body.outputs.iter().any(|output| output.scatter.is_some());
+    if scatters || body.uses_coordinates() || geometry.row_shape.len() > 1 || geometry.inner_shape.len() > 1 {
         return false;
     }
     let lies = |strides: &[u64], extent: u64, wanted: u64| {
@@ -178,9 +179,11 @@ fn lanes(body: &Body, geometry: &Geometry) -> u16 {
     }
     let side_by_side = geometry.operands.iter().zip(&body.inputs).all(|(operand, input)| match operand {
         OperandGeometry::Strided { row_strides, inner_strides } => {
+            // What is the same for all rows comes to all threads at once, wherever it lies.
             input.kind == InputKind::Strided
-                && row_strides.last().is_none_or(|&stride| stride <= 1)
-                && inner_strides.last().is_some_and(|&stride| stride != 1)
+                && (row_strides.iter().all(|&stride| stride == 0)
+                    || row_strides.last().is_none_or(|&stride| stride <= 1)
+                        && inner_strides.last().is_some_and(|&stride| stride != 1))
         }
         OperandGeometry::Gathered { .. } => true,
     });

@@ -1,7 +1,23 @@
-//! The loop operators that are more than elementwise: creation, conversion, reductions, losses, windows, optimizer steps.
+//! The loop operators that are more than elementwise: creation, conversion, reductions, losses, normalization, attention's
+//! softmax, indexing, random numbers, windows, optimizer steps.
 //!
-//! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers are derived like the
-//! elementwise ones; `unfold2d` and `fold2d` are each other's gradient, and `max_pool2d` has its own.
+//! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers and scatters are derived like
+//! the elementwise ones; `unfold2d` and `fold2d` are each other's gradient, and an operator `x` with a gradient of its own has
+//! an entry `x_backward`.
+
+mod attention;
+mod indexing;
+mod loss;
+mod normalization;
+mod optimizer;
+mod random;
+
+pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
+pub use indexing::{EMBEDDING, EMBEDDING_BACKWARD, INDEX_COPY, STACK3};
+pub use loss::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED, MEAN_OVER_CLASSES, NLL_LOSS};
+pub use normalization::{LAYER_NORM, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LAYER_NORM_PARAMETERS_BACKWARD};
+pub use optimizer::{ADAM_STEP, ADAM_TICK, ADAMW_STEP, adam_foreach};
+pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
 
@@ -19,12 +35,32 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &ARGMAX,
     &SOFTMAX,
     &LOG_SOFTMAX,
+    &SCALED_SOFTMAX,
+    &CAUSAL_SOFTMAX,
+    &MASKED_SOFTMAX,
     &CROSS_ENTROPY,
+    &CROSS_ENTROPY_SMOOTHED,
+    &NLL_LOSS,
+    &MEAN_OVER_CLASSES,
+    &LAYER_NORM,
+    &LAYER_NORM_AFFINE,
+    &LAYER_NORM_BACKWARD,
+    &LAYER_NORM_PARAMETERS_BACKWARD,
+    &EMBEDDING,
+    &EMBEDDING_BACKWARD,
+    &INDEX_COPY,
+    &STACK3,
+    &UNIFORM,
+    &NORMAL,
+    &BERNOULLI,
+    &DROPOUT,
     &UNFOLD2D,
     &FOLD2D,
     &MAX_POOL2D,
     &MAX_POOL2D_BACKWARD,
+    &ADAM_TICK,
     &ADAM_STEP,
+    &ADAMW_STEP,
 ];
 
 /// The elements, in another layout or dtype.
@@ -172,29 +208,6 @@ pub static LOG_SOFTMAX: LoopOp = LoopOp {
             b.output(shifted - sum.log(), signature.outputs[0], Place::Point);
         },
     )
-};
-
-/// −log softmax(x) at the row's class, for each row of x; NaN where the class is not one of the row's.
-pub static CROSS_ENTROPY: LoopOp = LoopOp {
-    name: "cross_entropy",
-    doc: "−log softmax(x) at the row's class, for each row; NaN where the class is out of range.",
-    input_count: 2,
-    scalars: &["classes"],
-    rule: DTypeRule::Classes,
-    space: Space::Rows,
-    outputs: &[Place::Row],
-    build: |b, signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        // The class is the same at every point of its row, and a reduction is how a body says so.
-        let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
-        let classes = scalar(b, DType::I64);
-        let (shifted, sum) = shifted_exponentials(b, x);
-        let is_class = b.index(Dimension::Inner(0)).eq(class);
-        let picked = b.reduce(ReduceOp::Sum, is_class.select(shifted, shifted.like(0.0)));
-        let in_range = class.ge(0).and(class.lt(classes));
-        b.output(in_range.select(sum.log() - picked, sum.like(f64::NAN)), signature.outputs[0], Place::Row);
-    },
-    examples: None,
 };
 
 /// The numbers of a two-dimensional window, in the order in which these operators take them.
@@ -388,40 +401,6 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
             signature.outputs[0],
             Place::Row,
         );
-    },
-    examples: None,
-};
-
-/// One step of Adam in place: parameter, first and second moment. The bias corrections come from the step number in device
-/// memory, in f64 as PyTorch's fused kernel has them, so that a captured step counts on.
-/// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
-pub static ADAM_STEP: LoopOp = LoopOp {
-    name: "adam_step",
-    doc: "One step of Adam in place: parameter, gradient, first and second moment, step number.",
-    input_count: 5,
-    scalars: &["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"],
-    rule: DTypeRule::Moved,
-    space: Space::Elementwise,
-    outputs: &[Place::Row, Place::Row, Place::Row],
-    build: |b, signature| {
-        let compute = signature.compute;
-        let loaded = [0, 1, 2, 3].map(|input| b.input(signature.inputs[input]).to(compute));
-        let [parameter, gradient, first, second] = loaded;
-        let step = b.input(signature.inputs[4]).to(DType::F64);
-        let [learning_rate, beta1, beta2, epsilon, weight_decay] = [0; 5].map(|_| b.scalar(DType::F64));
-        let [correction1, correction2] = [beta1, beta2].map(|beta| 1.0 - beta.pow(step));
-        let step_size = (learning_rate / correction1).to(compute);
-        let root_correction = correction2.sqrt().to(compute);
-        // 1 − β is taken in f64: in f32 it would lose four digits of β₂'s.
-        let [rest1, rest2] = [beta1, beta2].map(|beta| (1.0 - beta).to(compute));
-        let [beta2, epsilon, weight_decay] = [beta2, epsilon, weight_decay].map(|value| value.to(compute));
-        let gradient = gradient + weight_decay * parameter;
-        let first = first + rest1 * (gradient - first);
-        let second = beta2 * second + rest2 * gradient * gradient;
-        let denominator = second.sqrt() / root_correction + epsilon;
-        b.output(parameter - step_size * first / denominator, signature.outputs[0], Place::Row);
-        b.output(first, signature.outputs[1], Place::Row);
-        b.output(second, signature.outputs[2], Place::Row);
     },
     examples: None,
 };

@@ -399,7 +399,7 @@ pub(crate) fn slice<'a>(
     by_dtype!(dtype, launch, read, DevicePointer::new(address), elements as usize, Slice)
 }
 
-fn cells<'a>(
+pub(crate) fn cells<'a>(
     launch: &'a HostLaunch<'_>,
     dtype: DType,
     address: u64,

@@ -23,6 +23,7 @@ pub mod disk_cache;
 mod environment;
 mod error;
 mod event;
+mod foreach;
 mod forgotten;
 mod graph;
 mod kernel;

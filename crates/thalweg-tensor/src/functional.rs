@@ -1,4 +1,8 @@
-//! Functions of neural networks, composed of operators (`torch.nn.functional`).
+//! Functions of neural networks, composed of operators (`torch.nn.functional`): names, defaults and meaning are PyTorch's.
+
+mod attention;
+mod losses;
+mod normalization;
 
 use std::panic::Location;
 
@@ -6,13 +10,25 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
+pub use attention::{AttentionOptions, scaled_dot_product_attention};
+pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
+pub use normalization::layer_norm;
+
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::windows::{Window, output_plane};
+use crate::random::DeviceGenerator;
 use crate::tensor::{Tensor, describe, label_at};
 
 /// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out).
 #[track_caller]
 pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if input.rank() > 2 {
+        // One product over all rows rather than a batch of products.
+        let result = linear(&input.flatten_to_matrix()?, weight, bias)?;
+        let features = result.size(-1)?;
+        let shape: Shape = input.shape()[..input.rank() - 1].iter().copied().chain([features]).collect();
+        return result.reshape(&shape);
+    }
     let product = input.matmul(&weight.transpose(0, 1)?)?;
     match bias {
         Some(bias) => product.add(bias),
@@ -98,29 +114,48 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
     run().map_err(|error| error.context(describe("max_pool2d", &[input])))
 }
 
-/// The mean over the rows of −log softmax(input) at the row's class: input (rows, classes), target (rows) of i64. A class out of range
-/// makes the result NaN, since the device cannot raise an error.
+/// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
+/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; it takes time in
+/// proportion to the square of the number of indices. The row `padding_idx` (a negative one is counted from the end) gets no
+/// gradient. An index out of range reads NaN, since the device cannot raise an error.
 #[track_caller]
-pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
     let location = Location::caller();
-    let &[rows, classes] = input.shape() else {
-        return Err(Error::invalid(format!(
-            "cross_entropy: the input is (rows, classes), not {:?}",
-            input.shape()
-        )));
+    let run = || {
+        let rows = weight.shape().first().copied().unwrap_or(0) as isize;
+        let padding = match padding_idx {
+            None => -1,
+            Some(index) if (-rows..rows).contains(&index) => index.rem_euclid(rows),
+            Some(index) => {
+                return Err(Error::invalid(format!(
+                    "padding_idx {index} is out of range for {rows} embeddings"
+                )));
+            }
+        };
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64(padding as i64)]),
+            ..Arguments::default()
+        };
+        let operator = find_operator("embedding")?;
+        let mut results =
+            operator.call(&[weight, indices], &arguments, None, label_at("embedding", location))?;
+        Ok(results.swap_remove(0))
     };
-    if target.shape() != [rows] {
-        return Err(Error::invalid(format!(
-            "cross_entropy: the target is {:?}, not [{rows}]",
-            target.shape()
-        )));
+    run().map_err(|error| error.context(describe("embedding", &[indices, weight])))
+}
+
+/// Sets each element to 0 with probability `p` and divides the others by 1 − p (`torch.nn.functional.dropout`). Where
+/// `training` is false it is the input itself.
+#[track_caller]
+pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
+    if !(0.0..=1.0).contains(&p) {
+        return Err(Error::invalid(format!("dropout: the probability {p} is not between 0 and 1")));
     }
-    let arguments = Arguments {
-        scalars: SmallVec::from_slice(&[Scalar::I64(classes as i64)]),
-        sizes: SmallVec::from_slice(&[1]),
-        dtype: None,
-    };
-    let operator = find_operator("cross_entropy")?;
-    let losses = operator.call(&[input, target], &arguments, None, label_at("cross_entropy", location))?;
-    losses[0].mean(&[], false)
+    if !training || p == 0.0 || input.elements() == 0 {
+        return Ok(input.clone());
+    }
+    if p == 1.0 {
+        return input.mul(&Tensor::zeros(&[], input.dtype(), input.device())?);
+    }
+    generator.dropout(input, 1.0 - p, Location::caller())
 }

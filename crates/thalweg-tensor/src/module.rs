@@ -1,6 +1,11 @@
 //! Modules: functions with parameters (`torch.nn`).
 
+mod transformer;
+
+use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
+
+pub use transformer::{MultiheadAttention, Transformer, TransformerBlock, TransformerOptions};
 
 use crate::functional::{self, WindowOptions};
 use crate::random::Generator;
@@ -85,6 +90,61 @@ impl Conv2d {
 impl Module for Conv2d {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         functional::conv2d(input, &self.weight, Some(&self.bias), self.options)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        vec![("weight".into(), self.weight.clone()), ("bias".into(), self.bias.clone())]
+    }
+}
+
+/// The rows of a weight at indices.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Tensor,
+}
+
+impl Embedding {
+    /// A table of `count` rows of `features` numbers, normally distributed.
+    pub fn new(count: usize, features: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let weight = Tensor::normal(&[count, features], 0.0, 1.0, generator, device)?.requires_grad_()?;
+        Ok(Self { weight })
+    }
+
+    /// The rows.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+}
+
+impl Module for Embedding {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        functional::embedding(input, &self.weight, None)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        vec![("weight".into(), self.weight.clone())]
+    }
+}
+
+/// Layer normalization over the last dimension.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl LayerNorm {
+    /// Over `features` features, with a weight of ones and a bias of zeros.
+    pub fn new(features: usize, device: &Device) -> Result<Self> {
+        let weight = Tensor::ones(&[features], DType::F32, device)?.requires_grad_()?;
+        let bias = Tensor::zeros(&[features], DType::F32, device)?.requires_grad_()?;
+        Ok(Self { weight, bias })
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        functional::layer_norm(input, self.weight.shape(), Some(&self.weight), Some(&self.bias), 1e-5)
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {

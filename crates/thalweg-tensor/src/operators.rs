@@ -141,6 +141,38 @@ impl Tensor {
             .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))
     }
 
+    /// Writes slices of a source, in place, at indices of a dimension (`torch.Tensor.index_copy_`): `index`, of i64 with one
+    /// dimension or none, lies in device memory and is never read by the host, so this can be captured, and a replay writes
+    /// where the index then says. An index out of range writes nothing; of equal indices it is not said which one wins. Not
+    /// recorded by autograd: a leaf that requires a gradient is refused outside `no_grad`. Asynchronous.
+    #[track_caller]
+    pub fn index_copy_(&self, dimension: isize, index: &Self, source: &Self) -> Result<()> {
+        self.check_writable("index_copy_")?;
+        let at = self.layout().dimension(dimension)?;
+        let mut wanted: Shape = self.shape().into();
+        wanted[at] = index.elements();
+        let fits = index.dtype() == DType::I64
+            && index.rank() <= 1
+            && source.shape() == wanted.as_slice()
+            && source.dtype() == self.dtype()
+            && [index, source].iter().all(|tensor| tensor.device() == self.device());
+        if !fits {
+            return Err(Error::invalid(format!(
+                "index_copy_: along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
+                 the source {source:?} {wanted:?} {}, on the same device",
+                self.dtype()
+            )));
+        }
+        if source.shares_storage_with(self) {
+            return Err(Error::invalid(
+                "index_copy_: the source shares memory with the target; copy it first",
+            ));
+        }
+        let label = label_at("index_copy_", Location::caller());
+        let index = index.reshape(&[index.elements()])?.contiguous()?;
+        crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)
+    }
+
     /// Refuses a write in place that autograd or the layout forbids.
     fn check_writable(&self, operator: &str) -> Result<()> {
         if self.requires_grad() && crate::autograd::is_grad_enabled() {

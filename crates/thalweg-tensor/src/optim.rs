@@ -1,10 +1,12 @@
 //! Optimizers (`torch.optim`).
 
 use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar};
-use thalweg_ops::structured;
+use rustc_hash::FxHashMap;
+use thalweg_ir::DType;
+use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_ops::{LoopOp, structured};
 use thalweg_runtime::{Error, Result};
 
 use crate::autograd::no_grad;
@@ -23,24 +25,60 @@ pub struct AdamOptions {
     pub beta2: f64,
     /// What keeps the division finite.
     pub epsilon: f64,
-    /// L2 regularisation, added to the gradient.
+    /// L2 regularisation, added to the gradient; of AdamW, the part of a parameter that a step of size 1 takes away.
     pub weight_decay: f64,
+    /// Whether the weight decay is taken from the parameter instead of added to the gradient: AdamW.
+    pub decoupled_weight_decay: bool,
 }
 
 impl Default for AdamOptions {
     fn default() -> Self {
-        Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
+        Self {
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            decoupled_weight_decay: false,
+        }
     }
 }
 
-/// Adam (Kingma and Ba, <https://arxiv.org/abs/1412.6980>). The number of steps lives in device memory, so that a captured
-/// step counts on when it is replayed (PyTorch's `capturable`).
+impl AdamOptions {
+    /// The defaults of `torch.optim.AdamW`.
+    pub fn adamw() -> Self {
+        Self { weight_decay: 1e-2, decoupled_weight_decay: true, ..Self::default() }
+    }
+}
+
+/// What gradient scaling hands to a step, on the device (`grad_scale` and `found_inf` of PyTorch's fused optimizers): one
+/// element of f32 each.
+#[derive(Clone, Debug)]
+pub struct GradientScale {
+    /// What the gradients were multiplied by, and are divided by.
+    pub scale: Tensor,
+    /// Not 0 where a gradient is not finite: then the step changes nothing, and does not count.
+    pub found_inf: Tensor,
+}
+
+/// Adam (Kingma and Ba, <https://arxiv.org/abs/1412.6980>) and AdamW, as `torch.optim.Adam(fused=True, capturable=True)`: one
+/// kernel counts the step and one updates all parameters, whatever their number (one for each 80 of a dtype).
+///
+/// The number of steps lives in device memory, and so does the scale of the gradients, if there is one; so a captured step
+/// counts on when it is replayed.
 #[derive(Debug)]
 pub struct Adam {
     options: AdamOptions,
     step: Tensor,
+    /// Without gradient scaling: 1 and 0.
+    unscaled: GradientScale,
     parameters: Vec<Parameter>,
+    /// The kernels by dtypes of parameter and gradient.
+    kernels: Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>,
 }
+
+/// Parameters and their gradients, by the dtypes of both.
+type Lists<'a> = FxHashMap<[DType; 2], Vec<(&'a Parameter, Tensor)>>;
 
 #[derive(Debug)]
 struct Parameter {
@@ -55,20 +93,23 @@ impl Adam {
         let Some(first) = parameters.first() else {
             return Err(Error::invalid("Adam: there is no parameter to optimize"));
         };
-        let step = Tensor::zeros(&[], DType::F32, first.device())?;
+        let device = first.device().clone();
+        let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
+        let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
+        let step = number(0.0)?;
         let parameters = parameters
             .into_iter()
             .map(|value| {
-                if !value.is_contiguous() || !value.dtype().is_floating_point() {
+                if !value.is_contiguous() || !value.dtype().is_floating_point() || *value.device() != device {
                     return Err(Error::invalid(format!(
-                        "Adam: {value:?} is no contiguous floating-point parameter"
+                        "Adam: {value:?} is no contiguous floating-point parameter on {device}"
                     )));
                 }
                 let zeros = || Tensor::zeros(value.shape(), value.dtype(), value.device());
                 Ok(Parameter { first_moment: zeros()?, second_moment: zeros()?, value })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { options, step, parameters })
+        Ok(Self { options, step, unscaled, parameters, kernels: Mutex::default() })
     }
 
     /// Forgets all gradients.
@@ -76,42 +117,111 @@ impl Adam {
         self.parameters.iter().for_each(|parameter| parameter.value.set_grad(None));
     }
 
+    /// The number of steps: one element of f32 on the device.
+    pub fn steps(&self) -> &Tensor {
+        &self.step
+    }
+
     /// Updates every parameter that has a gradient. Asynchronous.
     #[track_caller]
     pub fn step(&self) -> Result<()> {
-        let location = Location::caller();
-        no_grad(|| {
-            let one =
-                Arguments { scalars: SmallVec::from_slice(&[Scalar::F64(1.0)]), ..Arguments::default() };
-            let count = label_at("adam_count", location);
-            run_into(
-                &thalweg_ops::table::add_scalar,
-                &[&self.step],
-                &one,
-                std::slice::from_ref(&self.step),
-                count,
-            )?;
-            let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
-            let arguments = Arguments {
-                scalars: [learning_rate, beta1, beta2, epsilon, weight_decay]
-                    .into_iter()
-                    .map(Scalar::F64)
-                    .collect(),
-                ..Arguments::default()
-            };
-            for Parameter { value, first_moment, second_moment } in &self.parameters {
-                let Some(gradient) = value.grad() else { continue };
-                let outputs = [value.detach(), first_moment.clone(), second_moment.clone()];
-                let inputs = [&outputs[0], &gradient, first_moment, second_moment, &self.step];
-                run_into(
-                    &structured::ADAM_STEP,
-                    &inputs,
-                    &arguments,
-                    &outputs,
-                    label_at("adam_step", location),
-                )?;
+        self.step_at(&self.unscaled, Location::caller())
+    }
+
+    /// [`Adam::step`] with scaled gradients, unless one of them is not finite. Asynchronous: the host learns nothing.
+    #[track_caller]
+    pub fn step_scaled(&self, gradient_scale: &GradientScale) -> Result<()> {
+        for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
+            if tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != self.step.device()
+            {
+                return Err(Error::invalid(format!(
+                    "Adam: {tensor:?} of the gradient scale must be one element of float32 on {}",
+                    self.step.device()
+                )));
             }
-            Ok(())
-        })
+        }
+        self.step_at(gradient_scale, Location::caller())
+    }
+
+    fn step_at(&self, gradient_scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {
+        let GradientScale { scale, found_inf } = gradient_scale;
+        let lists = self.lists()?;
+        no_grad(|| {
+            let found = found_inf.reshape(&[])?;
+            run_into(
+                &structured::ADAM_TICK,
+                &[&self.step, &found],
+                &Arguments::default(),
+                std::slice::from_ref(&self.step),
+                label_at("adam_tick", location),
+            )
+        })?;
+        let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay, .. } = self.options;
+        let stream = self.step.device().current_stream();
+        for (dtypes, list) in lists {
+            let arguments = ForeachArguments {
+                shared: [&self.step, scale, found_inf]
+                    .map(|tensor| tensor.pointer().address())
+                    .into_iter()
+                    .collect(),
+                scalars: [learning_rate, beta1, beta2, epsilon, weight_decay]
+                    .map(f64::to_bits)
+                    .into_iter()
+                    .collect(),
+                items: list.iter().map(|(parameter, gradient)| parameter.item(gradient)).collect(),
+            };
+            let operator = self.operator();
+            stream.launch_foreach(&self.kernel(dtypes)?, &arguments, label_at(operator.name, location))?;
+            for (parameter, _) in list {
+                let Parameter { value, first_moment, second_moment } = parameter;
+                [value, first_moment, second_moment].into_iter().for_each(Tensor::bump_version);
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters that have gradients, with contiguous ones, by the dtypes of both.
+    fn lists(&self) -> Result<Lists<'_>> {
+        let mut lists = Lists::default();
+        for parameter in &self.parameters {
+            let Some(gradient) = parameter.value.grad() else { continue };
+            if gradient.shape() != parameter.value.shape() || !gradient.dtype().is_floating_point() {
+                return Err(Error::invalid(format!(
+                    "Adam: the gradient {gradient:?} does not fit the parameter {:?}",
+                    parameter.value
+                )));
+            }
+            let gradient = gradient.detach().contiguous()?;
+            let dtypes = [parameter.value.dtype(), gradient.dtype()];
+            lists.entry(dtypes).or_default().push((parameter, gradient));
+        }
+        Ok(lists)
+    }
+
+    fn operator(&self) -> &'static LoopOp {
+        if self.options.decoupled_weight_decay { &structured::ADAMW_STEP } else { &structured::ADAM_STEP }
+    }
+
+    fn kernel(&self, dtypes: [DType; 2]) -> Result<Arc<ForeachKernel>> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&dtypes) {
+            return Ok(kernel.clone());
+        }
+        let kernel = Arc::new(
+            structured::adam_foreach(self.operator(), dtypes)
+                .map_err(|error| Error::invalid(error.to_string()))?,
+        );
+        kernels.insert(dtypes, kernel.clone());
+        Ok(kernel)
+    }
+}
+
+impl Parameter {
+    fn item(&self, gradient: &Tensor) -> ForeachItem {
+        let operands = [&self.value, gradient, &self.first_moment, &self.second_moment];
+        ForeachItem {
+            elements: self.value.elements() as u64,
+            addresses: operands.map(|tensor| tensor.pointer().address()).into(),
+        }
     }
 }

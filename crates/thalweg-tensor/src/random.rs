@@ -1,9 +1,14 @@
-//! Random numbers on the host, for initial weights and shuffles.
+//! Random numbers: [`Generator`] on the host, for initial weights and shuffles; [`DeviceGenerator`] on the device, for dropout
+//! and whatever else a kernel draws.
 //!
-//! Philox4x32-10, the counter-based generator that CUDA's libraries and PyTorch use (Salmon et al., "Parallel random numbers:
-//! as easy as 1, 2, 3", SC 2011): the same seed gives the same numbers on every machine.
+//! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
 
+mod device;
+
+use thalweg_ir::philox;
 use thalweg_runtime::{Device, Result};
+
+pub use device::DeviceGenerator;
 
 use crate::tensor::Tensor;
 
@@ -16,26 +21,6 @@ pub struct Generator {
     used: usize,
 }
 
-const ROUNDS: usize = 10;
-const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
-const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
-
-/// One block of Philox4x32-10.
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..ROUNDS {
-        let [low, high] = [(0, 0), (1, 2)]
-            .map(|(multiplier, word)| u64::from(MULTIPLIERS[multiplier]) * u64::from(counter[word]));
-        counter = [
-            (high >> 32) as u32 ^ counter[1] ^ key[0],
-            high as u32,
-            (low >> 32) as u32 ^ counter[3] ^ key[1],
-            low as u32,
-        ];
-        key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
-    }
-    counter
-}
-
 impl Generator {
     /// The stream of a seed (`torch.manual_seed` in purpose; the numbers are not PyTorch's).
     pub fn new(seed: u64) -> Self {
@@ -45,7 +30,7 @@ impl Generator {
     /// 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.used == 4 {
-            self.block = philox([self.counter as u32, (self.counter >> 32) as u32, 0, 0], self.key);
+            self.block = philox::block([self.counter as u32, (self.counter >> 32) as u32, 0, 0], self.key);
             self.counter += 1;
             self.used = 0;
         }
@@ -80,7 +65,29 @@ impl Generator {
     }
 }
 
+impl Generator {
+    /// A normally distributed number, with mean 0 and variance 1: the cosine half of a Box-Muller pair.
+    pub fn normal(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f32::consts::TAU * self.uniform()).cos()
+    }
+}
+
 impl Tensor {
+    /// A tensor of f32 with normally distributed numbers.
+    #[track_caller]
+    pub fn normal(
+        shape: &[usize],
+        mean: f32,
+        deviation: f32,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let count = thalweg_ir::element_count(shape)?;
+        let values: Vec<f32> = (0..count).map(|_| mean + deviation * generator.normal()).collect();
+        Self::from_slice(&values, shape, device)
+    }
+
     /// A tensor of f32 with numbers in [low, high).
     #[track_caller]
     pub fn uniform(
@@ -98,21 +105,7 @@ impl Tensor {
 
 #[cfg(test)]
 mod tests {
-    use super::{Generator, philox};
-
-    #[test]
-    fn known_answers() {
-        // The reference implementation's known-answer tests for philox4x32-10 (Random123, kat_vectors).
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(
-            philox([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
-        assert_eq!(
-            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
-            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
-        );
-    }
+    use super::Generator;
 
     #[test]
     fn a_permutation_has_each_number_once() {

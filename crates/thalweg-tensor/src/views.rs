@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{Layout, Shape};
 use thalweg_runtime::{Error, Result};
 
-use crate::autograd::nodes::{ViewBackward, record_view};
+use crate::autograd::nodes::{ViewBackward, record_unbind, record_view};
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -49,6 +49,15 @@ impl Tensor {
         self.narrow(dimension, index, 1)?.squeeze(dimension)
     }
 
+    /// Every place of a dimension, without that dimension (`torch.unbind`).
+    pub fn unbind(&self, dimension: isize) -> Result<Vec<Self>> {
+        let at = self.layout().dimension(dimension)?;
+        let places = (0..self.shape()[at])
+            .map(|place| Ok(self.with_layout(self.layout().narrow(at, place, 1)?.squeeze(at))))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(record_unbind(self, places, at))
+    }
+
     /// A new dimension of extent 1; a negative place is counted from the end, −1 being behind the last.
     pub fn unsqueeze(&self, dimension: isize) -> Result<Self> {
         let rank = self.rank() as isize + 1;
@@ -84,6 +93,14 @@ impl Tensor {
             Some(layout) => Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into()))),
             None => self.contiguous()?.reshape(shape),
         }
+    }
+
+    /// All dimensions but the last as one: the rows of a matrix.
+    #[track_caller]
+    pub fn flatten_to_matrix(&self) -> Result<Self> {
+        let columns = self.size(-1)?;
+        let rows = self.shape()[..self.rank() - 1].iter().product();
+        self.reshape(&[rows, columns])
     }
 
     /// All dimensions from `start` on as one.

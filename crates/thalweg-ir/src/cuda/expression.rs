@@ -1,6 +1,6 @@
 //! Nodes as C++ expressions: types, literals, primitives, casts.
 
-use crate::body::{Dimension, Node};
+use crate::body::{Dimension, Node, Scatter};
 use crate::{Binary, Body, DType, ExprId, ReduceOp, Scalar, Unary, bf16, f16};
 
 use super::writer::Writer;
@@ -40,6 +40,12 @@ pub(super) const fn scalar_type(dtype: DType) -> &'static str {
 pub(super) fn stored(value: &str, from: DType, to: DType) -> String {
     let cast = cast(value, from, to);
     if to == DType::Bool { format!("u8({cast})") } else { cast }
+}
+
+/// The statement that writes a scattered output.
+pub(super) fn scattered(statements: &Statements<'_>, number: usize, scatter: Scatter, value: &str) -> String {
+    let (index, guard) = (statements.name(scatter.index), statements.name(scatter.guard));
+    format!("if ({guard}) a.output{number}[{index}] = {value};")
 }
 
 /// A literal.
@@ -321,6 +327,10 @@ impl<'k> Statements<'k> {
             }
             Node::Select(condition, yes, no) => {
                 format!("{} ? {} : {}", self.name(condition), self.name(yes), self.name(no))
+            }
+            Node::Random(seed, subsequence, position) => {
+                let [seed, subsequence, position] = [seed, subsequence, position].map(|id| self.name(id));
+                format!("i64(philox_word(u64({seed}), u64({subsequence}), u64({position})))")
             }
             Node::Cast(x) => cast(&self.name(x), body.dtype(x), dtype),
         })

@@ -18,7 +18,7 @@
 //! - The order of a reduction is the one that the documentation of [`Class`] gives; with [`OPTIONS`] nothing is contracted
 //!   or flushed. So all that is correctly rounded has the bits of the host executor; [`accuracy`] has the bounds for the
 //!   rest.
-//! - A gathered element is read only where its guard holds.
+//! - A gathered element is read, and a scattered one written, only where its guard holds.
 //! - Every thread of a block reaches every barrier: loops around them depend on the block only, and threads without a row
 //!   take part with no points.
 //!
@@ -26,6 +26,7 @@
 
 pub mod accuracy;
 mod expression;
+mod foreach;
 mod point;
 pub(crate) mod prelude;
 mod row;
@@ -34,6 +35,8 @@ mod writer;
 use crate::body::{InputKind, Place};
 use crate::{Class, Geometry, Kernel};
 use writer::Writer;
+
+pub use foreach::print_foreach;
 
 /// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
 /// rounds where its body does.
@@ -115,6 +118,8 @@ fn print_kernel(kernel: &Kernel) -> String {
         "{name}: {lanes} lanes are no power of two up to 1,024"
     );
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
+    let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());
+    assert!(!contiguous || !scatters, "{name}: a kernel that scatters is not contiguous");
     assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
     let mut writer = Writer::default();
     print_arguments(kernel, &mut writer);
@@ -165,7 +170,14 @@ fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
             }
         }
     }
-    for (number, output) in body.outputs.iter().enumerate().filter(|_| !class.contiguous) {
+    for (number, output) in body.outputs.iter().enumerate() {
+        if output.scatter.is_some() {
+            writer.line(&format!("u64 output{number}_elements;"));
+            continue;
+        }
+        if class.contiguous {
+            continue;
+        }
         words(writer, &format!("output{number}_row_stride"), class.row_rank);
         if output.place == Place::Point {
             words(writer, &format!("output{number}_inner_stride"), class.inner_rank);

@@ -1,9 +1,9 @@
 //! Kernels whose threads have points of their own: bodies without reductions.
 
-use crate::body::{InputKind, Place};
+use crate::body::{InputKind, Output, Place};
 use crate::{ExprId, Kernel};
 
-use super::expression::{Statements, memory_type, stored};
+use super::expression::{Statements, memory_type, scattered, stored};
 use super::writer::Writer;
 use super::{POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
@@ -119,7 +119,8 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
         let operand = format!("input{number}");
         writer.line(&format!("const {index} at_{operand} = {};", place(&operand, true)));
     }
-    for (number, output) in body.outputs.iter().enumerate() {
+    let outputs = body.outputs.iter().enumerate();
+    for (number, output) in outputs.filter(|(_, output)| output.scatter.is_none()) {
         let operand = format!("output{number}");
         writer.line(&format!(
             "const {index} at_{operand} = {};",
@@ -142,10 +143,13 @@ fn print_outputs(
     let body = &kernel.body;
     let statements = Statements::new(body, input);
     let mut defined = statements.nothing();
-    let values: Vec<ExprId> = body.outputs.iter().map(|output| output.value).collect();
+    let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
     statements.define(&values, &mut defined, |_| true, writer);
     for (number, place) in body.outputs.iter().enumerate() {
         let value = stored(&statements.name(place.value), body.dtype(place.value), place.dtype);
-        writer.line(&format!("{} = {value};", output(number)));
+        match place.scatter {
+            None => writer.line(&format!("{} = {value};", output(number))),
+            Some(scatter) => writer.line(&scattered(&statements, number, scatter, &value)),
+        }
     }
 }

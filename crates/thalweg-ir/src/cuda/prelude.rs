@@ -116,6 +116,28 @@ const FRAGMENTS: &[Fragment] = &[
 ",
     ),
     fragment(
+        "philox_word",
+        "// The word at a position of a subsequence of a seed: Philox4x32-10, counted as cuRAND does.
+static __device__ __forceinline__ u32 philox_word(const u64 seed, const u64 subsequence, const u64 position) {
+    u32 c0 = u32(position / 4), c1 = u32(position / 4 >> 32), c2 = u32(subsequence), c3 = u32(subsequence >> 32);
+    u32 k0 = u32(seed), k1 = u32(seed >> 32);
+    #pragma unroll
+    for (u32 round = 0; round < 10; ++round) {
+        const u32 low = 0xd2511f53u * c0, low_carry = __umulhi(0xd2511f53u, c0);
+        const u32 high = 0xcd9e8d57u * c2, high_carry = __umulhi(0xcd9e8d57u, c2);
+        c0 = high_carry ^ c1 ^ k0;
+        c1 = high;
+        c2 = low_carry ^ c3 ^ k1;
+        c3 = low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const u32 word = u32(position) & 3;
+    return word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
+}
+",
+    ),
+    fragment(
         "pack",
         "template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
     T element[N];

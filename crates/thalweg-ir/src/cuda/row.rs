@@ -1,9 +1,9 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 
-use crate::body::{InputKind, Node, Place};
+use crate::body::{InputKind, Node, Output, Place};
 use crate::{DType, ExprId, Kernel};
 
-use super::expression::{Defined, Statements, binary, combining, neutral, stored, value_type};
+use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored, value_type};
 use super::writer::Writer;
 use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
@@ -94,7 +94,8 @@ impl RowPrinter<'_> {
             return;
         }
         split_index("row", &row_dimensions(class), index, writer);
-        for operand in self.used_inputs().chain((0..body.outputs.len()).map(|n| format!("output{n}"))) {
+        let outputs = body.outputs.iter().enumerate().filter(|(_, output)| output.scatter.is_none());
+        for operand in self.used_inputs().chain(outputs.map(|(number, _)| format!("output{number}"))) {
             let start = offset(&operand, "row", class.row_rank, index);
             writer.line(&format!("const {index} start_{operand} = {start};"));
         }
@@ -242,7 +243,7 @@ impl RowPrinter<'_> {
         let body = &self.kernel.body;
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
             (0..body.outputs.len()).partition(|&number| body.outputs[number].place == Place::Point);
-        let values: Vec<ExprId> = body.outputs.iter().map(|output| output.value).collect();
+        let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
         self.define_for_row(&values, defined, writer);
         if !of_row.is_empty() {
             self.print_row_outputs(&of_row, defined, writer);
@@ -264,7 +265,8 @@ impl RowPrinter<'_> {
     /// row's first point.
     fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
-        let values: Vec<ExprId> = outputs.iter().map(|&number| body.outputs[number].value).collect();
+        let values: Vec<ExprId> =
+            outputs.iter().flat_map(|&number| body.outputs[number].operands()).collect();
         let at_a_point = values.iter().any(|value| self.at_points[value.index()]);
         match class.lanes {
             1 if !at_a_point => {}
@@ -297,6 +299,9 @@ impl RowPrinter<'_> {
         let output = &body.outputs[number];
         let from: DType = body.dtype(output.value);
         let value = stored(&self.statements.name(output.value), from, output.dtype);
-        writer.line(&format!("a.output{number}[{place}] = {value};"));
+        match output.scatter {
+            None => writer.line(&format!("a.output{number}[{place}] = {value};")),
+            Some(scatter) => writer.line(&scattered(&self.statements, number, scatter, &value)),
+        }
     }
 }

@@ -62,7 +62,7 @@ impl std::error::Error for NotDifferentiable {}
 /// The gradient with respect to inputs, by their numbers.
 ///
 /// # Errors
-/// If an input does not exist, is no float, or is gathered from; or if an output that is written once a row depends on such
+/// If an output is scattered; if an input does not exist, is no float, or is gathered from; or if an output that is written once a row depends on such
 /// an input at single points, without a reduction.
 pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiable> {
     check_inputs(body, wrt)?;
@@ -86,6 +86,9 @@ pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiabl
 }
 
 fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
+    if let Some(number) = body.outputs.iter().position(|output| output.scatter.is_some()) {
+        return Err(NotDifferentiable(format!("output {number} is scattered, and its gradient is a gather")));
+    }
     for &number in wrt {
         let error =
             |reason: String| Err(NotDifferentiable(format!("no gradient for input {number}: {reason}")));

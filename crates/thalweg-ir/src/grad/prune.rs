@@ -1,6 +1,6 @@
 //! Removal of what no output needs.
 
-use crate::{Body, ExprId, Node};
+use crate::{Body, ExprId, Node, Output, Scatter};
 
 impl Body {
     /// The body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers, needed
@@ -9,7 +9,7 @@ impl Body {
     pub fn pruned(&self) -> Self {
         let mut nodes = vec![false; self.nodes.len()];
         let mut reductions = vec![false; self.reductions.len()];
-        self.outputs.iter().for_each(|output| nodes[output.value.index()] = true);
+        self.outputs.iter().flat_map(Output::operands).for_each(|id| nodes[id.index()] = true);
         for index in (0..nodes.len()).rev() {
             if !nodes[index] {
                 continue;
@@ -44,7 +44,10 @@ impl Body {
             body.reductions.push(crate::Reduction { value: moved(reduction.value), ..*reduction });
         }
         for output in &self.outputs {
-            body.outputs.push(crate::Output { value: moved(output.value), ..*output });
+            let scatter = output
+                .scatter
+                .map(|Scatter { index, guard }| Scatter { index: moved(index), guard: moved(guard) });
+            body.outputs.push(Output { value: moved(output.value), scatter, ..*output });
         }
         body
     }
@@ -78,6 +81,7 @@ impl Node {
             Self::Binary(op, a, b) => Self::Binary(op, map(a), map(b)),
             Self::Fma(a, b, c) => Self::Fma(map(a), map(b), map(c)),
             Self::Select(condition, yes, no) => Self::Select(map(condition), map(yes), map(no)),
+            Self::Random(a, b, c) => Self::Random(map(a), map(b), map(c)),
             Self::Cast(x) => Self::Cast(map(x)),
             Self::Detach(x) => Self::Detach(map(x)),
         }

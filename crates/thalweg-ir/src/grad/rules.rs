@@ -24,6 +24,7 @@ pub(super) fn operands<'b>(
         | Node::Scalar { .. }
         | Node::Index(_)
         | Node::Reduced { .. }
+        | Node::Random(..)
         | Node::Detach(_) => Vec::new(),
         Node::Unary(op, x) => unary(op, copy(x), result, g).map(|value| (x, value)).into_iter().collect(),
         Node::Binary(op, a, b) => {

@@ -81,7 +81,7 @@ fn check(
         ("input", number, source.len(), source.dtype(), input.dtype, Place::Point)
     });
     let targets =
-        outputs.iter().zip(&program.outputs).enumerate().map(|(number, (cells, &(dtype, place)))| {
+        outputs.iter().zip(&program.outputs).enumerate().map(|(number, (cells, &(dtype, place, _)))| {
             ("output", number, cells.len(), cells.dtype(), dtype, place)
         });
     for (operand, (name, number, length, actual, wanted, place)) in sources.chain(targets).enumerate() {
@@ -90,9 +90,9 @@ fn check(
         }
         let inner_rank = if place == Place::Point { ranks[1] } else { 0 };
         let fits = match &geometry.operands[operand] {
-            OperandGeometry::Gathered { .. } => operand < ins && program.is_gathered(operand),
+            OperandGeometry::Gathered { .. } => program.is_anywhere(operand),
             OperandGeometry::Strided { row_strides, inner_strides } => {
-                !(operand < ins && program.is_gathered(operand))
+                !program.is_anywhere(operand)
                     && row_strides.len() == ranks[0]
                     && inner_strides.len() == inner_rank
             }
@@ -298,6 +298,7 @@ impl<'l> Launch<'l> {
             Op::Binary(op) => block.binary(op, step),
             Op::Fma => block.fma(step),
             Op::Select => block.select(step),
+            Op::Random => block.random(step),
             Op::Cast { to } => block.cast(to, step),
             Op::Start { reduction } => self.accumulators(step, reduction, block.count).start(block),
             Op::Accumulate { reduction } => {
@@ -311,6 +312,9 @@ impl<'l> Launch<'l> {
                 self.accumulators(step, reduction, block.count).finish(block, step.target)
             }
             Op::Store { output } => with_lane!(step.dtype, T => self.store::<T>(block, step, output, level)),
+            Op::Scatter { output } => {
+                return with_lane!(step.dtype, T => self.scatter::<T>(block, step, output));
+            }
         }
         Ok(())
     }
@@ -460,6 +464,28 @@ impl<'l> Launch<'l> {
                 }
             }
         });
+    }
+
+    fn scatter<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, output: u16) -> Result<(), Fault> {
+        let operand = self.program.inputs.len() + usize::from(output);
+        let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
+            unreachable!("operands were checked against the program");
+        };
+        let cells =
+            T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
+        let values = block.file.read::<T>(block.inputs, step.operands[0], block.count);
+        let places = block.file.read::<i64>(block.inputs, step.operands[1], block.count);
+        let guards = block.file.read::<u8>(block.inputs, step.operands[2], block.count);
+        for ((&value, &place), _) in values.iter().zip(places).zip(guards).filter(|(_, guard)| **guard != 0) {
+            if (place as u64) >= elements {
+                return Err(Fault::new(format!(
+                    "{}: element {place} of output {output} was written, which has {elements} elements",
+                    self.program.name
+                )));
+            }
+            cells[place as usize].set(value);
+        }
+        Ok(())
     }
 
     fn gather<T: Lane>(

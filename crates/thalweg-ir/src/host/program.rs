@@ -8,7 +8,7 @@
 //! - A value that outlives its section keeps its register until the end of the last section that reads it, because
 //!   sections of points are loops.
 
-use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scalar, Unary};
+use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scalar, Scatter, Unary};
 use crate::{Body, Class, DType, Kernel};
 
 use super::register::{BANKS, Lane, with_lane};
@@ -34,6 +34,8 @@ pub(super) enum Op {
     Fma,
     /// The second operand where the first is true, else the third.
     Select,
+    /// The random word of a seed, a subsequence and a position.
+    Random,
     /// The operand in another dtype.
     Cast { to: DType },
     /// Sets a reduction's accumulators to the neutral value.
@@ -44,6 +46,8 @@ pub(super) enum Op {
     Finish { reduction: u16 },
     /// Writes the operand to an output.
     Store { output: u16 },
+    /// Writes the first operand to an output, at the places of the second where the third is true.
+    Scatter { output: u16 },
 }
 
 /// One step. While a program is compiled its operands and its target are values, afterwards registers.
@@ -52,7 +56,7 @@ pub(super) struct Step<R = u16> {
     pub op: Op,
     /// The type that the loop works in: that of the operands, or of the target where there are none.
     pub dtype: DType,
-    /// What it writes; meaningless for `Start`, `Accumulate` and `Store`.
+    /// What it writes; meaningless for `Start`, `Accumulate`, `Store` and `Scatter`.
     pub target: R,
     /// What it reads; only as many as the operation has.
     pub operands: [R; 3],
@@ -83,7 +87,8 @@ pub(super) struct Program {
     pub name: String,
     pub class: Class,
     pub inputs: Vec<crate::Input>,
-    pub outputs: Vec<(DType, Place)>,
+    /// Dtype and place, and whether it is scattered.
+    pub outputs: Vec<(DType, Place, bool)>,
     pub scalars: Vec<DType>,
     pub uses_coordinates: bool,
     /// Once a launch.
@@ -214,7 +219,7 @@ impl<'k> Compiler<'k> {
             if self.at_points(output.place) {
                 self.needed_at_point[self.phases - 1][value] = true;
             } else {
-                self.needed_at_row[value] = true;
+                output.operands().for_each(|id| self.needed_at_row[id.index()] = true);
             }
         }
         for (index, node) in body.nodes.iter().enumerate().rev() {
@@ -305,6 +310,7 @@ impl<'k> Compiler<'k> {
             Node::Binary(op, ..) => Op::Binary(op),
             Node::Fma(..) => Op::Fma,
             Node::Select(..) => Op::Select,
+            Node::Random(..) => Op::Random,
             // Only gradients tell a detached value from the value.
             Node::Detach(_) => return operands[0],
             Node::Cast(_) => return self.emit_cast(operands[0], dtype, section),
@@ -359,6 +365,7 @@ impl<'k> Compiler<'k> {
             }
             Op::Fma => (float || integer) && (0..3).all(|operand| of(operand) == dtype),
             Op::Select => of(0) == DType::Bool && of(1) == dtype && of(2) == dtype,
+            Op::Random => dtype == DType::I64 && (0..3).all(|operand| of(operand) == dtype),
             Op::Gather { .. } => of(0) == DType::I64 && of(1) == DType::Bool,
             _ => true,
         };
@@ -399,7 +406,15 @@ impl<'k> Compiler<'k> {
             );
             let value =
                 if dtype == output.dtype { value } else { self.emit_cast(value, output.dtype, section) };
-            self.push(Op::Store { output: number as u16 }, output.dtype, &[value], section);
+            let number = number as u16;
+            match output.scatter {
+                None => self.push(Op::Store { output: number }, output.dtype, &[value], section),
+                Some(Scatter { index, guard }) => {
+                    let [index, guard] = [index, guard].map(|id| self.row_values[id.index()]);
+                    let operands = [value, index, guard];
+                    self.push(Op::Scatter { output: number }, output.dtype, &operands, section)
+                }
+            };
         }
     }
 
@@ -455,7 +470,11 @@ impl<'k> Compiler<'k> {
             name: self.kernel.name.clone(),
             class: self.kernel.class,
             inputs: body.inputs.clone(),
-            outputs: body.outputs.iter().map(|output| (output.dtype, output.place)).collect(),
+            outputs: body
+                .outputs
+                .iter()
+                .map(|output| (output.dtype, output.place, output.scatter.is_some()))
+                .collect(),
             scalars: body.scalars.clone(),
             uses_coordinates: body.uses_coordinates(),
             uniform,
@@ -528,7 +547,15 @@ fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec
 
 impl Program {
     /// How an input is read.
-    pub fn is_gathered(&self, input: usize) -> bool {
+    fn is_gathered(&self, input: usize) -> bool {
         self.inputs[input].kind == InputKind::Gathered
+    }
+
+    /// Whether an operand (inputs, then outputs) is read or written at computed places.
+    pub fn is_anywhere(&self, operand: usize) -> bool {
+        match operand.checked_sub(self.inputs.len()) {
+            None => self.is_gathered(operand),
+            Some(output) => self.outputs[output].2,
+        }
     }
 }

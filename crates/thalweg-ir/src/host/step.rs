@@ -9,7 +9,7 @@ use super::operand::Source;
 use super::program::Step;
 use super::register::{File, Lane, with_lane};
 use crate::body::{Binary, ReduceOp, Scalar, Unary};
-use crate::{DType, Scalar as Value};
+use crate::{DType, Scalar as Value, philox};
 
 /// The registers, the inputs that they may be views of, and how many elements of a block are in use.
 pub(super) struct Block<'f, 'a> {
@@ -196,6 +196,12 @@ impl Block<'_, '_> {
                 unreachable!("bodies are checked when they are compiled")
             }
         }
+    }
+
+    pub fn random(&mut self, step: &Step) {
+        self.map3(step, |seed: i64, subsequence: i64, position: i64| {
+            i64::from(philox::word(seed as u64, subsequence as u64, position as u64))
+        });
     }
 
     pub fn select(&mut self, step: &Step) {

@@ -8,4 +8,5 @@ mod kernels;
 mod layout;
 mod matmul;
 mod model;
+mod places;
 mod random;

@@ -393,6 +393,11 @@ impl Site<'_> {
                     of(c)
                 }
             }
+            Node::Random(seed, subsequence, position) => {
+                let [seed, subsequence, position] =
+                    [seed, subsequence, position].map(|id| of(id).int() as u64);
+                Value::I64(thalweg_ir::philox::word(seed, subsequence, position).into())
+            }
             Node::Cast(a) => of(a).cast(dtype),
             Node::Detach(a) => of(a),
         };

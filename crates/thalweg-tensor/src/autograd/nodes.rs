@@ -3,9 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_ir::Shape;
-use thalweg_runtime::Result;
+use thalweg_ops::structured;
+use thalweg_runtime::{Label, Result};
 
 use super::{Backward, Gradients, record};
+use crate::dispatch::Arguments;
+use crate::kernels::loops::run_into;
 use crate::tensor::Tensor;
 
 /// A leaf: adds what arrives to the leaf's gradient.
@@ -95,4 +98,50 @@ pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -
     record(Box::new(backward()), &[base], &mut results, base.device().current_stream());
     let [view] = results;
     view
+}
+
+/// The places of a dimension: their gradients are put together again.
+struct UnbindBackward {
+    /// The base's shape.
+    shape: Shape,
+    dimension: usize,
+}
+
+impl Backward for UnbindBackward {
+    fn name(&self) -> &'static str {
+        "unbind"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
+        let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
+        if let [Some(first), Some(second), Some(third)] = gradients {
+            // Queries, keys and values: one kernel.
+            let order: Shape = [self.dimension]
+                .into_iter()
+                .chain((0..self.shape.len()).filter(|&dimension| dimension != self.dimension))
+                .collect();
+            let target = whole.permute(&order)?;
+            let label = Label::here("unbind_backward");
+            run_into(&structured::STACK3, &[first, second, third], &Arguments::default(), &[target], label)?;
+        } else {
+            for (place, gradient) in gradients.iter().enumerate() {
+                let part = whole.select(self.dimension as isize, place)?;
+                match gradient {
+                    Some(gradient) => part.copy_(gradient)?,
+                    None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
+                }
+            }
+        }
+        Ok(Gradients::from_elem(Some(whole), 1))
+    }
+}
+
+/// Records the places of a dimension as views.
+pub(crate) fn record_unbind(base: &Tensor, mut places: Vec<Tensor>, dimension: usize) -> Vec<Tensor> {
+    if base.requires_grad() && super::is_grad_enabled() && !places.is_empty() {
+        let node = UnbindBackward { shape: base.shape().into(), dimension };
+        record(Box::new(node), &[base], &mut places, base.device().current_stream());
+    }
+    places
 }

@@ -195,11 +195,11 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
     let signature = signature_of(operator, call.tensors, call.arguments)?;
     let extents = Extents::new(operator, call.tensors, call.arguments)?;
     let stream = call.device.current_stream();
-    let outputs = operator
-        .outputs
-        .iter()
-        .zip(&signature.outputs)
-        .map(|(&place, &dtype)| Tensor::empty_on(&extents.output_shape(place), dtype, &stream, call.label))
+    let prepared = forward(operator, &signature);
+    let outputs = (prepared.body.outputs.iter())
+        .map(|output| {
+            Tensor::empty_on(&extents.output_shape(output.place), output.dtype, &stream, call.label)
+        })
         .collect::<Result<Tensors>>()?;
     launch_into(operator, &signature, &extents, call.tensors, call.arguments, &outputs, call.label)?;
     Ok(outputs)

@@ -1,14 +1,20 @@
 //! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`]), made from their entry.
-//! Matrix products and windows have kernels of their own. Every kernel serves both backends: the runtime below tells a card
+//! Matrix products, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
+//! nodes of their own. Every kernel serves both backends: the runtime below tells a card
 //! from the simulator.
 
+pub(crate) mod dropout;
+pub(crate) mod indexing;
 pub(crate) mod loops;
 pub(crate) mod matmul;
+pub(crate) mod normalization;
 pub(crate) mod windows;
 
 use std::sync::Arc;
+
+use thalweg_ops::LoopOp;
 
 use crate::dispatch::{DispatchKey, KernelFunction};
 
@@ -24,15 +30,20 @@ fn kernels(backend: KernelFunction, autograd: Option<KernelFunction>) -> Kernels
 /// Defines every built-in operator.
 pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Kernels)) {
     let table = thalweg_ops::ELEMENTWISE.iter().chain(thalweg_ops::structured::STRUCTURED);
-    for operator in table.copied().filter(|operator| !windows::is_window(operator)) {
-        define(
-            operator.name,
-            kernels(
-                Arc::new(move |call| loops::backend(operator, call)),
-                Some(Arc::new(move |call| loops::autograd(operator, call))),
-            ),
-        );
+    let own = |operator: &LoopOp| windows::is_window(operator) || indexing::is_indexing(operator);
+    for operator in table.copied().filter(|operator| !own(operator)) {
+        let backend: KernelFunction = match operator.name {
+            "layer_norm_affine" => Arc::new(normalization::backend),
+            _ => Arc::new(move |call| loops::backend(operator, call)),
+        };
+        let autograd: KernelFunction = match operator.name {
+            "layer_norm_affine" => Arc::new(normalization::autograd),
+            "dropout" => Arc::new(dropout::autograd),
+            _ => Arc::new(move |call| loops::autograd(operator, call)),
+        };
+        define(operator.name, kernels(backend, Some(autograd)));
     }
+    define("embedding", kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd))));
     define("matmul", kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd))));
     windows::define(&mut |name, backend, autograd| define(name, kernels(backend, Some(autograd))));
 }

@@ -45,7 +45,7 @@ def positive(*shape, dtype=torch.float32): return (torch.rand(*shape, dtype=torc
 
 unary = dict(neg=torch.neg, abs=torch.abs, sign=torch.sign, square=torch.square, reciprocal=torch.reciprocal, exp=torch.exp,
     expm1=torch.expm1, sin=torch.sin, cos=torch.cos, tanh=torch.tanh, sigmoid=torch.sigmoid, silu=F.silu, softplus=F.softplus,
-    gelu=F.gelu, relu=F.relu, floor=torch.floor, ceil=torch.ceil, trunc=torch.trunc, round=torch.round)
+    gelu=F.gelu, gelu_tanh=lambda x: F.gelu(x, approximate="tanh"), relu=F.relu, floor=torch.floor, ceil=torch.ceil, trunc=torch.trunc, round=torch.round)
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for name, f in unary.items(): case(name, f, [normal(12, dtype=dtype) * 2])
     for name in ("sqrt", "rsqrt", "log", "log1p"): case(name, getattr(torch, name), [positive(12, dtype=dtype)])
@@ -77,6 +77,31 @@ case("amax", lambda x: x.amax(1), [torch.randint(0, 4, (4, 9)).float()], dim=1)
 case("amin", lambda x: x.amin(1), [torch.randint(0, 4, (4, 9)).float()], dim=1)
 case("argmax", lambda x: x.argmax(1), [torch.randint(0, 4, (6, 9)).float()], grads=False, dim=1)
 case("cross_entropy", F.cross_entropy, [normal(6, 10), torch.randint(0, 10, (6,))])
+for smoothing in (0.0, 0.25):
+    for reduction in ("none", "mean", "sum"):
+        case("cross_entropy", lambda x, t: F.cross_entropy(x, t, ignore_index=2, label_smoothing=smoothing, reduction=reduction),
+             [normal(6, 5), torch.tensor([4, 0, 2, 2, 1, 3])], ignore_index=2, label_smoothing=smoothing,
+             reduction=("none", "mean", "sum").index(reduction))
+case("cross_entropy", F.cross_entropy, [normal(2, 5, 3), torch.randint(0, 5, (2, 3))])
+case("nll_loss", F.nll_loss, [normal(6, 5), torch.randint(0, 5, (6,))])
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    case("layer_norm", lambda x, w, b: F.layer_norm(x, (20,), w, b),
+         [normal(3, 20, dtype=dtype), normal(20, dtype=dtype), normal(20, dtype=dtype)])
+case("layer_norm", lambda x, w, b: F.layer_norm(x, (3, 4), w, b), [normal(5, 3, 4), normal(3, 4), normal(3, 4)])
+case("embedding", lambda w, i: F.embedding(i, w), [normal(5, 3), torch.randint(0, 5, (2, 4))])
+case("embedding", lambda w, i: F.embedding(i, w, padding_idx=1), [normal(5, 3), torch.randint(0, 3, (8,))], padding_idx=1)
+for causal in (0, 1):
+    case("scaled_dot_product_attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal)),
+         [normal(2, 2, 4, 6), normal(2, 2, 5, 6), normal(2, 2, 5, 6)], is_causal=causal)
+case("scaled_dot_product_attention", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+     [normal(2, 2, 4, 6), normal(2, 2, 5, 6), normal(2, 2, 5, 6), normal(4, 5)])
+# Random numbers: the seed, then what two draws in a row give.
+for dtype in (torch.float32, torch.float16):
+    for name, draw in (("rand", torch.rand), ("randn", torch.randn)):
+        generator = torch.Generator(dev).manual_seed(81985529216486895)
+        for offset in (0, 4):
+            out = draw(700, dtype=dtype, device=dev, generator=generator)
+            print("case", name, f"offset={offset}"); line("in", "0", torch.empty(0, dtype=dtype)); line("out", "0", out)
 case("matmul", torch.matmul, [normal(5, 7), normal(7, 3)])
 case("matmul", torch.matmul, [normal(2, 5, 7), normal(7, 3)])
 for stride, padding, dilation in ((1, 1, 1), (2, 0, 1), (2, 2, 2)):

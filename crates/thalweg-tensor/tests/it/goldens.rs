@@ -7,13 +7,34 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Scalar, bf16, f16};
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{Arguments, find_operator};
-use thalweg_tensor::functional::{WindowOptions, conv2d, cross_entropy, max_pool2d};
+use thalweg_tensor::functional::{
+    AttentionOptions, ClassLossOptions, Reduction, WindowOptions, conv2d, cross_entropy_with, embedding,
+    layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
+};
 use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{close, device, values};
 
+/// The seed that `make.py` draws random numbers from.
+const GENERATOR_SEED: u64 = 81_985_529_216_486_895;
+
 const GOLDENS: &str = include_str!("../goldens/pytorch.txt");
+
+/// Operators that take many steps to a result, or in the case of `randn` a rougher sine.
+const SUMMING: &[&str] = &[
+    "conv2d",
+    "matmul",
+    "sum",
+    "mean",
+    "cross_entropy",
+    "nll_loss",
+    "layer_norm",
+    "embedding",
+    "randn",
+    "scaled_dot_product_attention",
+];
 
 /// One block of the file.
 struct Case {
@@ -105,6 +126,20 @@ impl Case {
         WindowOptions { stride: size("stride"), padding: size("padding"), dilation: size("dilation") }
     }
 
+    fn class_loss(&self) -> ClassLossOptions {
+        let number = |name: &str| self.numbers.get(name).copied();
+        let defaults = ClassLossOptions::default();
+        ClassLossOptions {
+            ignore_index: number("ignore_index").map_or(defaults.ignore_index, |class| class as i64),
+            label_smoothing: number("label_smoothing").unwrap_or(0.0),
+            reduction: match number("reduction") {
+                Some(0.0) => Reduction::None,
+                Some(2.0) => Reduction::Sum,
+                _ => Reduction::Mean,
+            },
+        }
+    }
+
     fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         let x = &inputs[0];
         let dimension = || self.number("dim") as isize;
@@ -116,7 +151,23 @@ impl Case {
             "argmax" => x.argmax(dimension()),
             "softmax" => x.softmax(dimension()),
             "log_softmax" => x.log_softmax(dimension()),
-            "cross_entropy" => cross_entropy(x, &inputs[1]),
+            "cross_entropy" => cross_entropy_with(x, &inputs[1], self.class_loss()),
+            "nll_loss" => nll_loss(x, &inputs[1], self.class_loss()),
+            "layer_norm" => layer_norm(x, inputs[1].shape(), inputs.get(1), inputs.get(2), 1e-5),
+            "embedding" => embedding(&inputs[1], x, self.numbers.get("padding_idx").map(|&row| row as isize)),
+            "scaled_dot_product_attention" => {
+                let is_causal = self.numbers.get("is_causal") == Some(&1.0);
+                let options = AttentionOptions { attn_mask: inputs.get(3), is_causal, ..Default::default() };
+                scaled_dot_product_attention(x, &inputs[1], &inputs[2], options)
+            }
+            "rand" | "randn" => {
+                let generator = DeviceGenerator::new(0, &device())?;
+                generator.set_state(GENERATOR_SEED, self.number("offset") as u64)?;
+                match self.name.as_str() {
+                    "rand" => generator.rand(&[700], x.dtype()),
+                    _ => generator.randn(&[700], x.dtype()),
+                }
+            }
             "matmul" => x.matmul(&inputs[1]),
             "conv2d" => conv2d(x, &inputs[1], Some(&inputs[2]), self.window()),
             "max_pool2d" => {
@@ -142,11 +193,7 @@ impl Case {
             DType::Bf16 => 8e-3,
             _ => 2e-7,
         };
-        let steps = if ["conv2d", "matmul", "sum", "mean", "cross_entropy"].contains(&self.name.as_str()) {
-            30.0
-        } else {
-            4.0
-        };
+        let steps = if SUMMING.contains(&self.name.as_str()) { 30.0 } else { 4.0 };
         epsilon * steps
     }
 

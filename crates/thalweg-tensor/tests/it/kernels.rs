@@ -52,8 +52,10 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
         thalweg_ir::InputKind::Strided => strided(transposed, true),
         thalweg_ir::InputKind::Gathered => Placement::Gathered(1 << 20),
     });
-    let outputs =
-        body.outputs.iter().map(|output| strided(false, output.place == Place::Point || inner.is_empty()));
+    let outputs = body.outputs.iter().map(|output| match output.scatter {
+        Some(_) => Placement::Gathered(1 << 20),
+        None => strided(false, output.place == Place::Point || inner.is_empty()),
+    });
     Iteration {
         rows: rows.into(),
         inner: inner.into(),
@@ -68,10 +70,18 @@ fn spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
         (Space::Elementwise, _) => {
             ELEMENTWISE_SPACES.iter().map(|&(rows, transposed)| (rows.to_vec(), vec![], transposed)).collect()
         }
+        (Space::Rows, "causal_softmax") => {
+            vec![(vec![6, 9], vec![9], false), (vec![6, 2000], vec![2000], true)]
+        }
         (Space::Rows, _) => {
             ROW_SPACES.iter().map(|&(rows, inner, t)| (rows.to_vec(), inner.to_vec(), t)).collect()
         }
-        (Space::Coordinates, "arange") => vec![(vec![100], vec![], false)],
+        (Space::Coordinates, "arange" | "uniform" | "normal" | "bernoulli" | "dropout") => {
+            vec![(vec![100], vec![], false)]
+        }
+        (Space::Coordinates, "embedding") => vec![(vec![9, 4], vec![], false)],
+        (Space::Coordinates, "embedding_backward") => vec![(vec![9, 4], vec![9], false)],
+        (Space::Coordinates, "index_copy" | "stack3") => vec![(vec![3, 3, 4], vec![], false)],
         (Space::Coordinates, "unfold2d") => vec![(vec![3, 3, 3, 8, 9, 9], vec![], false)],
         (Space::Coordinates, _) => vec![(vec![8, 3, 9, 9], vec![3, 3], false)],
     }
@@ -81,11 +91,37 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     let mut list = Vec::new();
     for dtype in DType::ALL {
         let inputs: Vec<DType> = match operator.name {
-            "cross_entropy" => vec![dtype, DType::I64],
+            "cross_entropy" | "cross_entropy_smoothed" | "nll_loss" | "mean_over_classes" => {
+                vec![dtype, DType::I64]
+            }
             // These take floating-point tensors alone, which their callers check.
-            "max_pool2d" | "max_pool2d_backward" | "adam_step" if !dtype.is_floating_point() => continue,
+            "max_pool2d"
+            | "max_pool2d_backward"
+            | "adam_step"
+            | "adamw_step"
+            | "adam_tick"
+            | "embedding_backward"
+            | "dropout"
+            | "scaled_softmax"
+            | "causal_softmax"
+            | "masked_softmax"
+            | "layer_norm_affine"
+            | "layer_norm_backward"
+            | "layer_norm_parameters_backward"
+                if !dtype.is_floating_point() =>
+            {
+                continue;
+            }
             "max_pool2d_backward" => vec![dtype, DType::I64],
-            "adam_step" => vec![dtype, dtype, dtype, dtype, DType::F32],
+            "adam_step" | "adamw_step" => {
+                vec![dtype, dtype, dtype, dtype, DType::F32, DType::F32, DType::F32]
+            }
+            "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
+            "dropout" => vec![dtype, DType::I64, DType::I64],
+            "embedding" | "index_copy" => vec![dtype, DType::I64],
+            "embedding_backward" => vec![dtype, DType::I64, DType::I64],
+            "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
+            "layer_norm_parameters_backward" => vec![dtype, dtype.compute(), dtype.compute(), dtype],
             _ => vec![dtype; operator.input_count],
         };
         for requested in DType::ALL {
@@ -102,8 +138,10 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let mut bodies = vec![(operator.name.to_owned(), forward(operator, &signature).body.clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
-        let windows = matches!(operator.space, Space::Coordinates) || operator.name == "adam_step";
-        if wanted != 0 && !windows && signature.outputs[0].is_floating_point() {
+        let own = matches!(operator.space, Space::Coordinates)
+            || operator.name.starts_with("adam")
+            || operator.name.starts_with("layer_norm_");
+        if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
                 gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
             bodies.push((format!("{}_backward", operator.name), derived.body.clone()));
@@ -155,4 +193,29 @@ fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
     let compiled = compiler.compile(&source, &unit[0].name, &options);
     let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
     assert!(!compiled.cubin.is_empty());
+}
+
+#[test]
+fn the_optimizers_kernels_compile() {
+    let compiler = match thalweg_runtime::compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            println!("skipped: there is no NVRTC here: {error}");
+            return;
+        }
+    };
+    let extra: Vec<String> = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+    for operator in [&structured::ADAM_STEP, &structured::ADAMW_STEP] {
+        for dtypes in [[DType::F32; 2], [DType::F64; 2], [DType::F16; 2], [DType::Bf16, DType::F32]] {
+            let kernel = structured::adam_foreach(operator, dtypes).expect("the operator takes floats");
+            let source = thalweg_ir::cuda::print_foreach(&kernel);
+            for architecture in ARCHITECTURES {
+                let options =
+                    CompileOptions { fmad: false, extra: extra.clone(), ..CompileOptions::new(architecture) };
+                let compiled = compiler.compile(&source, &kernel.name, &options);
+                let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
+                assert!(!compiled.cubin.is_empty());
+            }
+        }
+    }
 }

@@ -5,9 +5,12 @@
 mod autograd;
 mod bad_input;
 mod dispatch;
+mod generator;
 mod goldens;
 mod kernels;
 mod layouts;
+mod networks;
+mod optimizers;
 mod reductions;
 mod support;
 mod table;

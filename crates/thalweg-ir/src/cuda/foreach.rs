@@ -1,0 +1,90 @@
+//! Kernels over lists of tensors: a block finds its tensor, then its threads walk over their part of it.
+
+use crate::body::Output;
+use crate::foreach::{BLOCK, CAPACITY, CHUNK, ForeachKernel};
+use crate::{ExprId, Node};
+
+use super::expression::{Statements, memory_type, scalar_type, stored};
+use super::prelude;
+use super::writer::Writer;
+
+/// The translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as one
+/// structure by value. What shared inputs and scalars determine is computed once a thread.
+///
+/// # Panics
+/// Where the kernel is none: a body with reductions, coordinates, gathers or scatters, or an output whose dtype is not that of
+/// the input in whose place it is written.
+pub fn print_foreach(kernel: &ForeachKernel) -> String {
+    let body = &kernel.body;
+    let plain = body.reductions.is_empty()
+        && body.outputs.iter().all(|output| output.scatter.is_none())
+        && !body.nodes.iter().any(|node| matches!(node, Node::Index(_) | Node::Gather { .. }));
+    assert!(plain, "{}: a body over a list is elementwise", kernel.name);
+    for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
+        let input = body.inputs[usize::from(target)];
+        assert_eq!(output.dtype, input.dtype, "{}: an output has its place's dtype", kernel.name);
+        assert!(!kernel.shared[usize::from(target)], "{}: a shared input is not written", kernel.name);
+    }
+    let mut writer = Writer::default();
+    print_arguments(kernel, &mut writer);
+    print_entry(kernel, &mut writer);
+    let code = writer.finish();
+    prelude::needed_by(&code) + "\n" + &code
+}
+
+fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
+    let body = &kernel.body;
+    writer.open(&format!("struct {}_arguments", kernel.name));
+    for (number, input) in body.inputs.iter().enumerate().filter(|(number, _)| kernel.shared[*number]) {
+        writer.line(&format!("const {}* input{number};", memory_type(input.dtype)));
+    }
+    for (number, &dtype) in body.scalars.iter().enumerate() {
+        writer.line(&format!("{} scalar{number};", scalar_type(dtype)));
+    }
+    writer.line("u64 tensors;");
+    writer.line(&format!("u64 elements[{CAPACITY}];"));
+    writer.line(&format!("u64 first_block[{CAPACITY}];"));
+    for number in kernel.listed() {
+        writer.line(&format!("{}* input{number}[{CAPACITY}];", memory_type(body.inputs[number].dtype)));
+    }
+    writer.close(";");
+    writer.blank();
+}
+
+fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
+    let (body, name) = (&kernel.body, &kernel.name);
+    writer.open(&format!(
+        "extern \"C\" __global__ void __launch_bounds__({BLOCK}) {name}(const __grid_constant__ {name}_arguments a)"
+    ));
+    writer.line("// The last tensor that begins at this block or before.");
+    writer.line("u32 tensor = 0;");
+    writer.open("for (u32 end = u32(a.tensors); end - tensor > 1;)");
+    writer.line("const u32 middle = (tensor + end) / 2;");
+    writer.line("if (a.first_block[middle] <= blockIdx.x) tensor = middle; else end = middle;");
+    writer.close("");
+    writer.line(&format!("const u64 start = (blockIdx.x - a.first_block[tensor]) * {CHUNK};"));
+    writer.line("const u64 elements = a.elements[tensor];");
+    writer.line(&format!("const u64 end = elements - start < {CHUNK} ? elements : start + {CHUNK};"));
+    for number in kernel.listed() {
+        writer.line(&format!(
+            "{}* const input{number} = a.input{number}[tensor];",
+            memory_type(body.inputs[number].dtype)
+        ));
+    }
+    let load = |number: usize| {
+        if kernel.shared[number] { format!("*a.input{number}") } else { format!("input{number}[i]") }
+    };
+    let statements = Statements::new(body, load);
+    let at_elements = body.point_dependent(|input| !kernel.shared[input]);
+    let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
+    let mut defined = statements.nothing();
+    statements.define(&values, &mut defined, |index| !at_elements[index], writer);
+    writer.open(&format!("for (u64 i = start + threadIdx.x; i < end; i += {BLOCK})"));
+    statements.define(&values, &mut defined, |index| at_elements[index], writer);
+    for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
+        let value = stored(&statements.name(output.value), body.dtype(output.value), output.dtype);
+        writer.line(&format!("input{target}[i] = {value};"));
+    }
+    writer.close("");
+    writer.close("");
+}

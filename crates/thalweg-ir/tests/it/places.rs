@@ -1,0 +1,134 @@
+//! What is written at computed places, drawn at random, and done over lists of tensors.
+
+use smallvec::SmallVec;
+use smallvec::smallvec;
+use thalweg_ir::foreach::{CAPACITY, CHUNK, ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_ir::host::Program;
+use thalweg_ir::{
+    Arguments, Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, OperandGeometry, Place, philox,
+};
+
+const CLASS: Class =
+    Class { row_rank: 1, inner_rank: 0, contiguous: false, narrow_index: true, lanes: 1, vector: 1 };
+
+fn kernel(name: &str, body: Body) -> Kernel {
+    Kernel { name: name.to_owned(), body, class: CLASS }
+}
+
+fn strided() -> OperandGeometry {
+    OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] }
+}
+
+/// Rows go to the places that an input says, where these are in range.
+fn scatter(guarded: bool) -> Kernel {
+    let b = BodyBuilder::new();
+    let (value, place) = (b.input(DType::F32), b.input(DType::I64));
+    let guard = if guarded { place.ge(0).and(place.lt(4)) } else { place.eq(place) };
+    b.scattered_output(value, DType::F32, place, guard);
+    kernel("scatter", b.finish())
+}
+
+fn scatter_geometry() -> Geometry {
+    Geometry {
+        row_shape: smallvec![3],
+        inner_shape: smallvec![],
+        operands: vec![strided(), strided(), OperandGeometry::Gathered { elements: 4 }],
+    }
+}
+
+#[test]
+fn a_scatter_writes_where_its_guard_holds_and_nowhere_else() {
+    let (values, places) = ([1.0f32, 2.0, 3.0], [2i64, 7, 0]);
+    let inputs = [values.as_slice().into(), places.as_slice().into()];
+    let mut target = [9.0f32; 4];
+    let program = Program::compile(&scatter(true));
+    program.run(&scatter_geometry(), &[], &inputs, &[target.as_mut_slice().into()]).unwrap();
+    assert_eq!(target, [3.0, 9.0, 1.0, 9.0]);
+    let unguarded = Program::compile(&scatter(false));
+    let fault = unguarded.run(&scatter_geometry(), &[], &inputs, &[target.as_mut_slice().into()]);
+    assert!(fault.unwrap_err().to_string().contains("element 7 of output 0"));
+    let gradient = thalweg_ir::grad::gradient(&scatter(true).body, &[0]);
+    assert!(gradient.unwrap_err().to_string().contains("scattered"));
+}
+
+#[test]
+fn a_scatters_arguments_are_read_back() {
+    let kernel = scatter(true);
+    let packed = Arguments::pack(&kernel, &scatter_geometry(), &[16, 32], &[48], &[]);
+    let unpacked = kernel.unpack(packed.as_bytes()).unwrap();
+    assert_eq!(unpacked.geometry, scatter_geometry());
+    assert_eq!(unpacked.outputs.as_slice(), [48]);
+    let code = thalweg_ir::cuda::print(&kernel);
+    assert!(code.contains("u64 output0_elements;") && code.contains("a.output0[v"), "{code}");
+}
+
+#[test]
+fn random_words_are_philoxs() {
+    let b = BodyBuilder::new();
+    let [seed, subsequence] = [b.input(DType::I64), b.input(DType::I64)];
+    let word = b.random(seed, subsequence, b.index(Dimension::Row(0)));
+    b.output(word, DType::I64, Place::Row);
+    let kernel = kernel("words", b.finish());
+    let (seeds, subsequences) = ([5i64, -1, 1 << 40, 5], [0i64, 3, 1 << 33, 1]);
+    let mut words = [0i64; 4];
+    let geometry =
+        Geometry { row_shape: smallvec![4], inner_shape: smallvec![], operands: vec![strided(); 3] };
+    let inputs = [seeds.as_slice().into(), subsequences.as_slice().into()];
+    Program::compile(&kernel).run(&geometry, &[], &inputs, &[words.as_mut_slice().into()]).unwrap();
+    for place in 0..4 {
+        let expected = philox::word(seeds[place] as u64, subsequences[place] as u64, place as u64);
+        assert_eq!(words[place], i64::from(expected));
+    }
+    assert!(thalweg_ir::cuda::print(&kernel).contains("u32 philox_word("));
+}
+
+/// x ← x + step · g, with a shared step.
+fn foreach() -> ForeachKernel {
+    let b = BodyBuilder::new();
+    let [x, step, g] = [0; 3].map(|_| b.input(DType::F32));
+    b.output(x + step * g, DType::F32, Place::Row);
+    ForeachKernel {
+        name: "foreach_step".to_owned(),
+        body: b.finish(),
+        shared: SmallVec::from_slice(&[false, true, false]),
+        targets: SmallVec::from_slice(&[0]),
+    }
+}
+
+#[test]
+fn a_lists_arguments_are_read_back() {
+    let kernel = foreach();
+    for count in [0, 1, CAPACITY] {
+        let items: Vec<ForeachItem> = (0..count as u64)
+            .map(|n| ForeachItem { elements: n * 1000, addresses: smallvec![n, n + 500] })
+            .collect();
+        let blocks: u64 = items.iter().map(|item| item.elements.div_ceil(CHUNK)).sum();
+        assert_eq!(ForeachKernel::blocks(&items), blocks);
+        let arguments = ForeachArguments { shared: smallvec![7], scalars: smallvec![], items };
+        let words = kernel.pack(&arguments);
+        assert!(words.len() * 8 <= 4096, "the arguments fit a launch");
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(kernel.unpack(&bytes), Some(arguments));
+        assert_eq!(kernel.unpack(&bytes[8..]), None);
+    }
+}
+
+#[test]
+fn a_list_runs_tensor_by_tensor() {
+    let kernel = foreach();
+    let (step, gradient) = ([0.5f32], [2.0f32, 4.0, 6.0]);
+    let mut x = [1.0f32; 3];
+    {
+        let cells = std::cell::Cell::from_mut(x.as_mut_slice()).as_slice_of_cells();
+        let inputs = [
+            thalweg_ir::host::Source::Cells(cells.into()),
+            step.as_slice().into(),
+            gradient.as_slice().into(),
+        ];
+        let program = Program::compile(&kernel.single());
+        program.run(&kernel.geometry(3), &[], &inputs, &[cells.into()]).unwrap();
+    }
+    assert_eq!(x, [2.0, 3.0, 4.0]);
+    let code = thalweg_ir::cuda::print_foreach(&kernel);
+    assert!(code.contains("input0[i] = ") && code.contains("*a.input1"), "{code}");
+}

@@ -1,0 +1,77 @@
+//! The softmax of attention: of scaled scores, some of which are masked, in one kernel.
+//!
+//! A row of which everything is masked gives zeros rather than NaN, as in PyTorch's composite of
+//! `scaled_dot_product_attention`.
+
+use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
+
+use crate::definition::{DTypeRule, LoopOp, Signature, Space};
+
+const fn attention(
+    name: &'static str,
+    doc: &'static str,
+    input_count: usize,
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count,
+        scalars: &["scale"],
+        rule: DTypeRule::Moved,
+        space: Space::Rows,
+        outputs: &[Place::Point],
+        build,
+        examples: None,
+    }
+}
+
+/// The first input times the scale.
+fn scaled<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
+    b.input(signature.inputs[0]).to(signature.compute) * b.scalar(DType::F64).to(signature.compute)
+}
+
+/// The softmax of a row in which −∞ stands for what is masked.
+fn safe_softmax<'b>(b: &'b BodyBuilder, x: Value<'b>) -> Value<'b> {
+    let greatest = b.reduce(ReduceOp::Max, x.detach()).detach();
+    let nothing = greatest.eq(f64::NEG_INFINITY);
+    let exponential = (x - nothing.select(greatest.like(0.0), greatest)).exp();
+    let sum = b.reduce(ReduceOp::Sum, exponential);
+    exponential / nothing.select(sum.like(1.0), sum)
+}
+
+/// softmax(scale · x).
+pub static SCALED_SOFTMAX: LoopOp =
+    attention("scaled_softmax", "The softmax of scaled scores.", 1, |b, signature| {
+        b.output(safe_softmax(b, scaled(b, signature)), signature.outputs[0], Place::Point);
+    });
+
+/// softmax(scale · x) over the points up to the row's own place. Rows: batch, query; inner: key.
+pub static CAUSAL_SOFTMAX: LoopOp = attention(
+    "causal_softmax",
+    "The softmax of scaled scores over the keys that do not come after the query: (batch, query, key).",
+    1,
+    |b, signature| {
+        let x = scaled(b, signature);
+        let seen = b.index(Dimension::Inner(0)).le(b.index(Dimension::Row(1)));
+        let masked = seen.select(x, x.like(f64::NEG_INFINITY));
+        b.output(safe_softmax(b, masked), signature.outputs[0], Place::Point);
+    },
+);
+
+/// softmax(scale · x + mask), where the mask is added, or says with truth values what takes part.
+pub static MASKED_SOFTMAX: LoopOp = attention(
+    "masked_softmax",
+    "The softmax of scaled scores with a mask: truth values of what takes part, or numbers to add.",
+    2,
+    |b, signature| {
+        let x = scaled(b, signature);
+        let mask = b.input(signature.inputs[1]);
+        let masked = if mask.dtype() == DType::Bool {
+            mask.select(x, x.like(f64::NEG_INFINITY))
+        } else {
+            x + mask.to(signature.compute)
+        };
+        b.output(safe_softmax(b, masked), signature.outputs[0], Place::Point);
+    },
+);

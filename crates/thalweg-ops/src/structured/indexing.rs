@@ -1,0 +1,102 @@
+//! Reading and writing at indices that lie in device memory: nothing here needs the host to know them.
+//!
+//! A kernel cannot raise an error. An index out of range reads NaN and writes nothing.
+
+use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
+
+use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+
+const fn indexing(
+    name: &'static str,
+    doc: &'static str,
+    input_count: usize,
+    scalars: &'static [&'static str],
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count,
+        scalars,
+        rule: DTypeRule::Moved,
+        space: Space::Coordinates,
+        outputs: &[Place::Row],
+        build,
+        examples: None,
+    }
+}
+
+fn in_range<'b>(index: Value<'b>, extent: Value<'b>) -> Value<'b> {
+    index.ge(0).and(index.lt(extent))
+}
+
+/// The rows of a weight at indices. Rows: index, feature. Inputs: the weight (gathered), the indices.
+pub static EMBEDDING: LoopOp = indexing(
+    "embedding",
+    "The rows of a weight at indices; NaN where an index is out of range.",
+    2,
+    &["embeddings", "features"],
+    |b, signature| {
+        let weight = b.gathered_input(signature.inputs[0]);
+        let index = b.input(DType::I64);
+        let [embeddings, features] = [0; 2].map(|_| scalar(b, DType::I64));
+        let place = index * features + b.index(Dimension::Row(1));
+        let value = b.gather(weight, place, in_range(index, embeddings), Scalar::F64(f64::NAN));
+        b.output(value, signature.outputs[0], Place::Row);
+    },
+);
+
+/// The gradient of an embedding's weight, into zeros: the first row with an index sums the gradients of all rows with that
+/// index, in order, so the result does not depend on timing. Rows: index, feature; inner: every index again. Inputs: the
+/// result's gradient (gathered), the row's index, the indices along the inner dimension.
+pub static EMBEDDING_BACKWARD: LoopOp = indexing(
+    "embedding_backward",
+    "The gradient of embedding with respect to its weight, added up in the order of the indices.",
+    3,
+    &["embeddings", "features", "padding_index"],
+    |b, signature| {
+        let gradient = b.gathered_input(signature.inputs[0]);
+        let [mine, other] = [0; 2].map(|_| b.input(DType::I64));
+        let [embeddings, features, padding] = [0; 3].map(|_| scalar(b, DType::I64));
+        let [row, feature] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
+        let position = b.index(Dimension::Inner(0));
+        let same = mine.eq(other);
+        let first = b.reduce(ReduceOp::Min, same.select(position, position.like(i64::MAX)));
+        let value = b.gather(gradient, position * features + feature, same, Scalar::F64(0.0));
+        let sum = b.reduce(ReduceOp::Sum, value);
+        let writes = first.eq(row).and(mine.eq(padding).logical_not()).and(in_range(mine, embeddings));
+        b.scattered_output(sum, signature.outputs[0], mine * features + feature, writes);
+    },
+);
+
+/// Slices of a source, written in place at indices of one dimension of the target. Rows: what is outside of the dimension, the
+/// number of the index, what is inside. Inputs: the source, the indices. Strides are the target's.
+pub static INDEX_COPY: LoopOp = indexing(
+    "index_copy",
+    "Slices of a source, written in place at indices of one dimension; an index out of range writes nothing.",
+    2,
+    &["extent", "outer_stride", "stride", "inner_stride"],
+    |b, signature| {
+        let source = b.input(signature.inputs[0]);
+        let index = b.input(DType::I64);
+        let [extent, outer_stride, stride, inner_stride] = [0; 4].map(|_| scalar(b, DType::I64));
+        let [outer, inner] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
+        let place = outer * outer_stride + index * stride + inner * inner_stride;
+        b.scattered_output(source, signature.outputs[0], place, in_range(index, extent));
+    },
+);
+
+/// Three tensors of one shape as places of a new dimension: the gradient of taking a tensor apart into three. Rows: the
+/// new dimension, then those of the tensors.
+pub static STACK3: LoopOp = indexing(
+    "stack3",
+    "Three tensors of one shape as places of a new first dimension.",
+    3,
+    &[],
+    |b, signature| {
+        let [first, second, third] = [0, 1, 2].map(|input| b.input(signature.inputs[input]));
+        let place = b.index(Dimension::Row(0));
+        let value = place.eq(0).select(first, place.eq(1).select(second, third));
+        b.output(value, signature.outputs[0], Place::Row);
+    },
+);

@@ -1,0 +1,117 @@
+//! Losses over classes. The row's points are the classes; one kernel gives the loss of every row.
+//!
+//! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
+//! not one of the row's makes the loss NaN, since a kernel cannot raise an error.
+
+use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
+
+use super::shifted_exponentials;
+use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+
+/// A loss over classes of a floating-point tensor and the classes.
+const fn loss(
+    name: &'static str,
+    doc: &'static str,
+    scalars: &'static [&'static str],
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count: 2,
+        scalars,
+        rule: DTypeRule::Classes,
+        space: Space::Rows,
+        outputs: &[Place::Row],
+        build,
+        examples: None,
+    }
+}
+
+/// The classes of a row, as a body sees them.
+struct Classes<'b> {
+    class: Value<'b>,
+    count: Value<'b>,
+    ignored: Value<'b>,
+}
+
+impl<'b> Classes<'b> {
+    /// Takes the input of classes, the number of classes and the class that is ignored.
+    fn new(b: &'b BodyBuilder) -> Self {
+        // The class is the same at every point of its row, and a reduction is how a body says so.
+        let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
+        Self { class, count: scalar(b, DType::I64), ignored: scalar(b, DType::I64) }
+    }
+
+    /// The value at the row's class.
+    fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
+        let is_class = b.index(Dimension::Inner(0)).eq(self.class);
+        b.reduce(ReduceOp::Sum, is_class.select(value, value.like(0.0)))
+    }
+
+    /// The loss, save where the class is ignored or out of range.
+    fn checked(&self, loss: Value<'b>) -> Value<'b> {
+        let in_range = self.class.ge(0).and(self.class.lt(self.count));
+        let loss = in_range.select(loss, loss.like(f64::NAN));
+        self.class.eq(self.ignored).select(loss.like(0.0), loss)
+    }
+}
+
+/// −log softmax(x) at the row's class, for each row of x.
+pub static CROSS_ENTROPY: LoopOp = loss(
+    "cross_entropy",
+    "−log softmax(x) at the row's class, for each row; 0 where the class is ignored, NaN where it is out of range.",
+    &["classes", "ignore_index"],
+    |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        let classes = Classes::new(b);
+        let (shifted, sum) = shifted_exponentials(b, x);
+        let loss = sum.log() - classes.pick(b, shifted);
+        b.output(classes.checked(loss), signature.outputs[0], Place::Row);
+    },
+);
+
+/// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
+pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
+    "cross_entropy_smoothed",
+    "The cross entropy against targets of which a part, label_smoothing, is spread evenly over all classes.",
+    &["classes", "ignore_index", "label_smoothing"],
+    |b, signature| {
+        let compute = signature.compute;
+        let x = b.input(signature.inputs[0]).to(compute);
+        let classes = Classes::new(b);
+        let smoothing = b.scalar(DType::F64).to(compute);
+        let (shifted, sum) = shifted_exponentials(b, x);
+        let log_sum = sum.log();
+        let loss = log_sum - classes.pick(b, shifted);
+        let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
+        let smoothed = (1.0 - smoothing) * loss + smoothing * spread;
+        b.output(classes.checked(smoothed), signature.outputs[0], Place::Row);
+    },
+);
+
+/// −x at the row's class, for each row of logarithms of probabilities.
+pub static NLL_LOSS: LoopOp = loss(
+    "nll_loss",
+    "−x at the row's class, for each row; 0 where the class is ignored, NaN where it is out of range.",
+    &["classes", "ignore_index"],
+    |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        let classes = Classes::new(b);
+        let loss = -classes.pick(b, x);
+        b.output(classes.checked(loss), signature.outputs[0], Place::Row);
+    },
+);
+
+/// The sum of losses over the number of classes that are not ignored; NaN where all are.
+pub static MEAN_OVER_CLASSES: LoopOp = loss(
+    "mean_over_classes",
+    "The mean of losses over the rows whose class is not ignored.",
+    &["ignore_index"],
+    |b, signature| {
+        let losses = b.input(signature.inputs[0]).to(signature.compute);
+        let counts = b.input(DType::I64).eq(scalar(b, DType::I64)).logical_not();
+        let count = b.reduce(ReduceOp::Sum, counts.to(signature.compute));
+        b.output(b.reduce(ReduceOp::Sum, losses) / count, signature.outputs[0], Place::Row);
+    },
+);

@@ -1,0 +1,111 @@
+//! Layer normalization. Statistics are kept in the compute dtype, which is f32 for 16-bit floats.
+//!
+//! The gradient of the form with weight and bias has two kernels of its own: one over rows for the input, one over features for
+//! weight and bias. Derived ones would write the parameters' gradients at every point, to be summed afterwards.
+
+use thalweg_ir::{BodyBuilder, DType, Place, ReduceOp, Value};
+
+use super::reduction;
+use crate::definition::{DTypeRule, LoopOp, Signature, Space};
+
+/// (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
+fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
+    let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(x.dtype()));
+    let mean = b.reduce(ReduceOp::Sum, x) / count;
+    let centred = x - mean;
+    let variance = b.reduce(ReduceOp::Sum, centred * centred) / count;
+    let inverse_deviation = 1.0 / (variance + epsilon).sqrt();
+    [centred * inverse_deviation, mean, inverse_deviation]
+}
+
+fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
+    b.input(signature.inputs[input]).to(signature.compute)
+}
+
+/// Rows with mean 0 and variance 1.
+pub static LAYER_NORM: LoopOp = LoopOp {
+    outputs: &[Place::Point],
+    ..reduction(
+        "layer_norm",
+        "Rows with mean 0 and variance 1.",
+        DTypeRule::Floating,
+        &["count", "epsilon"],
+        |b, signature| {
+            let [result, ..] = normalized(b, loaded(b, signature, 0));
+            b.output(result, signature.outputs[0], Place::Point);
+        },
+    )
+};
+
+const fn affine(
+    name: &'static str,
+    doc: &'static str,
+    input_count: usize,
+    scalars: &'static [&'static str],
+    outputs: &'static [Place],
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        name,
+        doc,
+        input_count,
+        scalars,
+        rule: DTypeRule::Moved,
+        space: Space::Rows,
+        outputs,
+        build,
+        examples: None,
+    }
+}
+
+/// [`LAYER_NORM`] times a weight plus a bias, and of each row the mean and 1 / √(variance + ε) for the gradient.
+pub static LAYER_NORM_AFFINE: LoopOp = affine(
+    "layer_norm_affine",
+    "Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and inverse deviation.",
+    3,
+    &["count", "epsilon"],
+    &[Place::Point, Place::Row, Place::Row],
+    |b, signature| {
+        let [x, weight, bias] = [0, 1, 2].map(|input| loaded(b, signature, input));
+        let [result, mean, inverse_deviation] = normalized(b, x);
+        b.output(result * weight + bias, signature.outputs[0], Place::Point);
+        b.output(mean, signature.compute, Place::Row);
+        b.output(inverse_deviation, signature.compute, Place::Row);
+    },
+);
+
+/// The gradient of [`LAYER_NORM_AFFINE`] in its input, from input, weight, mean, inverse deviation and the result's gradient.
+pub static LAYER_NORM_BACKWARD: LoopOp = affine(
+    "layer_norm_backward",
+    "The gradient of layer_norm_affine with respect to its input.",
+    5,
+    &["count"],
+    &[Place::Point],
+    |b, signature| {
+        let [x, weight, mean, inverse_deviation, gradient] =
+            [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
+        let count = b.scalar(DType::F64).to(signature.compute);
+        let normalized = (x - mean) * inverse_deviation;
+        let gradient = gradient * weight;
+        let mean_gradient = b.reduce(ReduceOp::Sum, gradient) / count;
+        let slope = b.reduce(ReduceOp::Sum, gradient * normalized) / count;
+        let result = inverse_deviation * (gradient - mean_gradient - normalized * slope);
+        b.output(result, signature.outputs[0], Place::Point);
+    },
+);
+
+/// The gradients of weight and bias of [`LAYER_NORM_AFFINE`], from input, mean, inverse deviation and the result's gradient.
+/// Its rows are the features.
+pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
+    "layer_norm_parameters_backward",
+    "The gradients of layer_norm_affine with respect to weight and bias.",
+    4,
+    &[],
+    &[Place::Row, Place::Row],
+    |b, signature| {
+        let [x, mean, inverse_deviation, gradient] = [0, 1, 2, 3].map(|input| loaded(b, signature, input));
+        let normalized = (x - mean) * inverse_deviation;
+        b.output(b.reduce(ReduceOp::Sum, gradient * normalized), signature.outputs[0], Place::Row);
+        b.output(b.reduce(ReduceOp::Sum, gradient), signature.outputs[1], Place::Row);
+    },
+);

@@ -1,0 +1,118 @@
+//! Attention, as two batched matrix products around one kernel for scale, mask and softmax.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::{Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::dropout;
+use crate::dispatch::{Arguments, find_operator};
+use crate::random::DeviceGenerator;
+use crate::tensor::{Tensor, describe, label_at};
+
+/// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionOptions<'a> {
+    /// Truth values of what takes part, or numbers to add to the scaled scores: broadcast to (…, queries, keys).
+    pub attn_mask: Option<&'a Tensor>,
+    /// Whether a query sees only the keys up to its own place. Not together with a mask.
+    pub is_causal: bool,
+    /// What scores are multiplied by; 1/√features if it is not said.
+    pub scale: Option<f64>,
+    /// The probability with which a weight is dropped, and the numbers by which it is.
+    pub dropout: Option<(f64, &'a DeviceGenerator)>,
+}
+
+/// softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
+/// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked gives zeros.
+#[track_caller]
+pub fn scaled_dot_product_attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    options: AttentionOptions<'_>,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    let run = || {
+        let sizes = Sizes::new(query, key, value)?;
+        let [query, key, value] = [query, key, value].map(|tensor| {
+            let matrix = &tensor.shape()[tensor.rank() - 2..];
+            tensor.reshape(&[sizes.batch(), matrix[0], matrix[1]])
+        });
+        let scores = query?.matmul(&key?.transpose(-2, -1)?)?;
+        let scale = options.scale.unwrap_or_else(|| (sizes.features as f64).sqrt().recip());
+        let mut weights = sizes.softmax(&scores, scale, &options, location)?;
+        if let Some((probability, generator)) = options.dropout {
+            weights = dropout(&weights, probability, true, generator)?;
+        }
+        let result = weights.matmul(&value?)?;
+        let shape: Shape = sizes.leading.iter().chain(&result.shape()[1..]).copied().collect();
+        result.reshape(&shape)
+    };
+    run().map_err(|error| error.context(describe("scaled_dot_product_attention", &[query, key, value])))
+}
+
+struct Sizes {
+    /// The dimensions before the last two.
+    leading: Shape,
+    queries: usize,
+    keys: usize,
+    features: usize,
+}
+
+impl Sizes {
+    fn new(query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Self> {
+        let split = |tensor: &Tensor| -> Result<(Shape, [usize; 2])> {
+            let Some(leading) = tensor.rank().checked_sub(2) else {
+                return Err(Error::invalid(format!("shape {:?} has no matrix", tensor.shape())));
+            };
+            let (leading, matrix) = tensor.shape().split_at(leading);
+            Ok((leading.into(), [matrix[0], matrix[1]]))
+        };
+        let (leading, [queries, features]) = split(query)?;
+        let (key_leading, [keys, key_features]) = split(key)?;
+        let (value_leading, [values, _]) = split(value)?;
+        if key_leading != leading || value_leading != leading || key_features != features || values != keys {
+            return Err(Error::invalid(
+                "the dimensions before the last two must be equal, and so must the features of query and key and the \
+                 numbers of keys and values",
+            ));
+        }
+        Ok(Self { leading, queries, keys, features })
+    }
+
+    fn batch(&self) -> usize {
+        self.leading.iter().product()
+    }
+
+    /// The softmax of scores (batch, queries, keys).
+    fn softmax(
+        &self,
+        scores: &Tensor,
+        scale: f64,
+        options: &AttentionOptions<'_>,
+        location: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
+            sizes: SmallVec::from_slice(&[2]),
+            dtype: None,
+        };
+        let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
+            let mut results =
+                find_operator(name)?.call(tensors, &arguments, None, label_at(name, location))?;
+            Ok(results.swap_remove(0))
+        };
+        match (options.attn_mask, options.is_causal) {
+            (Some(_), true) => Err(Error::invalid("a mask and is_causal exclude each other")),
+            (None, true) => call("causal_softmax", &[scores]),
+            (None, false) => call("scaled_softmax", &[scores]),
+            (Some(mask), false) => {
+                let shape: Shape = self.leading.iter().copied().chain([self.queries, self.keys]).collect();
+                let mask = mask.expand(&shape)?.reshape(scores.shape())?;
+                call("masked_softmax", &[scores, &mask])
+            }
+        }
+    }
+}

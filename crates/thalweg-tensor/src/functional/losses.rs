@@ -1,0 +1,123 @@
+//! Losses over classes.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::{Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use crate::dispatch::{Arguments, find_operator};
+use crate::tensor::{Tensor, label_at};
+
+/// What becomes of the losses of all rows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Reduction {
+    /// They are the result.
+    None,
+    /// Their sum over the number of rows whose class is not ignored; NaN where all are.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+/// The options of a loss over classes, with PyTorch's defaults.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ClassLossOptions {
+    /// A class whose rows have loss 0 and do not count in the mean.
+    pub ignore_index: i64,
+    /// The part of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy takes it.
+    pub label_smoothing: f64,
+    /// What becomes of the losses.
+    pub reduction: Reduction,
+}
+
+impl Default for ClassLossOptions {
+    fn default() -> Self {
+        Self { ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+    }
+}
+
+/// [`cross_entropy_with`] PyTorch's defaults: the mean over the rows of −log softmax(input) at the row's class.
+#[track_caller]
+pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    cross_entropy_with(input, target, ClassLossOptions::default())
+}
+
+/// −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
+/// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, since the device cannot raise an error.
+#[track_caller]
+pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
+    if !(0.0..=1.0).contains(&options.label_smoothing) {
+        return Err(Error::invalid(format!(
+            "cross_entropy: label_smoothing {} is not between 0 and 1",
+            options.label_smoothing
+        )));
+    }
+    class_loss("cross_entropy", input, target, options, Location::caller())
+}
+
+/// −input at the class of each row, where the input holds logarithms of probabilities; shapes are those of
+/// [`cross_entropy_with`].
+#[track_caller]
+pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
+    if options.label_smoothing != 0.0 {
+        return Err(Error::invalid("nll_loss: only cross_entropy takes label_smoothing"));
+    }
+    class_loss("nll_loss", log_probabilities, target, options, Location::caller())
+}
+
+fn class_loss(
+    name: &'static str,
+    input: &Tensor,
+    target: &Tensor,
+    options: ClassLossOptions,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    if input.rank() == 0 {
+        return Err(Error::invalid(format!("{name}: the input has no dimension of classes")));
+    }
+    let class_dimension = usize::from(input.rank() > 1);
+    let mut rows: Shape = input.shape().into();
+    let classes = rows.remove(class_dimension);
+    if target.shape() != rows.as_slice() {
+        return Err(Error::invalid(format!("{name}: the target is {:?}, not {rows:?}", target.shape())));
+    }
+    let (operator, smoothing) = match options.label_smoothing {
+        0.0 => (name, None),
+        part => ("cross_entropy_smoothed", Some(Scalar::F64(part))),
+    };
+    let ignored = Scalar::I64(options.ignore_index);
+    let arguments = Arguments {
+        scalars: [Scalar::I64(classes as i64), ignored].into_iter().chain(smoothing).collect(),
+        sizes: SmallVec::from_slice(&[class_dimension]),
+        dtype: None,
+    };
+    let label = label_at(name, location);
+    let losses = find_operator(operator)?.call(&[input, target], &arguments, None, label)?.swap_remove(0);
+    match options.reduction {
+        Reduction::None => Ok(losses),
+        Reduction::Sum => losses.sum(&[], false),
+        Reduction::Mean if rows.is_empty() => {
+            mean(&losses.unsqueeze(0)?, &target.unsqueeze(0)?, ignored, location)
+        }
+        Reduction::Mean => mean(&losses, target, ignored, location),
+    }
+}
+
+/// The mean of losses over the targets that are not ignored.
+fn mean(
+    losses: &Tensor,
+    target: &Tensor,
+    ignored: Scalar,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    let arguments = Arguments {
+        scalars: SmallVec::from_slice(&[ignored]),
+        sizes: (0..losses.rank()).collect(),
+        dtype: None,
+    };
+    let label = label_at("mean_over_classes", location);
+    let mut results = find_operator("mean_over_classes")?.call(&[losses, target], &arguments, None, label)?;
+    Ok(results.swap_remove(0))
+}

@@ -1,0 +1,67 @@
+//! Layer normalization.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::Scalar;
+use thalweg_runtime::{Error, Result};
+
+use crate::dispatch::{Arguments, find_operator};
+use crate::tensor::{Tensor, describe, label_at};
+
+/// Normalizes over the last dimensions, which are `normalized_shape`, to mean 0 and variance 1; then multiplies by the weight and
+/// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are taken
+/// in f32.
+#[track_caller]
+pub fn layer_norm(
+    input: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    epsilon: f64,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    let run = || {
+        let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
+            return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
+        };
+        if normalized_shape.is_empty() || input.shape()[rows..] != *normalized_shape {
+            return Err(Error::invalid(format!(
+                "normalized_shape {normalized_shape:?} is not what the input's shape ends with"
+            )));
+        }
+        for tensor in [weight, bias].into_iter().flatten() {
+            if tensor.shape() != normalized_shape {
+                return Err(Error::invalid(format!(
+                    "weight and bias are {normalized_shape:?}, not {:?}",
+                    tensor.shape()
+                )));
+            }
+        }
+        let count: usize = normalized_shape.iter().product();
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[Scalar::F64(count as f64), Scalar::F64(epsilon)]),
+            sizes: (rows..input.rank()).collect(),
+            dtype: None,
+        };
+        let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
+            let mut results =
+                find_operator(name)?.call(tensors, &arguments, None, label_at("layer_norm", location))?;
+            Ok(results.swap_remove(0))
+        };
+        match (weight, bias) {
+            (Some(weight), Some(bias)) => call("layer_norm_affine", &[input, weight, bias]),
+            (weight, bias) => {
+                let mut result = call("layer_norm", &[input])?;
+                if let Some(weight) = weight {
+                    result = result.mul(weight)?;
+                }
+                if let Some(bias) = bias {
+                    result = result.add(bias)?;
+                }
+                Ok(result)
+            }
+        }
+    };
+    run().map_err(|error| error.context(describe("layer_norm", &[input])))
+}

@@ -1,0 +1,52 @@
+//! The gradient of dropout: the same elements, times the same scale.
+
+use smallvec::SmallVec;
+use thalweg_ir::Scalar;
+use thalweg_runtime::{Label, Result};
+
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call, find_operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// Runs it, and records a node that keeps which elements were kept: the generator has moved on when backward runs.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = DropoutBackward {
+        kept: Saved::new(&results[1]),
+        scale: 1.0 / call.arguments.scalars[1].to_f64(),
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct DropoutBackward {
+    kept: Saved,
+    scale: f64,
+    label: Label,
+}
+
+impl Backward for DropoutBackward {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        // Of x, seed and offset.
+        let mut results = Gradients::from_elem(None, 3);
+        if let Some(gradient) = &gradients[0] {
+            let arguments = Arguments {
+                scalars: SmallVec::from_slice(&[Scalar::F64(self.scale)]),
+                ..Arguments::default()
+            };
+            let scaled = find_operator("masked_scale")?.call(
+                &[gradient, self.kept.get()?],
+                &arguments,
+                None,
+                self.label,
+            )?;
+            results[0] = scaled.into_iter().next();
+        }
+        Ok(results)
+    }
+}

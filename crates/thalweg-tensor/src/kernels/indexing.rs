@@ -1,0 +1,184 @@
+//! Reading and writing at indices in device memory: embedding with its gradient, and copying in place.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Dimensions, Shape};
+use thalweg_ops::structured::{EMBEDDING, EMBEDDING_BACKWARD, INDEX_COPY};
+use thalweg_ops::{DTypes, LoopOp, Placement, forward};
+use thalweg_runtime::{Error, Label, Result};
+
+use super::loops::{LoopLaunch, widen};
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::Call;
+use crate::tensor::{Tensor, Tensors};
+
+/// Whether an operator of the table is one of this module's.
+pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
+    [&EMBEDDING, &EMBEDDING_BACKWARD, &INDEX_COPY].iter().any(|indexing| indexing.name == operator.name)
+}
+
+fn strided(rows: &[usize], inner: &[usize]) -> Placement {
+    Placement::Strided { rows: widen(rows), inner: widen(inner) }
+}
+
+/// Launches an operator of this module over rows and inner dimensions.
+fn run(
+    operator: &'static LoopOp,
+    (rows, inner): (&[usize], &[usize]),
+    (inputs, output): (&[&Tensor], &Tensor),
+    placements: SmallVec<[Placement; 8]>,
+    scalars: &[u64],
+    label: Label,
+) -> Result<()> {
+    let dtypes: DTypes = inputs.iter().map(|tensor| tensor.dtype()).collect();
+    let signature =
+        operator.signature(&dtypes, false, None).map_err(|error| Error::invalid(error.to_string()))?;
+    let prepared = forward(operator, &signature);
+    LoopLaunch {
+        id: prepared.id,
+        name: operator.name,
+        body: &prepared.body,
+        compute: signature.compute,
+        rows,
+        inner,
+        placements,
+        scalars,
+        label,
+    }
+    .run(inputs, std::slice::from_ref(output))
+}
+
+/// Numbers and features of an embedding, and its indices as one contiguous dimension.
+fn sizes(weight: &Tensor, indices: &Tensor) -> Result<([usize; 2], Tensor)> {
+    let &[embeddings, features] = weight.shape() else {
+        return Err(Error::invalid(format!(
+            "the weight is (embeddings, features), not {:?}",
+            weight.shape()
+        )));
+    };
+    if indices.dtype() != DType::I64 {
+        return Err(Error::invalid(format!("the indices are {}, not int64", indices.dtype())));
+    }
+    Ok(([embeddings, features], indices.reshape(&[indices.elements()])?.contiguous()?))
+}
+
+/// The rows of a weight at indices of any shape.
+pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
+    let weight = call.tensors[0].contiguous()?;
+    let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
+    let shape: Shape = call.tensors[1].shape().iter().copied().chain([features]).collect();
+    let result = Tensor::empty_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
+    let placements =
+        [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
+    run(
+        &EMBEDDING,
+        (&[indices.elements(), features], &[]),
+        (&[&weight, &indices], &result),
+        placements.into_iter().collect(),
+        &[embeddings as u64, features as u64],
+        call.label,
+    )?;
+    Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Records a node that keeps the indices.
+pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = EmbeddingBackward {
+        indices: Saved::new(call.tensors[1]),
+        shape: call.tensors[0].shape().into(),
+        // The row whose gradient stays 0; a negative one is none.
+        padding: call.arguments.scalars.first().map_or(-1, |scalar| scalar.to_i64()),
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct EmbeddingBackward {
+    indices: Saved,
+    shape: Shape,
+    padding: i64,
+    label: Label,
+}
+
+impl Backward for EmbeddingBackward {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let mut results = Gradients::from_elem(None, 2);
+        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        let gradient = gradient.contiguous()?;
+        let sum = Tensor::zeros(&self.shape, gradient.dtype(), gradient.device())?;
+        let ([embeddings, features], indices) = sizes(&sum, self.indices.get()?)?;
+        let count = indices.elements();
+        if count > 0 {
+            let placements = [
+                Placement::Gathered(gradient.elements() as u64),
+                strided(&[1, 0], &[0]),
+                strided(&[0, 0], &[1]),
+                Placement::Gathered(sum.elements() as u64),
+            ];
+            run(
+                &EMBEDDING_BACKWARD,
+                (&[count, features], &[count]),
+                (&[&gradient, &indices, &indices], &sum),
+                placements.into_iter().collect(),
+                &[embeddings as u64, features as u64, self.padding as u64],
+                self.label,
+            )?;
+        }
+        results[0] = Some(sum);
+        Ok(results)
+    }
+}
+
+/// A layout as (outside of a dimension, the dimension, inside): extents and strides, if the strides allow it.
+fn around(tensor: &Tensor, dimension: usize) -> Result<Option<([usize; 3], [usize; 3])>> {
+    let (outer, rest) = tensor.shape().split_at(dimension);
+    let shape = [outer.iter().product(), rest[0], rest[1..].iter().product()];
+    let Some(layout) = tensor.layout().reshape(&shape)? else { return Ok(None) };
+    Ok(Some((shape, layout.strides().try_into().expect("three dimensions"))))
+}
+
+/// Writes slices of the source into the target at indices of a dimension.
+pub(crate) fn index_copy(
+    target: &Tensor,
+    dimension: usize,
+    index: &Tensor,
+    source: &Tensor,
+    label: Label,
+) -> Result<()> {
+    let Some((shape, strides)) = around(target, dimension)? else {
+        return Err(Error::invalid(format!(
+            "index_copy_: {target:?} cannot be walked along dimension {dimension} with even strides; make it contiguous"
+        )));
+    };
+    let source = match around(source, dimension)? {
+        Some(_) => source.clone(),
+        None => source.contiguous()?,
+    };
+    let (rows, source_strides) = around(&source, dimension)?.expect("a contiguous tensor can be walked");
+    let outputs = strides.map(|stride| stride as u64);
+    let span = 1 + shape
+        .iter()
+        .zip(outputs)
+        .map(|(&extent, stride)| (extent as u64).saturating_sub(1) * stride)
+        .sum::<u64>();
+    let placements = [
+        strided(&source_strides, &[]),
+        Placement::Strided { rows: [0, 1, 0].into_iter().collect(), inner: Dimensions::new() },
+        Placement::Gathered(span),
+    ];
+    run(
+        &INDEX_COPY,
+        (&rows, &[]),
+        (&[&source, index], target),
+        placements.into_iter().collect(),
+        &[shape[1] as u64, outputs[0], outputs[1], outputs[2]],
+        label,
+    )?;
+    target.bump_version();
+    Ok(())
+}

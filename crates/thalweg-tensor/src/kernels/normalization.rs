@@ -1,0 +1,98 @@
+//! The gradient of layer normalization with weight and bias: one kernel for the input, one for both parameters.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Scalar, Shape};
+use thalweg_ops::structured::LAYER_NORM_AFFINE;
+use thalweg_runtime::{Label, Result};
+
+use super::loops;
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call, find_operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// Weight and bias have the shape of a row, and are repeated over the rows.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensors[0];
+    let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
+    loops::backend(&LAYER_NORM_AFFINE, &Call { tensors: &[x, &weight?, &bias?], ..*call })
+}
+
+/// Runs it, and records a node that keeps input, weight and the statistics of the rows.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let [x, weight, bias] = [0, 1, 2].map(|input| call.tensors[input]);
+    let node = LayerNormBackward {
+        x: Saved::new(x),
+        weight: Saved::new(weight),
+        mean: Saved::new(&results[1]),
+        inverse_deviation: Saved::new(&results[2]),
+        dimensions: call.arguments.sizes.clone(),
+        count: call.arguments.scalars[0],
+        wanted: [x.requires_grad(), weight.requires_grad() || bias.requires_grad()],
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct LayerNormBackward {
+    x: Saved,
+    weight: Saved,
+    mean: Saved,
+    inverse_deviation: Saved,
+    /// The dimensions that are normalized, the last ones.
+    dimensions: Shape,
+    count: Scalar,
+    /// Whether the gradient of the input is wanted, and that of a parameter.
+    wanted: [bool; 2],
+    label: Label,
+}
+
+impl LayerNormBackward {
+    fn input(&self, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[self.count]),
+            sizes: self.dimensions.clone(),
+            dtype: None,
+        };
+        let x = self.x.get()?;
+        let weight = self.weight.get()?.expand(x.shape())?;
+        let inputs = [x, &weight, self.mean.get()?, self.inverse_deviation.get()?, gradient];
+        let operator = find_operator("layer_norm_backward")?;
+        Ok(operator.call(&inputs, &arguments, None, self.label)?.into_iter().next())
+    }
+
+    /// Of weight and bias, in the shape of a row.
+    fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
+        let x = self.x.get()?;
+        let rows = x.rank() - self.dimensions.len();
+        let arguments = Arguments { sizes: (0..rows).collect(), ..Arguments::default() };
+        let spread = |statistic: &Saved| -> Result<Tensor> {
+            let mut shape: Shape = statistic.get()?.shape().into();
+            shape.resize(x.rank(), 1);
+            statistic.get()?.reshape(&shape)?.expand(x.shape())
+        };
+        let inputs = [x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
+        find_operator("layer_norm_parameters_backward")?.call(&inputs, &arguments, None, self.label)
+    }
+}
+
+impl Backward for LayerNormBackward {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let mut results = Gradients::from_elem(None, 3);
+        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        if self.wanted[0] {
+            results[0] = self.input(gradient)?;
+        }
+        if self.wanted[1] {
+            for (result, sum) in results[1..].iter_mut().zip(self.parameters(gradient)?) {
+                *result = Some(sum);
+            }
+        }
+        Ok(results)
+    }
+}

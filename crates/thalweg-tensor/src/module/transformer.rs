@@ -1,0 +1,192 @@
+//! Attention, and a small decoder-only transformer.
+//!
+//! Activations lie as (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys
+//! and values are then matrices that the library reads as they lie: the only copy of a layer is the one that puts its heads'
+//! results side by side.
+
+use smallvec::SmallVec;
+use thalweg_runtime::{Device, Error, Result};
+
+use super::{Embedding, LayerNorm, Linear, Module, prefixed};
+use crate::functional::{self, AttentionOptions};
+use crate::random::Generator;
+use crate::tensor::Tensor;
+
+/// Self-attention with several heads: (tokens, batch, features) to the same.
+///
+/// One projection gives queries, keys and values, as in PyTorch, but head by head: the rows of its weight are (head, query or
+/// key or value, feature of the head).
+#[derive(Clone, Debug)]
+pub struct MultiheadAttention {
+    projection: Linear,
+    output: Linear,
+    heads: usize,
+    is_causal: bool,
+}
+
+impl MultiheadAttention {
+    /// A layer over `features` features, of which each of `heads` heads gets an equal part.
+    pub fn new(
+        features: usize,
+        heads: usize,
+        is_causal: bool,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        if heads == 0 || !features.is_multiple_of(heads) {
+            return Err(Error::invalid(format!("{features} features cannot be divided among {heads} heads")));
+        }
+        let projection = Linear::new(features, 3 * features, generator, device)?;
+        let output = Linear::new(features, features, generator, device)?;
+        Ok(Self { projection, output, heads, is_causal })
+    }
+}
+
+impl Module for MultiheadAttention {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let &[tokens, batch, features] = input.shape() else {
+            return Err(Error::invalid(format!(
+                "MultiheadAttention: the input is (tokens, batch, features), not {:?}",
+                input.shape()
+            )));
+        };
+        let packed = self.projection.forward(input)?;
+        let packed = packed.reshape(&[tokens, batch * self.heads, 3, features / self.heads])?;
+        let parts = packed.unbind(2)?;
+        let heads: SmallVec<[Tensor; 3]> =
+            parts.iter().map(|part| part.transpose(0, 1)).collect::<Result<_>>()?;
+        let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
+        let result = functional::scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
+        self.output.forward(&result.transpose(0, 1)?.reshape(&[tokens, batch, features])?)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        [("in_proj", &self.projection), ("out_proj", &self.output)]
+            .into_iter()
+            .flat_map(|(name, layer)| prefixed(name, layer))
+            .collect()
+    }
+}
+
+/// A layer of a transformer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU between the two products of the latter.
+#[derive(Clone, Debug)]
+pub struct TransformerBlock {
+    attention_norm: LayerNorm,
+    attention: MultiheadAttention,
+    mlp_norm: LayerNorm,
+    expand: Linear,
+    contract: Linear,
+}
+
+impl TransformerBlock {
+    /// A causal layer over `features` features, four times as many inside of its second half.
+    pub fn new(features: usize, heads: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        Ok(Self {
+            attention_norm: LayerNorm::new(features, device)?,
+            attention: MultiheadAttention::new(features, heads, true, generator, device)?,
+            mlp_norm: LayerNorm::new(features, device)?,
+            expand: Linear::new(features, 4 * features, generator, device)?,
+            contract: Linear::new(4 * features, features, generator, device)?,
+        })
+    }
+}
+
+impl Module for TransformerBlock {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let x = input.add(&self.attention.forward(&self.attention_norm.forward(input)?)?)?;
+        let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu()?;
+        x.add(&self.contract.forward(&hidden)?)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let modules: [(&str, &dyn Module); 5] = [
+            ("norm1", &self.attention_norm),
+            ("self_attn", &self.attention),
+            ("norm2", &self.mlp_norm),
+            ("linear1", &self.expand),
+            ("linear2", &self.contract),
+        ];
+        modules.into_iter().flat_map(|(name, module)| prefixed(name, module)).collect()
+    }
+}
+
+/// The sizes of a [`Transformer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransformerOptions {
+    /// How many different tokens there are.
+    pub vocabulary: usize,
+    /// The most tokens of a sequence.
+    pub context: usize,
+    /// How many layers.
+    pub layers: usize,
+    /// Features of a token.
+    pub features: usize,
+    /// Heads of a layer.
+    pub heads: usize,
+}
+
+/// A decoder-only transformer: from tokens (batch, tokens) of i64 to scores of the next ones (tokens, batch, vocabulary).
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    tokens: Embedding,
+    positions: Embedding,
+    blocks: Vec<TransformerBlock>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Transformer {
+    /// A transformer with random parameters.
+    pub fn new(options: TransformerOptions, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let TransformerOptions { vocabulary, context, layers, features, heads } = options;
+        Ok(Self {
+            tokens: Embedding::new(vocabulary, features, generator, device)?,
+            positions: Embedding::new(context, features, generator, device)?,
+            blocks: (0..layers)
+                .map(|_| TransformerBlock::new(features, heads, generator, device))
+                .collect::<Result<_>>()?,
+            norm: LayerNorm::new(features, device)?,
+            head: Linear::new(features, vocabulary, generator, device)?,
+        })
+    }
+
+    /// The cross entropy of the scores against the tokens that follow, (batch, tokens) like the input.
+    pub fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let scores = self.forward(input)?;
+        let rows = next.elements();
+        let next = next.transpose(0, 1)?.reshape(&[rows])?;
+        functional::cross_entropy(&scores.flatten_to_matrix()?, &next)
+    }
+}
+
+impl Module for Transformer {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let &[_, tokens] = input.shape() else {
+            return Err(Error::invalid(format!(
+                "Transformer: tokens are (batch, tokens), not {:?}",
+                input.shape()
+            )));
+        };
+        let context = self.positions.weight().size(0)?;
+        if tokens > context {
+            return Err(Error::invalid(format!("Transformer: {tokens} tokens are more than its {context}")));
+        }
+        let positions = self.positions.weight().narrow(0, 0, tokens)?.unsqueeze(1)?;
+        let mut x = self.tokens.forward(&input.transpose(0, 1)?)?.add(&positions)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut list = prefixed("tokens", &self.tokens);
+        list.extend(prefixed("positions", &self.positions));
+        for (number, block) in self.blocks.iter().enumerate() {
+            list.extend(prefixed(&format!("layers.{number}"), block));
+        }
+        list.extend(prefixed("norm", &self.norm));
+        list.extend(prefixed("head", &self.head));
+        list
+    }
+}

@@ -1,0 +1,218 @@
+//! [`DeviceGenerator`]: random numbers whose state lies on the device.
+//!
+//! The state is PyTorch's: a seed and an offset (of how many words each thread has drawn). It lies in device memory, kernels read
+//! it there, and a kernel behind each draw moves the offset on, in stream order. So nothing on the host says which numbers a
+//! replay gets: a captured graph draws fresh ones each time, without a copy before it, and the same seed gives the same run,
+//! captured or not.
+//!
+//! The price is a small kernel behind each draw. PyTorch instead counts on the host, adds up what a whole graph draws, and fills
+//! in the state before every replay.
+
+use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, element_count};
+use thalweg_runtime::{Device, Error, Label, Result, Stream};
+
+use crate::autograd::no_grad;
+use crate::dispatch::{Arguments, find_operator};
+use crate::kernels::loops::run_into;
+use crate::tensor::{Tensor, label_at};
+
+/// Threads of a block, as PyTorch draws.
+const BLOCK: usize = 256;
+
+/// Words that a thread draws at a time.
+const WORDS: usize = 4;
+
+/// A generator of random numbers on one device (`torch.Generator(device='cuda')`). Numbers of f32 and 16-bit floats are those
+/// that PyTorch's CUDA generator gives for the same seed, device and order of calls, save in [`DeviceGenerator::normal`], where
+/// PyTorch's sine and cosine are rougher, and in [`dropout`](crate::functional::dropout), where PyTorch hands four words to
+/// neighbours.
+///
+/// Draws on different streams are ordered by the generator, outside captures and within one. A replay of a graph that draws
+/// is ordered behind other draws by whoever replays it, and the generator must outlive such graphs.
+#[derive(Debug)]
+pub struct DeviceGenerator {
+    /// Seed and offset, as i64.
+    state: Tensor,
+    /// The stream of the last draw. Locked during a draw, so that no other comes between it and the moving on of the offset.
+    last_stream: Mutex<Stream>,
+}
+
+impl DeviceGenerator {
+    /// A generator at the beginning of a seed's numbers.
+    pub fn new(seed: u64, device: &Device) -> Result<Self> {
+        let state = Tensor::from_slice(&[seed as i64, 0], &[2], device)?;
+        Ok(Self { state, last_stream: Mutex::new(device.current_stream()) })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.state.device()
+    }
+
+    /// Goes to the beginning of a seed's numbers (`manual_seed`). In stream order, like a draw; not in a capture, because the
+    /// seed comes from the host.
+    pub fn manual_seed(&self, seed: u64) -> Result<()> {
+        self.set_state(seed, 0)
+    }
+
+    /// Seed and offset: where the generator is in its numbers. *Blocks* until the draws so far are done.
+    pub fn state(&self) -> Result<(u64, u64)> {
+        let last = self.ordered()?;
+        let values = self.state.to_vec::<i64>();
+        drop(last);
+        let values = values?;
+        Ok((values[0] as u64, values[1] as u64))
+    }
+
+    /// Goes to a seed and an offset that [`DeviceGenerator::state`] gave: a multiple of four.
+    pub fn set_state(&self, seed: u64, offset: u64) -> Result<()> {
+        if !offset.is_multiple_of(WORDS as u64) {
+            return Err(Error::invalid(format!(
+                "the offset {offset} of a generator is not a multiple of {WORDS}"
+            )));
+        }
+        let _last = self.ordered()?;
+        let device = self.device();
+        self.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
+    }
+
+    /// Numbers in [0, 1) (`torch.rand`). Asynchronous, like every draw.
+    #[track_caller]
+    pub fn rand(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        self.uniform(shape, 0.0, 1.0, dtype)
+    }
+
+    /// Numbers in [low, high) (`torch.Tensor.uniform_`).
+    #[track_caller]
+    pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
+        self.draw("uniform", shape, [low, high].into_iter().collect(), dtype, Location::caller())
+    }
+
+    /// Numbers with mean 0 and variance 1 (`torch.randn`).
+    #[track_caller]
+    pub fn randn(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        self.normal(shape, 0.0, 1.0, dtype)
+    }
+
+    /// Normally distributed numbers (`torch.normal`).
+    #[track_caller]
+    pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
+        self.draw("normal", shape, [mean, deviation].into_iter().collect(), dtype, Location::caller())
+    }
+
+    /// 1 with a probability, else 0 (`torch.bernoulli`).
+    #[track_caller]
+    pub fn bernoulli(&self, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
+        if !(0.0..=1.0).contains(&probability) {
+            return Err(Error::invalid(format!(
+                "bernoulli: the probability {probability} is not between 0 and 1"
+            )));
+        }
+        self.draw("bernoulli", shape, [probability].into_iter().collect(), dtype, Location::caller())
+    }
+
+    fn draw(
+        &self,
+        name: &'static str,
+        shape: &[usize],
+        numbers: SmallVec<[f64; 2]>,
+        dtype: DType,
+        location: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        if name != "bernoulli" && !dtype.is_floating_point() {
+            return Err(Error::invalid(format!(
+                "{name}: random numbers are drawn as floats, not as {dtype}"
+            )));
+        }
+        let count = element_count(shape)?;
+        if count == 0 {
+            return Tensor::empty(shape, dtype, self.device());
+        }
+        let mut results = self.call(name, None, count, numbers, Some(dtype), label_at(name, location))?;
+        results.swap_remove(0).reshape(shape)
+    }
+
+    /// Keeps each element with a probability, divided by it.
+    pub(crate) fn dropout(
+        &self,
+        input: &Tensor,
+        probability: f64,
+        location: &'static Location<'static>,
+    ) -> Result<Tensor> {
+        let flat = input.reshape(&[input.elements()])?.contiguous()?;
+        let numbers = [probability].into_iter().collect();
+        let label = label_at("dropout", location);
+        let mut results = self.call("dropout", Some(&flat), input.elements(), numbers, None, label)?;
+        results.swap_remove(0).reshape(input.shape())
+    }
+
+    /// Draws for `count` elements, and moves the offset on behind it.
+    fn call(
+        &self,
+        name: &'static str,
+        input: Option<&Tensor>,
+        count: usize,
+        numbers: SmallVec<[f64; 2]>,
+        dtype: Option<DType>,
+        label: Label,
+    ) -> Result<crate::Tensors> {
+        let threads = self.threads(count);
+        let _last = self.ordered()?;
+        let [seed, offset] = [self.state.select(0, 0)?, self.state.select(0, 1)?];
+        let arguments = Arguments {
+            scalars: [Scalar::I64(threads as i64)]
+                .into_iter()
+                .chain(numbers.into_iter().map(Scalar::F64))
+                .collect(),
+            sizes: SmallVec::from_slice(&[count]),
+            dtype,
+        };
+        let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
+        let results = find_operator(name)?.call(&tensors, &arguments, None, label)?;
+        let drawn = (count - 1) / (threads * WORDS) + 1;
+        let advance = Arguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64((drawn * WORDS) as i64)]),
+            ..Arguments::default()
+        };
+        let label = Label { operator: "advance_generator", ..label };
+        no_grad(|| {
+            run_into(
+                &thalweg_ops::table::add_scalar,
+                &[&offset],
+                &advance,
+                std::slice::from_ref(&offset),
+                label,
+            )
+        })?;
+        Ok(results)
+    }
+
+    /// How many threads PyTorch's kernels have for so many elements.
+    fn threads(&self, count: usize) -> usize {
+        let properties = self.device().properties();
+        let resident = properties.max_threads_per_multi_processor as usize / BLOCK;
+        let most = (properties.multi_processor_count as usize * resident).max(1);
+        count.div_ceil(BLOCK).min(most) * BLOCK
+    }
+
+    /// Orders the current stream behind the last draw. A capture and what is outside of it cannot wait for each other.
+    fn ordered(&self) -> Result<std::sync::MutexGuard<'_, Stream>> {
+        let mut last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.device().current_stream();
+        if *last != current {
+            let capturing = current.is_capturing()?;
+            if last.is_capturing()? == capturing {
+                current.wait_stream(&last)?;
+            }
+            if !capturing {
+                self.state.record_stream(&current);
+            }
+            *last = current;
+        }
+        Ok(last)
+    }
+}

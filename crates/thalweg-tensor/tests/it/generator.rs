@@ -1,0 +1,146 @@
+//! Random numbers of the device: Philox's own, drawn once each, and the same captured or not.
+
+use thalweg_ir::{DType, philox};
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::functional::dropout;
+use thalweg_tensor::random::DeviceGenerator;
+
+use crate::support::{assert_close, check_gradient, device, random, values};
+
+const SEED: u64 = 0x0123_4567_89ab_cdef;
+
+fn generator() -> DeviceGenerator {
+    DeviceGenerator::new(SEED, &device()).unwrap()
+}
+
+#[test]
+fn uniform_numbers_are_the_words_of_their_threads() {
+    let generator = generator();
+    for (count, offset) in [(1000, 0), (3, 4)] {
+        let found = generator.rand(&[count], DType::F32).unwrap().to_vec::<f32>().unwrap();
+        let threads = count.div_ceil(256) * 256;
+        for (element, &found) in found.iter().enumerate() {
+            let word = philox::word(SEED, (element % threads) as u64, offset + (element / threads) as u64);
+            let unit = (word as f32).mul_add(2f32.powi(-32), 2f32.powi(-33));
+            assert_eq!(found, if unit == 1.0 { 0.0 } else { unit }, "element {element}");
+        }
+        assert_eq!(generator.state().unwrap(), (SEED, offset + 4));
+    }
+}
+
+#[test]
+fn many_elements_go_round_the_threads_and_move_the_offset_further() {
+    let generator = generator();
+    let properties = device().properties().clone();
+    let resident = properties.max_threads_per_multi_processor / 256 * properties.multi_processor_count;
+    let threads = resident as usize * 256;
+    let count = threads * 5 + 1;
+    let found = generator.rand(&[count], DType::F32).unwrap().to_vec::<f32>().unwrap();
+    let word = philox::word(SEED, 0, 5);
+    assert_eq!(found[threads * 5], (word as f32).mul_add(2f32.powi(-32), 2f32.powi(-33)));
+    assert_eq!(generator.state().unwrap().1, 8);
+}
+
+#[test]
+fn draws_have_their_distributions() {
+    let generator = generator();
+    let moments = |tensor: &Tensor| {
+        let values = values(tensor);
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        (mean, values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / values.len() as f64)
+    };
+    let (mean, variance) = moments(&generator.randn(&[100, 1000], DType::F32).unwrap());
+    assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
+    let (mean, variance) = moments(&generator.uniform(&[100_000], -1.0, 3.0, DType::F64).unwrap());
+    assert!((mean - 1.0).abs() < 0.02 && (variance - 16.0 / 12.0).abs() < 0.02, "{mean} {variance}");
+    let (mean, _) = moments(&generator.bernoulli(&[100_000], 0.3, DType::Bool).unwrap());
+    assert!((mean - 0.3).abs() < 0.01, "{mean}");
+    // The upper bound is excluded also where rounding would reach it.
+    let rounded = values(&generator.rand(&[100_000], DType::Bf16).unwrap());
+    assert!(rounded.iter().all(|value| (0.0..1.0).contains(value)));
+}
+
+#[test]
+fn the_state_says_where_the_numbers_go_on() {
+    let generator = generator();
+    let first = generator.randn(&[100], DType::F32).unwrap().to_vec::<f32>().unwrap();
+    let (seed, offset) = generator.state().unwrap();
+    let second = generator.randn(&[100], DType::F32).unwrap().to_vec::<f32>().unwrap();
+    assert_ne!(first, second);
+    generator.set_state(seed, offset).unwrap();
+    assert_eq!(generator.randn(&[100], DType::F32).unwrap().to_vec::<f32>().unwrap(), second);
+    generator.manual_seed(SEED).unwrap();
+    assert_eq!(generator.randn(&[100], DType::F32).unwrap().to_vec::<f32>().unwrap(), first);
+    assert!(generator.set_state(seed, 3).is_err());
+    assert!(generator.rand(&[3], DType::I64).is_err());
+    assert!(generator.bernoulli(&[3], 1.5, DType::F32).is_err());
+    assert_eq!(generator.rand(&[0, 3], DType::F32).unwrap().shape(), [0, 3]);
+}
+
+#[test]
+fn dropout_keeps_a_part_and_scales_it() {
+    let generator = generator();
+    let x = random(&[50, 200], 1);
+    let restart = || generator.manual_seed(SEED).unwrap();
+    restart();
+    let found = values(&dropout(&x, 0.25, true, &generator).unwrap());
+    let kept = found.iter().filter(|value| **value != 0.0).count();
+    assert!((7200..7800).contains(&kept), "{kept} of 10,000");
+    let expected: Vec<f64> =
+        values(&x).iter().zip(&found).map(|(x, y)| if *y == 0.0 { 0.0 } else { x / 0.75 }).collect();
+    assert_close(&found, &expected, 1e-12);
+    check_gradient(&random(&[4, 5], 2).transpose(0, 1).unwrap(), |x| {
+        restart();
+        dropout(x, 0.5, true, &generator).unwrap()
+    });
+    assert_eq!(values(&dropout(&x, 0.5, false, &generator).unwrap()), values(&x));
+    assert!(values(&dropout(&x, 1.0, true, &generator).unwrap()).iter().all(|value| *value == 0.0));
+    assert!(dropout(&x, 1.5, true, &generator).is_err());
+}
+
+#[test]
+fn replays_draw_fresh_numbers_and_the_same_as_without_a_graph() {
+    let device = device();
+    let compute = Stream::new(&device).unwrap();
+    let _current = compute.make_current();
+    let draw = |generator: &DeviceGenerator| {
+        let noise = generator.randn(&[300], DType::F32)?;
+        dropout(&noise, 0.5, true, generator)
+    };
+    let eager = generator();
+    let expected: Vec<Vec<f32>> = (0..5).map(|_| draw(&eager).unwrap().to_vec::<f32>().unwrap()).collect();
+    assert_ne!(expected[1], expected[2]);
+    let captured = generator();
+    let mut found = vec![draw(&captured).unwrap().to_vec::<f32>().unwrap()];
+    let (graph, noise) = Graph::capture(&device, CaptureOptions::default(), || draw(&captured)).unwrap();
+    for _ in 0..3 {
+        graph.replay().unwrap();
+        found.push(noise.to_vec::<f32>().unwrap());
+    }
+    found.push(draw(&captured).unwrap().to_vec::<f32>().unwrap());
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn draws_on_several_streams_are_ordered() {
+    let (device, generator) = (device(), generator());
+    let one = generator.rand(&[1000], DType::F32).unwrap().to_vec::<f32>().unwrap();
+    generator.manual_seed(SEED).unwrap();
+    let streams: Vec<Stream> = (0..3).map(|_| Stream::new(&device).unwrap()).collect();
+    let draws: Vec<Vec<f32>> = streams
+        .iter()
+        .map(|stream| {
+            let _current = stream.make_current();
+            generator.rand(&[1000], DType::F32).unwrap()
+        })
+        .zip(&streams)
+        .map(|(tensor, stream)| {
+            let _current = stream.make_current();
+            tensor.to_vec::<f32>().unwrap()
+        })
+        .collect();
+    assert_eq!(draws[0], one);
+    assert!(draws[1] != draws[0] && draws[2] != draws[1]);
+    assert_eq!(generator.state().unwrap().1, 12);
+}
