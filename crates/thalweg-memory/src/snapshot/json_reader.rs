@@ -69,8 +69,9 @@ impl<R: Read> Reader<'_, R> {
 
     /// Reads a value, or the beginning of one that holds others; `None` then.
     fn begin_value(&mut self) -> Step<Option<Value>> {
-        let first = self.next()?.ok_or_else(|| self.error("the file ends where a value is expected"))?;
+        let first = self.next()?;
         self.source.mark();
+        let first = first.ok_or_else(|| self.error("the file ends where a value is expected"))?;
         let made = match first {
             b'{' => self.builder.dict(),
             b'[' => self.builder.list(),
