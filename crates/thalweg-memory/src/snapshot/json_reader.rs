@@ -16,8 +16,9 @@ use super::source::Source;
 pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut reader = Reader { source, builder, open: Vec::new(), pairs: Vec::new(), text: Vec::new() };
     let root = reader.document()?;
+    let next = reader.next()?;
     reader.source.mark();
-    match reader.next()? {
+    match next {
         None => Ok(root),
         Some(_) => Err(reader.error("something follows the end of the JSON value")),
     }
