@@ -188,7 +188,7 @@ impl<W: Write> Generator<W> {
         self.frames[frame] = self.memoise()?;
         self.put(b"(")?;
         self.text("filename")?;
-        self.text("/home/user/model/layers.py")?;
+        self.text("workspace/model/layers.py")?;
         self.text("line")?;
         self.put(b"J")?;
         self.put(&(frame as u32).to_le_bytes())?;

@@ -6,19 +6,23 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use crate::flat_json::{self, Member};
-use crate::{scratch, text, thalweg};
+use crate::{program, scratch, text};
+
+/// The folder of the recorded traces, which is where the program runs: their paths are then the same everywhere.
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data");
 
 fn trace(name: &str) -> String {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data");
-    format!("{folder}/{name}.pickle.gz")
+    format!("{name}.pickle.gz")
 }
 
 /// What a subcommand prints on a terminal of so many columns, and its status.
 fn run(arguments: &[&str], columns: usize) -> (String, String, Option<i32>) {
-    let all: Vec<&str> = ["memory"].iter().chain(arguments).copied().collect();
-    let output = thalweg(&all, &[("COLUMNS", &columns.to_string())]);
+    let mut command = Command::new(program());
+    command.arg("memory").args(arguments).current_dir(DATA).env_clear().env("COLUMNS", columns.to_string());
+    let output = command.output().expect("the program starts");
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
 
@@ -28,9 +32,8 @@ fn succeed(arguments: &[&str], columns: usize) -> String {
     out
 }
 
-/// Compares with a file; the folder of the traces is not the same everywhere.
+/// Compares with a file.
 fn golden(name: &str, printed: &str) {
-    let printed = printed.replace(concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data/"), "");
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden").join(name);
     if std::env::var_os("THALWEG_UPDATE_GOLDEN").is_some() {
         fs::write(&path, printed).expect("the folder is there");
@@ -58,8 +61,7 @@ fn what_is_printed_lines_up() {
 
 /// PyTorch's own figures, by column.
 fn truth() -> Vec<BTreeMap<String, String>> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data/truth.tsv");
-    let table = fs::read_to_string(path).expect("the figures are in the repository");
+    let table = fs::read_to_string(format!("{DATA}/truth.tsv")).expect("the figures are in the repository");
     let mut lines = table.lines().map(|line| line.split('\t').map(str::to_owned));
     let names: Vec<String> = lines.next().expect("the first line has the names").collect();
     lines.map(|values| names.iter().cloned().zip(values).collect()).collect()
@@ -182,7 +184,8 @@ fn hostile_and_useless_files_are_complained_of() {
         fs::write(&path, bytes).expect("the folder is there");
         path.to_str().expect("its name is text").to_owned()
     };
-    let packed = fs::read(trace("fsdp_streams")).expect("the trace is in the repository");
+    let packed =
+        fs::read(format!("{DATA}/{}", trace("fsdp_streams"))).expect("the trace is in the repository");
     for (path, what) in [
         (file("calls.pickle", b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00lstR."), "offset 2: instruction 0x63"),
         (file("cut.pickle.gz", &packed[..packed.len() / 2]), "cannot be read at offset"),

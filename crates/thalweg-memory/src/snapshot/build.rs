@@ -276,6 +276,7 @@ impl Builder {
         Ok(Value::Object(id))
     }
 
+    #[inline]
     fn kind(&self, value: Value) -> Option<Object> {
         match value {
             Value::Object(id) => Some(self.objects[id as usize]),
@@ -355,16 +356,24 @@ impl Builder {
     }
 
     /// Takes a dictionary apart whose keys were set one by one.
+    #[inline]
     fn complete(&mut self, item: Value) -> Outcome<()> {
-        if let Some(Object { kind: Kind::Dict, index }) = self.kind(item)
-            && !self.dicts[index as usize].is_empty()
-            && self.dicts[index as usize].len() <= MOST_KEYS
-        {
-            let pairs: Vec<_> = self.dicts[index as usize].iter().map(|&(key, value)| [key, value]).collect();
-            if self.take_apart(item, &pairs)? {
-                self.loose_bytes -= size_of_val(&pairs[..]);
-                self.dicts[index as usize] = Vec::new();
-            }
+        match self.kind(item) {
+            Some(Object { kind: Kind::Dict, index }) => self.complete_dict(item, index),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn complete_dict(&mut self, item: Value, index: u32) -> Outcome<()> {
+        let pairs = &self.dicts[index as usize];
+        if pairs.is_empty() || pairs.len() > MOST_KEYS {
+            return Ok(());
+        }
+        let pairs: Vec<_> = pairs.iter().map(|&(key, value)| [key, value]).collect();
+        if self.take_apart(item, &pairs)? {
+            self.loose_bytes -= size_of_val(&pairs[..]);
+            self.dicts[index as usize] = Vec::new();
         }
         Ok(())
     }
@@ -463,7 +472,6 @@ impl Builder {
         let items = std::mem::take(&mut self.lists[index as usize]);
         let mut frames = Vec::with_capacity(items.len());
         for &item in &items {
-            self.complete(item)?;
             frames.push(self.frame_of(item).map_err(|what| format!("{}: {what}", key.text()))?);
         }
         self.loose_bytes -= size_of_val(&items[..]);
@@ -475,6 +483,7 @@ impl Builder {
     }
 
     /// The frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
+    #[inline]
     fn frame_of(&mut self, item: Value) -> Outcome<u32> {
         match self.kind(item) {
             Some(Object { kind: Kind::Frame, index }) => Ok(index),

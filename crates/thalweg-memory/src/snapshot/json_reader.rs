@@ -16,8 +16,9 @@ use super::source::Source;
 pub(super) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut reader = Reader { source, builder, open: Vec::new(), pairs: Vec::new(), text: Vec::new() };
     let root = reader.document()?;
+    let next = reader.next()?;
     reader.source.mark();
-    match reader.next()? {
+    match next {
         None => Ok(root),
         Some(_) => Err(reader.error("something follows the end of the JSON value")),
     }
@@ -69,8 +70,9 @@ impl<R: Read> Reader<'_, R> {
 
     /// Reads a value, or the beginning of one that holds others; `None` then.
     fn begin_value(&mut self) -> Step<Option<Value>> {
-        let first = self.next()?.ok_or_else(|| self.error("the file ends where a value is expected"))?;
+        let first = self.next()?;
         self.source.mark();
+        let first = first.ok_or_else(|| self.error("the file ends where a value is expected"))?;
         let made = match first {
             b'{' => self.builder.dict(),
             b'[' => self.builder.list(),

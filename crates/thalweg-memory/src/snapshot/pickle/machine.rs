@@ -219,9 +219,11 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
+    #[inline]
     fn recall(&mut self, number: u32) -> Step<()> {
-        let value = self.memo.recall(number);
-        let value = value.ok_or_else(|| self.error(&format!("nothing was remembered as {number}")))?;
+        let Some(value) = self.memo.recall(number) else {
+            return Err(self.error(&format!("nothing was remembered as {number}")));
+        };
         self.stack.push(value);
         Ok(())
     }
@@ -293,6 +295,7 @@ struct Memo {
 impl Memo {
     const KIND_SHIFT: u32 = 30;
 
+    #[inline]
     fn recall(&self, number: u32) -> Option<Value> {
         let slot = *self.slots.get(number as usize)?;
         let index = slot & ((1 << Self::KIND_SHIFT) - 1);
