@@ -9,13 +9,15 @@ use std::mem::{align_of, offset_of, size_of};
 
 use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys as cuda;
+use cudarc::nccl::sys as nccl;
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
+use super::nccl::{NcclTable, data_type, reduction_operation};
 use super::nvml::NvmlTable;
 use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
-use crate::Code;
+use crate::{Code, Reduction};
 use crate::library::{ComputeFormat, ElementFormat};
 
 /// The sizes of a function's arguments.
@@ -41,6 +43,7 @@ arguments!(A B C D);
 arguments!(A B C D E);
 arguments!(A B C D E F);
 arguments!(A B C D E F G);
+arguments!(A B C D E F G H);
 arguments!(A B C D E F G H I J);
 arguments!(A B C D E F G H I J K);
 arguments!(A B C D E F G H I J K L M N O P);
@@ -205,6 +208,21 @@ fn arguments_of_the_libraries() {
             cublasLtMatmulPreferenceDestroy(_);
     };
     compare(BlasTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        nccl:
+            ncclCommInitAll(_, _, _);
+            ncclCommDestroy(_);
+            ncclGroupStart();
+            ncclGroupEnd();
+            ncclAllReduce(_, _, _, _, _, _, _);
+            ncclBroadcast(_, _, _, _, _, _, _);
+            ncclReduce(_, _, _, _, _, _, _, _);
+            ncclAllGather(_, _, _, _, _, _);
+            ncclReduceScatter(_, _, _, _, _, _, _);
+            ncclSend(_, _, _, _, _, _);
+            ncclRecv(_, _, _, _, _, _);
+    };
+    compare(NcclTable::signatures(), &theirs, &[]);
     let theirs = generated! {
         nvrtc:
             nvrtcVersion(_, _);
