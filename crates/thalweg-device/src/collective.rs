@@ -129,7 +129,9 @@ impl std::fmt::Display for CollectiveOperation {
         match self {
             Self::AllReduce(reduction) => write!(f, "all_reduce of the {}", reduction.name()),
             Self::Broadcast { root } => write!(f, "broadcast from rank {root}"),
-            Self::Reduce { root, reduction } => write!(f, "reduce of the {} to rank {root}", reduction.name()),
+            Self::Reduce { root, reduction } => {
+                write!(f, "reduce of the {} to rank {root}", reduction.name())
+            }
             Self::AllGather => f.write_str("all_gather"),
             Self::ReduceScatter(reduction) => write!(f, "reduce_scatter of the {}", reduction.name()),
             Self::Send { peer } => write!(f, "send to rank {peer}"),
@@ -191,7 +193,9 @@ mod tests {
         let sum = Reduction::Sum;
         let feeds = |operation: CollectiveOperation| {
             let pairs = (0..3).flat_map(|rank| (0..3).map(move |other| (rank, other)));
-            pairs.filter(|&(rank, other)| rank != other && operation.is_fed_by(rank, other)).collect::<Vec<_>>()
+            pairs
+                .filter(|&(rank, other)| rank != other && operation.is_fed_by(rank, other))
+                .collect::<Vec<_>>()
         };
         assert_eq!(feeds(CollectiveOperation::AllReduce(sum)).len(), 6);
         assert_eq!(feeds(CollectiveOperation::Broadcast { root: 1 }), [(0, 1), (2, 1)]);

@@ -41,8 +41,8 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer,
-    ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
+    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
 };
 
 /// How an event is made.

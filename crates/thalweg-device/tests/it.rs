@@ -3,6 +3,7 @@
 /// The tests lie in `tests/it/`.
 mod it {
     mod collectives;
+    mod collectives_referee;
     mod collectives_support;
     mod conformance;
     mod controlled;

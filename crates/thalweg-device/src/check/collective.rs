@@ -162,10 +162,11 @@ impl Model {
         let (Some(one), Some(other)) = (stream(first), stream(second)) else { return false };
         let is_between = |communicator: &Communicator, key: &Key, seats: &[Option<Seat>]| {
             let is_missing = |device: u32| {
-                let mut missing = (0..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(place, _)| match key {
-                    Key::All(_) => place,
-                    Key::Pair(from, to, _) => [*from, *to][place as usize],
-                });
+                let mut missing =
+                    (0..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(place, _)| match key {
+                        Key::All(_) => place,
+                        Key::Pair(from, to, _) => [*from, *to][place as usize],
+                    });
                 missing.any(|rank: u32| communicator.devices[rank as usize] == device)
             };
             let follows = |mark: &Mark, stream: StreamId| {

@@ -23,9 +23,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, AccessMode, CommunicatorHandle, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle, GraphExecHandle,
-    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Access, AccessMode, CommunicatorHandle, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle,
+    GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
+    Result, StreamHandle,
 };
 
 /// The methods that order nothing and touch nothing.
@@ -645,7 +645,9 @@ impl Driver for CheckedDriver {
         let mut model = self.lock();
         let found = model.findings.list.len();
         let mut group: Vec<(&Collective, StreamId)> = Vec::new();
-        for call in collectives.iter().filter(|call| captured.iter().all(|(stream, _)| *stream != call.stream)) {
+        for call in
+            collectives.iter().filter(|call| captured.iter().all(|(stream, _)| *stream != call.stream))
+        {
             group.extend(model.stream(call.stream).map(|id| (call, id)));
         }
         model.collectives(&group, host);

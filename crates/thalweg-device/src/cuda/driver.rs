@@ -25,9 +25,9 @@ use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription}
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
-    Code, CommunicatorHandle, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags, EventHandle,
-    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostFlags,
-    HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
+    Code, CommunicatorHandle, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags,
+    EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle,
+    HostFlags, HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
     PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
 };
 

@@ -141,7 +141,13 @@ impl Nccl {
     ///
     /// # Safety
     /// The communicator and the stream live and are of one device, and the calling thread alone uses the communicator.
-    unsafe fn queue(&self, call: &Collective, format: u32, raw: RawCommunicator, stream: RawStream) -> Outcome {
+    unsafe fn queue(
+        &self,
+        call: &Collective,
+        format: u32,
+        raw: RawCommunicator,
+        stream: RawStream,
+    ) -> Outcome {
         let table = &self.table;
         let (send, receive) = (call.send.address(), call.receive.address());
         let count = usize::try_from(call.count).unwrap_or(usize::MAX);
@@ -165,7 +171,9 @@ impl Nccl {
                     let reduction = reduction_operation(reduction);
                     table.reduce_scatter(send, receive, count, format, reduction, raw, stream)
                 }
-                CollectiveOperation::Send { peer } => table.send(send, count, format, rank(peer), raw, stream),
+                CollectiveOperation::Send { peer } => {
+                    table.send(send, count, format, rank(peer), raw, stream)
+                }
                 CollectiveOperation::Receive { peer } => {
                     table.receive(receive, count, format, rank(peer), raw, stream)
                 }
@@ -248,7 +256,8 @@ impl CudaDriver {
         }
         let ranks = ranks.into_iter().map(|handle| Ok((handle, self.communicators.get(handle, call)?)));
         let streams = streams.into_iter().map(|handle| Ok((handle, self.streams.get(handle, call)?)));
-        let members = Members { ranks: ranks.collect::<Result<_>>()?, streams: streams.collect::<Result<_>>()? };
+        let members =
+            Members { ranks: ranks.collect::<Result<_>>()?, streams: streams.collect::<Result<_>>()? };
         for part in group {
             let (rank, stream) = members.of(part);
             let CommunicatorInfo { rank, ranks, device } = rank.info;
@@ -256,12 +265,15 @@ impl CudaDriver {
                 |text: String| Err(Error::new(Code::InvalidValue, call, format!("`{}`: {text}", part.label)));
             if stream.device != device {
                 let other = stream.device;
-                return refuse(format!("rank {rank} is device {device}, and the stream is one of device {other}"));
+                return refuse(format!(
+                    "rank {rank} is device {device}, and the stream is one of device {other}"
+                ));
             }
             if let Some(named) = part.operation.named_rank().filter(|&named| named >= ranks) {
                 return refuse(format!("there is no rank {named} in a communicator of {ranks} ranks"));
             }
-            let Some(accesses) = part.accesses(rank, ranks).filter(|_| data_type(part.format).is_some()) else {
+            let Some(accesses) = part.accesses(rank, ranks).filter(|_| data_type(part.format).is_some())
+            else {
                 return refuse(format!("{} elements of format {}: no such size", part.count, part.format.0));
             };
             for access in accesses.iter().filter(|access| access.bytes > 0) {

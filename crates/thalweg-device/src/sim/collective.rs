@@ -247,7 +247,8 @@ impl Collectives {
             members: Frontier::new(),
             is_gone: false,
         };
-        let communicator = Communicator { ranks: devices.iter().map(rank).collect(), pairs: FxHashMap::default() };
+        let communicator =
+            Communicator { ranks: devices.iter().map(rank).collect(), pairs: FxHashMap::default() };
         self.communicators.insert(self.communicators_made, communicator);
         self.communicators_made
     }
@@ -349,7 +350,8 @@ impl Collectives {
                 (None, None) if rank.is_gone => "which has been given up".to_owned(),
                 _ => continue,
             };
-            let detail = format!("rank {} waits in {} for rank {who}, {why}", meeting.rank(seat), first.task.label);
+            let detail =
+                format!("rank {} waits in {} for rank {who}, {why}", meeting.rank(seat), first.task.label);
             return Some(Refusal::new(Code::LaunchTimeout, detail));
         }
         let (other, second) = meeting.arrived().find(|(_, other)| !part.agrees(part_of(&other.task)))?;
@@ -457,23 +459,21 @@ impl Collectives {
         let circle = circle(&waits)?;
         let meeting = |step: usize| &self.meetings[&waiters[circle[step].0].meeting];
         let is_one = (1..circle.len()).all(|step| meeting(step).communicator == meeting(0).communicator);
-        let name = |meeting: &Meeting, seat: usize| self.name(meeting, seat, !is_one);
-        let mut detail = "deadlock of collectives: ".to_owned();
+        let first = waiters[circle[0].0];
+        let mut detail = format!("deadlock of collectives: {}", self.name(meeting(0), first.seat, !is_one));
         for (step, &(waiter, seat)) in circle.iter().enumerate() {
-            let (here, found) = (waiters[waiter], meeting(step));
-            if step == 0 {
-                detail += &name(found, here.seat);
-            }
-            let call = found.seats[here.seat].as_ref().map(|seated| seated.task.label);
-            let next = (step + 1) % circle.len();
-            let (awaited, blocker) = (name(found, seat), name(meeting(next), waiters[circle[next].0].seat));
-            let call = call.map(|label| label.to_string()).unwrap_or_default();
-            let _ = write!(detail, " waits in {call} for {awaited}");
-            if awaited != blocker {
-                let _ = write!(detail, ", which comes after {blocker}");
-            }
-            if next > 0 {
-                detail += ", which";
+            let (here, next) = (meeting(step), (step + 1) % circle.len());
+            let (there, blocker) = (meeting(next), waiters[circle[next].0]);
+            let call = &here.seats[waiters[waiter].seat].as_ref().expect("it has arrived").task;
+            let _ = write!(detail, " waits in {} for rank {}", call.label, here.rank(seat));
+            let other = self.name(there, blocker.seat, !is_one);
+            let is_its_own = self.device(here, seat) == self.device(there, blocker.seat);
+            match (is_its_own, next) {
+                (true, 0) => {}
+                (true, _) if is_one => detail += ", which",
+                (true, _) => detail += &format!(", which as {other}"),
+                (false, 0) => detail += &format!(", whose call comes after that of {other}"),
+                (false, _) => detail += &format!(", whose call comes after that of {other}, which"),
             }
         }
         detail += ". All ranks make the calls of all communicators in the same order, or those that may be in any in one group";
@@ -505,7 +505,8 @@ impl Collectives {
             let is_first = meeting.arrived().next().is_some_and(|(seat, _)| seat == waiter.seat);
             let Some(wait) = waits.first().filter(|_| is_first) else { continue };
             let names = self.communicators.len() > 1;
-            let (name, awaited) = (self.name(meeting, waiter.seat, names), self.name(meeting, wait.seat, names));
+            let (name, awaited) =
+                (self.name(meeting, waiter.seat, names), self.name(meeting, wait.seat, names));
             let _ = write!(text, "{name} waits in {} for {awaited}", seated.task.label);
             match (wait.blocker, &meeting.seats[wait.seat]) {
                 (Some(blocker), _) => {
@@ -533,12 +534,19 @@ impl Collectives {
         }
     }
 
+    /// The device of a seat.
+    fn device(&self, meeting: &Meeting, seat: usize) -> u32 {
+        self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
+    }
+
     /// All parts that have arrived, and what each waits for.
     fn waits(&self, web: &Web<'_>) -> (Vec<Waiter>, Vec<SmallVec<[Wait; 4]>>) {
         let waiters: Vec<Waiter> = self
             .attended
             .iter()
-            .flat_map(|&meeting| self.meetings[&meeting].arrived().map(move |(seat, _)| Waiter { meeting, seat }))
+            .flat_map(|&meeting| {
+                self.meetings[&meeting].arrived().map(move |(seat, _)| Waiter { meeting, seat })
+            })
             .collect();
         let held_up: Vec<FxHashSet<u32>> = waiters
             .iter()
@@ -553,15 +561,12 @@ impl Collectives {
                 let before = self.before(meeting, seat, web);
                 let holds = |slots: &FxHashSet<u32>| before.iter().any(|slot| slots.contains(slot));
                 // Of those that hold it up, the rank's own device first.
-                let device = |number: &usize| {
-                    let rank = meeting.rank(seat) as usize;
+                let is_foreign = |number: &usize| {
                     let blocker = waiters[*number];
-                    let seated = self.meetings[&blocker.meeting].seats[blocker.seat].as_ref();
-                    let own = self.communicators[&meeting.communicator].ranks[rank].device;
-                    seated.is_some_and(|seated| seated.task.device != own)
+                    self.device(&self.meetings[&blocker.meeting], blocker.seat) != self.device(meeting, seat)
                 };
                 let blockers = (0..waiters.len()).filter(|&number| holds(&held_up[number]));
-                Wait { seat, blocker: blockers.min_by_key(device) }
+                Wait { seat, blocker: blockers.min_by_key(is_foreign) }
             };
             meeting.missing().map(wait).collect()
         };
@@ -612,7 +617,9 @@ fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
             let Some(blocker) = wait.blocker else { continue };
             if let Some(begin) = way.iter().position(|&(other, _)| other == blocker) {
                 let steps = way[begin..].iter();
-                return Some(steps.map(|&(waiter, followed)| (waiter, waits[waiter][followed - 1].seat)).collect());
+                return Some(
+                    steps.map(|&(waiter, followed)| (waiter, waits[waiter][followed - 1].seat)).collect(),
+                );
             }
             next = Some(blocker).filter(|&blocker| !is_known[blocker]);
         }

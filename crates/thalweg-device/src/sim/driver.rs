@@ -14,8 +14,8 @@ use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
 use super::stream::PRIORITY_RANGE;
 use super::task::{HostTarget, Task, Work};
-use super::virtual_memory::GRANULARITY_BYTES;
 use super::transfer::take_away;
+use super::virtual_memory::GRANULARITY_BYTES;
 use super::{SimDriver, collective, transfer};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
@@ -28,9 +28,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
 use crate::{
-    Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle,
+    GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
+    PoolHandle, Result, StreamHandle,
 };
 
 impl SimDriver {
@@ -716,7 +716,9 @@ impl Driver for SimDriver {
     }
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
-        self.enter_and_wait("ncclCommDestroy", |locked| collective::communicator_destroy(locked, communicator))
+        self.enter_and_wait("ncclCommDestroy", |locked| {
+            collective::communicator_destroy(locked, communicator)
+        })
     }
 
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {

@@ -191,7 +191,8 @@ impl State {
             if let Work::Part(part) = &task.work
                 && !self.executor.collectives.is_usable(part)
             {
-                let detail = format!("the communicator of `{}`, in the graph, has been destroyed", task.label);
+                let detail =
+                    format!("the communicator of `{}`, in the graph, has been destroyed", task.label);
                 return Err(Refusal::new(Code::InvalidHandle, detail));
             }
         }

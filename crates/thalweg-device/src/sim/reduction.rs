@@ -48,7 +48,9 @@ fn reduce(format: ElementFormat, reduction: Reduction, inputs: &[Vec<u8>]) -> Ve
         ElementFormat::R_32U => reduce_as::<u32>(reduction, inputs),
         ElementFormat::R_64I => reduce_as::<i64>(reduction, inputs),
         ElementFormat::R_64U => reduce_as::<u64>(reduction, inputs),
-        ElementFormat(other) => unreachable!("format {other} has no size, so it was refused when it was submitted"),
+        ElementFormat(other) => {
+            unreachable!("format {other} has no size, so it was refused when it was submitted")
+        }
     }
 }
 

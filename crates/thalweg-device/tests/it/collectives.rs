@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use thalweg_device::sim::schedules::{Late, Random, RoundRobin};
 use thalweg_device::sim::{Fault, SimDriver, Trace};
 use thalweg_device::{
-    CaptureMode, Code, Collective, CollectiveOperation, Driver, ElementFormat, Error, EventFlags, Fill,
-    FillPattern, GraphNodeKind, Label, Reduction,
+    CaptureMode, Code, Collective, CollectiveOperation, Copy, DevicePointer, Driver, ElementFormat, Endpoint,
+    Error, EventFlags, Fill, FillPattern, GraphNodeKind, Label, Reduction,
 };
 
 use super::collectives_support::{
@@ -32,6 +32,16 @@ fn loss(world: &World<SimDriver>, wanted: Code) -> String {
         assert!(error.is_asynchronous());
     }
     errors[0].to_string()
+}
+
+/// Submits one part after the other, until a circle has been noticed.
+fn submit(world: &World<SimDriver>, parts: &[Collective]) {
+    for part in parts {
+        if let Err(error) = world.driver.collectives_async(&[*part]) {
+            assert_eq!(error.code(), Code::LaunchTimeout, "{error}");
+            return;
+        }
+    }
 }
 
 #[test]
@@ -133,6 +143,42 @@ fn a_part_is_in_the_order_of_its_stream() {
     }
 }
 
+#[test]
+fn peer_copies_are_commands_like_others() {
+    for seed in 0..50 {
+        let world = controlled(Random::new(seed));
+        let ranks = RANKS as usize;
+        let events: Vec<_> = (0..RANKS)
+            .map(|device| world.driver.event_create(device, EventFlags::default()).unwrap())
+            .collect();
+        (0..ranks).for_each(|rank| world.write(rank, world.send[rank], &[rank as u8; 64]));
+        world.synchronize().unwrap();
+        for round in 0..3 {
+            for rank in 0..ranks {
+                let ends = [&world.send, &world.receive];
+                let (from, to) = (ends[round % 2][rank], ends[1 - round % 2][(rank + 1) % ranks]);
+                copy(&world, rank, from, to);
+                world.driver.event_record(events[rank], world.streams[rank]).unwrap();
+            }
+            for rank in 0..ranks {
+                for event in [(rank + 1) % ranks, (rank + ranks - 1) % ranks] {
+                    world.driver.stream_wait_event(world.streams[rank], events[event]).unwrap();
+                }
+            }
+        }
+        for rank in 0..ranks {
+            let origin = (rank + ranks - 3) % ranks;
+            assert_eq!(world.read(rank, world.receive[rank], 64), [origin as u8; 64], "seed {seed}");
+        }
+    }
+}
+
+fn copy(world: &World<SimDriver>, rank: usize, source: DevicePointer, target: DevicePointer) {
+    let (source, target) = (Endpoint::Device(source), Endpoint::Device(target));
+    let copy = Copy { source, target, bytes: 64, label: Label::here("copy") };
+    world.driver.copy_async(world.streams[rank], &copy).unwrap();
+}
+
 // ---- Threads ----------------------------------------------------------------------------------------------------------
 
 /// What one rank's thread does: a few collectives of the same kinds as the others', each on the result of the last.
@@ -157,13 +203,7 @@ fn rank_thread(world: &World<SimDriver>, rank: usize, seed: u64) -> Vec<u8> {
             world.driver.event_record(event, side).unwrap();
             world.driver.stream_wait_event(world.streams[rank], event).unwrap();
         }
-        let copy = thalweg_device::Copy {
-            source: thalweg_device::Endpoint::Device(world.receive[rank]),
-            target: thalweg_device::Endpoint::Device(world.send[rank]),
-            bytes: 64,
-            label: Label::here("carry on"),
-        };
-        world.driver.copy_async(world.streams[rank], &copy).unwrap();
+        copy(world, rank, world.receive[rank], world.send[rank]);
     }
     world.read(rank, world.receive[rank], 256)
 }
@@ -259,14 +299,16 @@ fn two_communicators_in_different_orders_are_a_circle() {
             let reduce = world.part(rank, SUM, F32, 4);
             let gather = of_second(world.part(rank, gather, F32, 4));
             let pair = if rank == 1 { [gather, reduce] } else { [reduce, gather] };
-            pair.iter().for_each(|part| world.driver.collectives_async(&[*part]).unwrap());
+            submit(&world, &pair);
             waits.push(pair[0]);
         }
         let text = loss(&world, Code::LaunchTimeout);
         assert!(text.contains("deadlock of collectives: rank "), "{text}");
-        let gathers = format!("waits in {} for rank", at(&waits[1]));
-        assert!(text.contains(&gathers) && text.contains("waits in all_reduce at "), "{text}");
-        assert!(text.contains("of communicator 1") && text.contains("of communicator 2"), "{text}");
+        let [zero, one] = [at(&waits[0]), at(&waits[1])];
+        let wanted = format!(
+            "rank 0 of communicator 1 waits in {zero} for rank 1, which as rank 1 of communicator 2 waits in {one} for rank 0"
+        );
+        assert!(text.contains(&wanted), "{text}");
     }
 }
 
@@ -277,8 +319,7 @@ fn an_exchange_without_a_group_is_a_circle() {
         for (rank, peer) in [(0, 1), (1, 0)] {
             let send = world.part(rank, CollectiveOperation::Send { peer }, F32, 4);
             let receive = world.part(rank, CollectiveOperation::Receive { peer }, F32, 4);
-            world.driver.collectives_async(&[send]).unwrap();
-            world.driver.collectives_async(&[receive]).unwrap();
+            submit(&world, &[send, receive]);
             first.push(send);
         }
         let text = loss(&world, Code::LaunchTimeout);
@@ -291,14 +332,15 @@ fn an_exchange_without_a_group_is_a_circle() {
 #[test]
 fn a_collective_against_a_send_is_a_circle_though_more_may_come() {
     for world in [fast(), controlled(RoundRobin::new(1))] {
-        let parts = [
-            world.part(0, SUM, F32, 4),
-            world.part(1, CollectiveOperation::Send { peer: 0 }, F32, 4),
-        ];
+        let parts =
+            [world.part(0, SUM, F32, 4), world.part(1, CollectiveOperation::Send { peer: 0 }, F32, 4)];
         parts.iter().for_each(|part| world.driver.collectives_async(&[*part]).unwrap());
         let text = loss(&world, Code::LaunchTimeout);
         let [zero, one] = [at(&parts[0]), at(&parts[1])];
-        assert!(text.contains(&format!("rank 0 waits in {zero} for rank 1, which waits in {one} for rank 0")), "{text}");
+        assert!(
+            text.contains(&format!("rank 0 waits in {zero} for rank 1, which waits in {one} for rank 0")),
+            "{text}"
+        );
     }
 }
 
@@ -309,16 +351,25 @@ fn streams_of_one_rank_do_not_pass_each_other() {
         let side = world.driver.stream_create(0, 0).unwrap();
         let event = world.driver.event_create(0, EventFlags::default()).unwrap();
         let gather = CollectiveOperation::AllGather;
-        let send = |rank: usize| world.part(rank, CollectiveOperation::Send { peer: 1 - rank as u32 }, F32, 4);
-        let take = |rank: usize| world.part(rank, CollectiveOperation::Receive { peer: 1 - rank as u32 }, F32, 4);
+        let send =
+            |rank: usize| world.part(rank, CollectiveOperation::Send { peer: 1 - rank as u32 }, F32, 4);
+        let take =
+            |rank: usize| world.part(rank, CollectiveOperation::Receive { peer: 1 - rank as u32 }, F32, 4);
         world.driver.collectives_async(&[take(0)]).unwrap();
-        world.driver.collectives_async(&[Collective { stream: side, ..world.part(0, gather, F32, 4) }]).unwrap();
+        world
+            .driver
+            .collectives_async(&[Collective { stream: side, ..world.part(0, gather, F32, 4) }])
+            .unwrap();
         world.driver.event_record(event, side).unwrap();
         world.driver.stream_wait_event(world.streams[1], event).unwrap();
         world.driver.collectives_async(&[send(1)]).unwrap();
-        (1..4).for_each(|rank| world.driver.collectives_async(&[world.part(rank, gather, F32, 4)]).unwrap());
+        (1..4).for_each(|rank| submit(&world, &[world.part(rank, gather, F32, 4)]));
         let text = loss(&world, Code::LaunchTimeout);
-        assert!(text.contains("rank 0 waits in receive at ") && text.contains("which comes after rank 0"), "{text}");
+        assert!(
+            text.contains("rank 0 waits in receive at ")
+                && text.contains("for rank 1, whose call comes after that of rank 0"),
+            "{text}"
+        );
     }
 }
 
@@ -395,7 +446,7 @@ fn wrong_calls_are_refused_and_queue_nothing() {
         (Collective { format: ElementFormat(77), ..good[1] }, "unknown format 77"),
         (Collective { count: u64::MAX, ..good[1] }, "no such size"),
         (Collective { count: BYTES, ..good[1] }, "leaves live memory"),
-        (Collective { send: world.send[0], ..good[1] }, "peer access"),
+        (Collective { send: world.send[0], ..good[1] }, "enable_peer_access"),
     ];
     for (wrong, why) in wrong {
         let error = driver.collectives_async(&[good[0], wrong, good[2], good[3]]).unwrap_err();
@@ -444,9 +495,9 @@ fn a_graph_repeats_its_collectives() {
         group.iter_mut().for_each(|part| part.receive = part.send);
         driver.collectives_async(&group).unwrap();
         driver.collectives_async(&group).unwrap();
-        for rank in 1..RANKS as usize {
-            driver.event_record(events[rank], world.streams[rank]).unwrap();
-            driver.stream_wait_event(origin, events[rank]).unwrap();
+        for (&event, &stream) in events.iter().zip(&world.streams).skip(1) {
+            driver.event_record(event, stream).unwrap();
+            driver.stream_wait_event(origin, event).unwrap();
         }
         let graph = driver.stream_end_capture(origin).unwrap();
         let nodes = driver.graph_describe(graph).unwrap().nodes;

@@ -75,7 +75,13 @@ impl<D: Driver> World<D> {
 
     /// The part of a rank on its stream, from its buffer to its other one.
     #[track_caller]
-    pub fn part(&self, rank: usize, operation: CollectiveOperation, format: ElementFormat, count: u64) -> Collective {
+    pub fn part(
+        &self,
+        rank: usize,
+        operation: CollectiveOperation,
+        format: ElementFormat,
+        count: u64,
+    ) -> Collective {
         Collective {
             communicator: self.communicator[rank],
             stream: self.streams[rank],
