@@ -11,10 +11,12 @@
 //! affair (NCCL hangs or computes nonsense, the simulator says whose calls they are).
 //!
 //! # What is ordered
-//! A part comes after the earlier work of its stream, and after earlier parts of its rank in the same communicator; the parts
-//! of one call of [`Driver::collectives_async`](crate::Driver::collectives_async), a *group*, are not ordered among each
-//! other, on the same stream neither. A rank that receives data comes after what the ranks that gave it did before: nothing
-//! else is promised. A broadcast does not make its root wait for anybody, though it may.
+//! A part comes after the earlier work of its stream. The parts of one call of
+//! [`Driver::collectives_async`](crate::Driver::collectives_async), a *group*, are not ordered among each other, on the same
+//! stream neither. A rank that receives data comes after what the ranks that gave it did before. Nothing else is promised:
+//! neither that a broadcast makes its root wait, nor that it does not.
+//!
+//! What holds streams up is more: the groups of a rank in one communicator run one after the other, whatever their streams.
 
 use crate::command::{Access, Label};
 use crate::library::ElementFormat;

@@ -404,7 +404,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()>;
 
     /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
-    /// The [module](crate::Collective) says which parts meet, and what that orders. A host thread that submits for several
+    /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
     /// ranks submits their parts as one group: a card may wait, in this call, for the others.
     ///
     /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the

@@ -15,7 +15,7 @@
 //! - A missing library is an error that says where it was looked for, never a panic.
 
 mod anonymous;
-mod collective;
+pub mod collective;
 mod command;
 pub mod driver;
 mod error;
