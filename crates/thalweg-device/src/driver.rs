@@ -32,6 +32,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
 use crate::memory::{
@@ -40,8 +41,8 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer,
-    ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
+    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
 };
 
 /// How an event is made.
@@ -389,6 +390,27 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the
     /// properties say so beforehand.
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()>;
+
+    // ---- Several devices together ---------------------------------------------------------------------------------
+
+    /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on cards
+    /// for about a second). Without NCCL a card answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>>;
+
+    /// Which rank of how many a handle is.
+    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
+
+    /// Gives a rank up. Blocks until the collectives that it was given are done. *Not in capture.*
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()>;
+
+    /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
+    /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
+    /// ranks submits their parts as one group: a card may wait, in this call, for the others.
+    ///
+    /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the
+    /// communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed), [`LaunchTimeout`](crate::Code::LaunchTimeout)) and
+    /// name the calls; a rank whose part is never submitted keeps the others waiting. A card hangs in all these cases.
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()>;
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ handles! {
     PhysicalHandle;
     /// A pool of the stream-ordered allocator.
     PoolHandle;
+    /// A rank of a communicator.
+    CommunicatorHandle;
 }
 
 /// An address in device memory (bytes). Addresses are unique over all devices of one driver.

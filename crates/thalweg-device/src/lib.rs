@@ -15,6 +15,7 @@
 //! - A missing library is an error that says where it was looked for, never a panic.
 
 mod anonymous;
+pub mod collective;
 mod command;
 pub mod driver;
 mod error;
@@ -35,6 +36,7 @@ pub mod cuda;
 pub mod litmus;
 pub mod sim;
 
+pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
 pub use command::{
     Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, Touch,
 };
@@ -45,8 +47,8 @@ pub use graph::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
 };
 pub use handle::{
-    DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer,
-    ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
+    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
+    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
 };
 pub use host::{HostFault, HostKernel, HostLaunch};
 pub use library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};

@@ -27,6 +27,29 @@ impl ElementFormat {
     pub const R_16F: Self = Self(2);
     /// 16-bit brain floats (`CUDA_R_16BF`).
     pub const R_16BF: Self = Self(14);
+    /// Signed bytes (`CUDA_R_8I`).
+    pub const R_8I: Self = Self(3);
+    /// Unsigned bytes (`CUDA_R_8U`).
+    pub const R_8U: Self = Self(8);
+    /// Signed 32-bit integers (`CUDA_R_32I`).
+    pub const R_32I: Self = Self(10);
+    /// Unsigned 32-bit integers (`CUDA_R_32U`).
+    pub const R_32U: Self = Self(12);
+    /// Signed 64-bit integers (`CUDA_R_64I`).
+    pub const R_64I: Self = Self(24);
+    /// Unsigned 64-bit integers (`CUDA_R_64U`).
+    pub const R_64U: Self = Self(26);
+
+    /// The size of an element; `None` for a format that has no name here.
+    pub const fn bytes(self) -> Option<u64> {
+        match self {
+            Self::R_8I | Self::R_8U => Some(1),
+            Self::R_16F | Self::R_16BF => Some(2),
+            Self::R_32F | Self::R_32I | Self::R_32U => Some(4),
+            Self::R_64F | Self::R_64I | Self::R_64U => Some(8),
+            _ => None,
+        }
+    }
 }
 
 /// How products are accumulated, as `cublasComputeType_t` numbers it.

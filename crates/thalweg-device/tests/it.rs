@@ -2,6 +2,9 @@
 
 /// The tests lie in `tests/it/`.
 mod it {
+    mod collectives;
+    mod collectives_referee;
+    mod collectives_support;
     mod conformance;
     mod controlled;
     mod cuda_libraries;

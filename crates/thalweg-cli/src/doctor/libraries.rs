@@ -51,7 +51,8 @@ fn without(library: Library) -> &'static str {
         Library::Nvrtc => "no kernel can be compiled: on a card, precompiled kernels are used",
         Library::CublasLt => "on a card, our own matmul kernel is used, which is slower",
         Library::Nvml => "whether there is a card is asked of the driver",
-        Library::Cudnn | Library::Nccl => "nothing needs it yet",
+        Library::Cudnn => "nothing needs it yet",
+        Library::Nccl => "no collectives over several cards",
         _ => "something may be slower",
     }
 }

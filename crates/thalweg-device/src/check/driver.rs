@@ -13,6 +13,7 @@ use super::shadow::{Mark, MarkKind};
 use super::space::ObjectKind;
 use super::touch::Manner;
 use super::{CheckedDriver, Instrument, take_label};
+use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription};
@@ -22,9 +23,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, AccessMode, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle, GraphExecHandle,
-    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Access, AccessMode, CommunicatorHandle, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle,
+    GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
+    Result, StreamHandle,
 };
 
 /// The methods that order nothing and touch nothing.
@@ -249,6 +250,7 @@ impl Driver for CheckedDriver {
         fn pool_attributes(pool: PoolHandle) -> Result<PoolAttributes>;
         fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
         fn pool_usage(pool: PoolHandle) -> Result<PoolUsage>;
+        fn communicator_info(communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
         fn function_get(module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
         fn function_attributes(function: FunctionHandle) -> Result<FunctionAttributes>;
         fn stream_capture_info(stream: StreamHandle) -> Result<CaptureInfo>;
@@ -615,6 +617,49 @@ impl Driver for CheckedDriver {
             self.lock().modules.insert(module.raw(), device);
         }
         result
+    }
+
+    // ---- Several devices together ---------------------------------------------------------------------------------
+
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        let handles = self.inner.communicators_create(devices)?;
+        self.lock().communicators.add(devices, &handles);
+        Ok(handles)
+    }
+
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.inner.communicator_destroy(communicator)?;
+        self.lock().communicators.forget(communicator);
+        Ok(())
+    }
+
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        let mut captured: Vec<(StreamHandle, CaptureInfo)> = Vec::new();
+        for call in collectives {
+            if captured.iter().all(|(stream, _)| *stream != call.stream) {
+                captured.extend(self.capturing(call.stream).map(|info| (call.stream, info)));
+            }
+        }
+        self.inner.collectives_async(collectives)?;
+        let host = self.host();
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        let mut group: Vec<(&Collective, StreamId)> = Vec::new();
+        for call in
+            collectives.iter().filter(|call| captured.iter().all(|(stream, _)| *stream != call.stream))
+        {
+            group.extend(model.stream(call.stream).map(|id| (call, id)));
+        }
+        model.collectives(&group, host);
+        for (stream, before) in &captured {
+            let calls = || collectives.iter().filter(|call| call.stream == *stream);
+            let accesses: Vec<Access> =
+                calls().filter_map(|call| model.communicators.accesses(call)).flatten().collect();
+            let after = self.inner.stream_capture_info(*stream)?;
+            let site = calls().next().map_or(0, |call| model.sites.of(call.label));
+            model.captured(&*self.inner, before, &after, site, CapturedCall::Accesses(&accesses));
+        }
+        self.answer(&model, found, "collectives_async", ())
     }
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@
 //! A stream's own order; the record of an event and the waits that found it; what a host thread has seen complete
 //! (synchronisation, queries that answered `true`, blocking copies, calls that wait for the device) and whatever it submits
 //! afterwards; the ties between the legacy default stream and blocking streams; the edges of a graph, its place in the launching
-//! stream, and the launches of one executable, which follow one another. Nothing else does.
+//! stream, and the launches of one executable, which follow one another; the data of collectives, which a rank receives after
+//! what its givers did before. Nothing else does.
 //!
 //! # What it finds
 //! Each [`FindingKind`] is explained in `docs/simulator.md`. For what the driver cannot see (blocks of a caching allocator, host
@@ -18,6 +19,7 @@
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
 //! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`: captured work.
+//! - `collective`: which parts meet.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
 //!
 //! Memory is bounded by the layout of the program's memory: of each byte the last write is remembered, and those reads since
@@ -31,6 +33,7 @@
 mod blocks;
 mod capture;
 mod clock;
+mod collective;
 mod driver;
 mod finding;
 mod graph;

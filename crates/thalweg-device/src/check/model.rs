@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::blocks::Blocks;
 use super::clock::{Clock, Strand};
+use super::collective::Communicators;
 use super::graph::{Executable, Graph};
 use super::report::Findings;
 use super::shadow::{Mark, MarkKind};
@@ -105,6 +106,7 @@ pub(super) struct Model {
     pub(super) physical: FxHashMap<u64, u32>,
     /// The plain object behind each exported handle, with its serial number.
     pub(super) exported: FxHashMap<[u8; 64], (u32, u64)>,
+    pub(super) communicators: Communicators,
     pub(super) findings: Findings,
 }
 
@@ -130,6 +132,7 @@ impl Model {
             modules: FxHashMap::default(),
             physical: FxHashMap::default(),
             exported: FxHashMap::default(),
+            communicators: Communicators::default(),
             findings: Findings::default(),
         };
         model.introduce("the host");

@@ -29,6 +29,10 @@ impl Model {
     /// after.
     pub(super) fn report(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) {
         let mut trouble = *trouble;
+        let is_race = trouble.kind == FindingKind::Race;
+        if is_race && trouble.other.is_some_and(|other| self.may_yet_be_ordered(&other, mark)) {
+            return;
+        }
         let block = self.blocks.get(trouble.block);
         if trouble.kind == FindingKind::Uninitialised
             && mark.launch == 0

@@ -24,6 +24,7 @@
 mod capture;
 mod capture_rules;
 mod code;
+mod collectives;
 mod copies;
 mod devices;
 mod events;
@@ -112,6 +113,7 @@ pub fn cases() -> &'static [Case] {
             events::CASES,
             code::CASES,
             library::CASES,
+            collectives::CASES,
             capture::CASES,
             capture_rules::CASES,
             graphs::CASES,

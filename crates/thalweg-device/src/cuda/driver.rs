@@ -12,20 +12,22 @@ use super::graph::{Captures, Graph, GraphExec};
 use super::handles::{Table, lock};
 use super::memory::{Physical, Pool};
 use super::module::{Function, Module};
+use super::nccl::{Communicator, LazyNccl};
 use super::pinned::Pinned;
 use super::ranges::Ranges;
 use super::search::SearchEnvironment;
 use super::stream::{Event, Stream};
 use super::sys::DeviceAttribute;
+use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::HostFunction;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
-    Code, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags, EventHandle,
-    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostFlags,
-    HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
+    Code, CommunicatorHandle, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags,
+    EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle,
+    HostFlags, HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
     PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
 };
 
@@ -48,6 +50,8 @@ pub struct CudaDriver {
     pub(super) captures: Captures,
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
+    pub(super) communicators: Table<Communicator>,
+    pub(super) nccl: LazyNccl,
 }
 
 impl fmt::Debug for CudaDriver {
@@ -112,6 +116,8 @@ impl CudaDriver {
             captures: Mutex::default(),
             environment,
             blas: OnceLock::new(),
+            communicators: Table::new("communicator"),
+            nccl: OnceLock::new(),
         })
     }
 
@@ -357,6 +363,11 @@ impl Driver for CudaDriver {
         fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
         fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
         fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
+
+        fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;
+        fn communicator_info(communicator: CommunicatorHandle) -> CommunicatorInfo;
+        fn communicator_destroy(communicator: CommunicatorHandle) -> ();
+        fn collectives_async(collectives: &[Collective]) -> ();
 
         fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> ();
         fn stream_end_capture(stream: StreamHandle) -> GraphHandle;

@@ -9,14 +9,16 @@ use std::mem::{align_of, offset_of, size_of};
 
 use cudarc::cublaslt::sys as blas;
 use cudarc::driver::sys as cuda;
+use cudarc::nccl::sys as nccl;
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
+use super::nccl::{NcclTable, data_type, reduction_operation};
 use super::nvml::NvmlTable;
 use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
-use crate::Code;
 use crate::library::{ComputeFormat, ElementFormat};
+use crate::{Code, Reduction};
 
 /// The sizes of a function's arguments.
 trait Arguments {
@@ -41,6 +43,7 @@ arguments!(A B C D);
 arguments!(A B C D E);
 arguments!(A B C D E F);
 arguments!(A B C D E F G);
+arguments!(A B C D E F G H);
 arguments!(A B C D E F G H I J);
 arguments!(A B C D E F G H I J K);
 arguments!(A B C D E F G H I J K L M N O P);
@@ -205,6 +208,21 @@ fn arguments_of_the_libraries() {
             cublasLtMatmulPreferenceDestroy(_);
     };
     compare(BlasTable::signatures(), &theirs, &[]);
+    let theirs = generated! {
+        nccl:
+            ncclCommInitAll(_, _, _);
+            ncclCommDestroy(_);
+            ncclGroupStart();
+            ncclGroupEnd();
+            ncclAllReduce(_, _, _, _, _, _, _);
+            ncclBroadcast(_, _, _, _, _, _, _);
+            ncclReduce(_, _, _, _, _, _, _, _);
+            ncclAllGather(_, _, _, _, _, _);
+            ncclReduceScatter(_, _, _, _, _, _, _);
+            ncclSend(_, _, _, _, _, _);
+            ncclRecv(_, _, _, _, _, _);
+    };
+    compare(NcclTable::signatures(), &theirs, &[]);
     let theirs = generated! {
         nvrtc:
             nvrtcVersion(_, _);
@@ -436,11 +454,45 @@ fn constants_of_the_libraries() {
         ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
         ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
         ElementFormat::R_16BF.0 => blas::cudaDataType::CUDA_R_16BF;
+        ElementFormat::R_8I.0 => blas::cudaDataType::CUDA_R_8I;
+        ElementFormat::R_8U.0 => blas::cudaDataType::CUDA_R_8U;
+        ElementFormat::R_32I.0 => blas::cudaDataType::CUDA_R_32I;
+        ElementFormat::R_32U.0 => blas::cudaDataType::CUDA_R_32U;
+        ElementFormat::R_64I.0 => blas::cudaDataType::CUDA_R_64I;
+        ElementFormat::R_64U.0 => blas::cudaDataType::CUDA_R_64U;
         ComputeFormat::F32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         ComputeFormat::F32_FAST_TF32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
         ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
         super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
         super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+    }
+}
+
+#[test]
+fn numbers_of_collectives() {
+    use nccl::{ncclDataType_t as Type, ncclRedOp_t as Operation};
+    for (format, number) in [
+        (ElementFormat::R_8I, Type::ncclInt8),
+        (ElementFormat::R_8U, Type::ncclUint8),
+        (ElementFormat::R_32I, Type::ncclInt32),
+        (ElementFormat::R_32U, Type::ncclUint32),
+        (ElementFormat::R_64I, Type::ncclInt64),
+        (ElementFormat::R_64U, Type::ncclUint64),
+        (ElementFormat::R_16F, Type::ncclFloat16),
+        (ElementFormat::R_32F, Type::ncclFloat32),
+        (ElementFormat::R_64F, Type::ncclFloat64),
+        (ElementFormat::R_16BF, Type::ncclBfloat16),
+    ] {
+        assert_eq!(data_type(format), Some(number as u32), "{number:?}");
+    }
+    for (reduction, number) in [
+        (Reduction::Sum, Operation::ncclSum),
+        (Reduction::Product, Operation::ncclProd),
+        (Reduction::Maximum, Operation::ncclMax),
+        (Reduction::Minimum, Operation::ncclMin),
+        (Reduction::Average, Operation::ncclAvg),
+    ] {
+        assert_eq!(reduction_operation(reduction), number as u32, "{number:?}");
     }
 }
 

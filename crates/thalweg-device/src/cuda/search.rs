@@ -36,7 +36,7 @@ pub enum Library {
     Nvml,
     /// cuDNN. Located for reports only.
     Cudnn,
-    /// NCCL. Located for reports only.
+    /// NCCL: collectives over several devices.
     Nccl,
 }
 

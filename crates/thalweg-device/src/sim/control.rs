@@ -397,6 +397,7 @@ impl State {
 
     /// Tells everybody who waits for what cannot come that this is a deadlock.
     fn declare_deadlock(&mut self) {
+        let collectives = self.executor.describe_collectives();
         let mut control = self.control.take().expect("the machine is controlled");
         let mut text = "deadlock: no host thread can go on and no command is ready. ".to_owned();
         for (number, host) in control.hosts.iter().enumerate() {
@@ -409,6 +410,7 @@ impl State {
             };
             let _ = write!(text, "Host thread {number} `{}` {reason}. ", host.name);
         }
+        text += &collectives;
         let refusal = Refusal::new(Code::Timeout, text.trim_end());
         for host in &mut control.hosts {
             if matches!(host.phase, Phase::Parked(_)) {

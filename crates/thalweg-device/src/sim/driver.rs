@@ -9,13 +9,15 @@ use super::control::Step;
 use super::executor::{Body, CommandId, Frontier};
 use super::faults::Point;
 use super::machine::Locked;
-use super::memory::{Piece, Sharing};
+use super::memory::Sharing;
 use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
 use super::stream::PRIORITY_RANGE;
 use super::task::{HostTarget, Task, Work};
+use super::transfer::take_away;
 use super::virtual_memory::GRANULARITY_BYTES;
-use super::{SimDriver, transfer};
+use super::{SimDriver, collective, transfer};
+use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
@@ -26,9 +28,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
 use crate::{
-    Access, Code, DevicePointer, EventHandle, ForeignStream, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle,
+    GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
+    PoolHandle, Result, StreamHandle,
 };
 
 impl SimDriver {
@@ -67,28 +69,6 @@ impl SimDriver {
         self.check_process(call)?;
         self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
     }
-}
-
-/// Waits until no running command uses some memory, and takes it away. `find` says which memory it is, and whether it is
-/// still there: it is asked again after the wait, since other threads went on meanwhile.
-fn take_away(
-    mut locked: Locked<'_>,
-    find: impl Fn(&State) -> Outcome<SmallVec<[Piece; 4]>>,
-    remove: impl FnOnce(&mut State),
-) -> Outcome<()> {
-    let pieces = find(&locked)?;
-    let claim;
-    (locked, claim) = locked.hold(pieces.clone())?;
-    let outcome = match find(&locked) {
-        Ok(found) if found == pieces => {
-            remove(&mut locked);
-            Ok(())
-        }
-        Ok(_) => Err(Refusal::new(Code::InvalidValue, "another thread took the memory away first")),
-        Err(refusal) => Err(refusal),
-    };
-    locked.executor.release(claim);
-    outcome
 }
 
 /// Ends the process if a panic leaves a call whose caller's memory is lent to a command.
@@ -723,6 +703,26 @@ impl Driver for SimDriver {
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
         self.submit("cublasLtMatmul", |state| state.library(stream.raw(), launch))
+    }
+
+    // ---- Several devices together ---------------------------------------------------------------------------------
+
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        self.enter("ncclCommInitAll", |state| state.communicators_create(devices))
+    }
+
+    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
+        self.enter("ncclCommUserRank", |state| state.communicator_info(communicator))
+    }
+
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.enter_and_wait("ncclCommDestroy", |locked| {
+            collective::communicator_destroy(locked, communicator)
+        })
+    }
+
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        self.submit("ncclGroupEnd", |state| state.collectives(collectives))
     }
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------

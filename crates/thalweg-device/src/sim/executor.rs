@@ -16,6 +16,8 @@
 //!   [`CommandId`] tells for ever whether its command is gone.
 //! - Edges lead from older commands to newer ones: there are no cycles.
 //! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
+//! - A part of a collective is never ready: when it could be, it waits for its partners ([`collective`](super::collective)),
+//!   and then one of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
 
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::collective::{Collectives, Failure, Verdict, Web};
 use super::faults::{Faults, Point};
 use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
@@ -38,6 +41,13 @@ use crate::{Code, Label};
 pub(super) struct CommandId {
     index: u32,
     generation: u32,
+}
+
+impl CommandId {
+    /// Where it is as long as it is not complete.
+    pub(super) fn slot(self) -> u32 {
+        self.index
+    }
 }
 
 /// Commands that something comes after.
@@ -157,6 +167,8 @@ pub(super) struct Executor {
     lost: Vec<Option<Refusal>>,
     /// What is to go wrong.
     pub(super) faults: Faults,
+    /// Which parts of collectives meet.
+    pub(super) collectives: Collectives,
     started: Instant,
     live: usize,
     /// Marks that are complete but whose successors have not been told yet.
@@ -182,6 +194,7 @@ impl Executor {
             last_claim: 0,
             lost: vec![None; devices as usize],
             faults: Faults::default(),
+            collectives: Collectives::default(),
             started: Instant::now(),
             live: 0,
             completing: Vec::new(),
@@ -237,11 +250,16 @@ impl Executor {
         predecessors: impl IntoIterator<Item = CommandId>,
     ) -> CommandId {
         let index = self.vacant_slot();
+        let id = CommandId { index, generation: self.slots[index as usize].generation };
+        let before = match &body {
+            Body::Task(task) => self.collectives.enlist(id, task),
+            _ => Frontier::new(),
+        };
         let mut pending = 0;
         if let Some(details) = &mut self.details {
             details.begin(index, &body, origin.actor);
         }
-        for predecessor in predecessors {
+        for predecessor in predecessors.into_iter().chain(before) {
             let slot = &mut self.slots[predecessor.index as usize];
             if slot.generation == predecessor.generation {
                 slot.successors.push(index);
@@ -255,7 +273,6 @@ impl Executor {
         slot.pending = pending;
         slot.level = origin.level;
         slot.body = Some(body);
-        let id = CommandId { index, generation: slot.generation };
         self.live += 1;
         if pending == 0 {
             self.make_ready(index);
@@ -284,6 +301,10 @@ impl Executor {
         let slot = &self.slots[index as usize];
         match slot.body.as_ref().expect("a waiting command has a body") {
             Body::Task(task) if matches!(task.work, Work::Host(_)) => self.ready.push_host(index),
+            Body::Task(task) if matches!(task.work, Work::Part(_)) => {
+                self.collectives.arrived(index);
+                self.meet();
+            }
             Body::Task(_) => {
                 self.ready.push(slot.level, index);
                 self.wake_workers = true;
@@ -366,7 +387,11 @@ impl Executor {
         let resolved = self.slots[index as usize].resolved.take();
         let task = self.take_task(index);
         let start = match resolved {
-            _ if self.lost(task.device).is_some() => Start::Skip,
+            _ if let Some(cause) = self.lost(task.device) => match task.work {
+                // The other ranks must not go on as if they had met.
+                Work::Joint(_) => Start::Fail(cause.clone()),
+                _ => Start::Skip,
+            },
             Some(_) if let Err(refusal) = self.faults.pass(Point::Command) => {
                 let detail = format!("`{}` failed: {}", task.label, refusal.detail);
                 Start::Fail(Refusal::new(refusal.code, detail))
@@ -376,7 +401,7 @@ impl Executor {
                 self.running.push(Held { holder: Holder::Command(index), pieces });
                 Start::Run(resolved)
             }
-            None => match memory.resolve(task.device, &task.accesses, task.toucher()) {
+            None => match task.resolve(memory) {
                 Ok(_) => unreachable!("it did not resolve a moment ago, under the same lock"),
                 Err(text) => {
                     let detail = format!("`{}` failed: {text}", task.label);
@@ -400,12 +425,80 @@ impl Executor {
         if let Some(details) = &mut self.details {
             details.ended += 1;
         }
+        let met = self.collectives.end(index);
         if let Err(refusal) = outcome {
-            self.lost[device as usize].get_or_insert(refusal);
-            self.wake_hosts = true;
+            let own = [device];
+            let devices = met.as_ref().map_or(&own[..], |(devices, _)| devices);
+            self.lose(devices, &refusal);
+            self.meet();
         }
         self.retire(index);
+        self.completing.extend(met.into_iter().flat_map(|(_, others)| others));
         self.complete_marks();
+    }
+
+    fn lose(&mut self, devices: &[u32], refusal: &Refusal) {
+        for &device in devices {
+            self.lost[device as usize].get_or_insert_with(|| refusal.clone());
+        }
+        self.wake_hosts = true;
+    }
+
+    // ---- Collectives ----------------------------------------------------------------------------------------------
+
+    /// Lets those meet who can, and gives those up who cannot. What is given up is complete with the next marks.
+    fn meet(&mut self) {
+        while let Some(verdict) = self.collectives.verdict(&self.lost) {
+            match verdict {
+                Verdict::Fails(failure) => self.give_up(failure),
+                Verdict::Meets { slots, task } => {
+                    let first = slots[0];
+                    if let Some(Details { commands, .. }) = self.details.as_deref_mut() {
+                        let is_needed = slots.iter().any(|&slot| commands[slot as usize].is_needed);
+                        commands[first as usize].is_needed = is_needed;
+                    }
+                    let slot = &mut self.slots[first as usize];
+                    (slot.body, slot.resolved) = (Some(Body::Task(task)), None);
+                    self.ready.push(slot.level, first);
+                    self.wake_workers = true;
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, failure: Failure) {
+        self.lose(&failure.devices, &failure.refusal);
+        self.completing.extend(failure.released);
+    }
+
+    /// Looks after collectives that somebody may wait for in vain: a rank is gone, or a device.
+    pub(super) fn review_collectives(&mut self) {
+        self.meet();
+        self.complete_marks();
+    }
+
+    /// Gives collectives up of which each waits for another, if nothing runs that could show it otherwise.
+    pub(super) fn break_circles(&mut self) {
+        if self.ready.queued() > 0 || !self.running.is_empty() || !self.collectives.may_wait_in_circle() {
+            return;
+        }
+        while let Some(failure) = self.with_web(|collectives, web| collectives.find_circle(web)) {
+            self.give_up(failure);
+            self.review_collectives();
+        }
+    }
+
+    /// Which collectives wait for whom, in words; empty if none does.
+    pub(super) fn describe_collectives(&mut self) -> String {
+        self.with_web(|collectives, web| collectives.describe(web))
+    }
+
+    fn with_web<T>(&mut self, look: impl FnOnce(&mut Collectives, &Web<'_>) -> T) -> T {
+        let Self { slots, collectives, .. } = self;
+        let slots = &*slots;
+        let successors = |slot: u32| &slots[slot as usize].successors[..];
+        let is_done = |id: CommandId| slots[id.index as usize].generation != id.generation;
+        look(collectives, &Web { successors: &successors, is_done: &is_done })
     }
 
     // ---- The host's part of the range lock ------------------------------------------------------------------------
@@ -556,6 +649,7 @@ impl Executor {
             let detail = &mut details.commands[id.index as usize];
             if !std::mem::replace(&mut detail.is_needed, true) {
                 open.extend_from_slice(&detail.predecessors);
+                open.extend(self.collectives.partners(id.index));
             }
         }
     }
@@ -623,7 +717,7 @@ impl Slot {
             return true;
         }
         if self.resolved.as_ref().is_none_or(|(epoch, _)| *epoch != memory.epoch) {
-            let resolved = memory.resolve(task.device, &task.accesses, task.toucher());
+            let resolved = task.resolve(memory);
             self.resolved = resolved.ok().map(|resolved| (memory.epoch, resolved));
         }
         match &self.resolved {

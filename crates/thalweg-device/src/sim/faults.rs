@@ -8,7 +8,7 @@
 //! | [`Fault::OutOfMemory`] | a request for device memory is refused | nothing was taken; the next request may succeed |
 //! | [`Fault::MapFails`] | pages are not mapped | the range and the pages are as before |
 //! | [`Fault::PinnedOutOfMemory`] | a request for pinned memory is refused | nothing was taken |
-//! | [`Fault::CommandFails`] | a command fails when it begins | the device is lost: every later use answers the same code, memory can still be given back, other devices go on |
+//! | [`Fault::CommandFails`] | a command fails when it begins | the device is lost: every later use answers the same code, memory can still be given back, other devices go on but those that wait for it in a collective |
 //!
 //! An event that completes arbitrarily late is no fault: it is an order of commands, and orders are the affair of the
 //! schedule.

@@ -14,7 +14,7 @@ use super::executor::{Body, CommandId, Frontier, Origin};
 use super::refusal::{Outcome, Refusal};
 use super::schedules::Actor;
 use super::state::{State, unknown};
-use super::task::Task;
+use super::task::{Task, Work};
 use crate::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind};
 
 /// Bits of a node's number in its handle, and of the graph's number above it.
@@ -181,12 +181,31 @@ impl State {
         Ok(())
     }
 
+    /// The nodes are about to be queued: refuses where they are parts of a rank that has been given up.
+    fn begin_collectives(&mut self, nodes: &[Node]) -> Outcome<()> {
+        if !self.executor.collectives.are_used() {
+            return Ok(());
+        }
+        self.executor.collectives.begin();
+        for task in nodes.iter().filter_map(|node| node.task.as_ref()) {
+            if let Work::Part(part) = &task.work
+                && !self.executor.collectives.is_usable(part)
+            {
+                let detail =
+                    format!("the communicator of `{}`, in the graph, has been destroyed", task.label);
+                return Err(Refusal::new(Code::InvalidHandle, detail));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
         let own = self.enter(stream)?;
         self.forbid_on_capturing(own, "graph_launch")?;
         let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;
         let nodes = Arc::clone(&executable.nodes);
         let (sinks, mut before) = (executable.sinks.clone(), executable.last_launch.clone());
+        self.begin_collectives(&nodes)?;
         before.extend(self.frontier(own));
         let (origin, stream) = (self.stream(own).origin(), self.stream(own).number);
         let entry = self.executor.add(Body::Mark(None), origin, before);

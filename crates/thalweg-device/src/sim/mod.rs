@@ -11,6 +11,7 @@
 //! # How it is built
 //! - `executor` knows commands and the edges between them, and the range lock. `faults` says what is to go wrong. `schedule` decides which ready command
 //!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
+//! - `collective` knows which ranks meet, and finds those that never will; `reduction` is the arithmetic.
 //! - `stream`, `capture`, `graph`, `graph_memory`, `code`, `transfer` and `pool` turn calls into commands.
 //! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
 //!   and imports them.
@@ -35,6 +36,7 @@
 mod backing;
 mod capture;
 mod code;
+mod collective;
 mod control;
 mod driver;
 mod executor;
@@ -46,6 +48,7 @@ mod machine;
 mod memory;
 mod pool;
 mod ranges;
+mod reduction;
 mod refusal;
 mod schedule;
 pub mod schedules;

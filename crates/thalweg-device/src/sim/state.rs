@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) events: Table<Event>,
     pub(super) modules: Table<Module>,
     pub(super) functions: Table<Function>,
+    /// Communicator and rank of each handle.
+    pub(super) communicators: Table<(u64, u32)>,
     pub(super) captures: Vec<Capture>,
     pub(super) graphs: Table<Graph>,
     pub(super) executables: Table<Executable>,
@@ -83,6 +85,7 @@ impl State {
             events: Table::new(driver),
             modules: Table::new(driver),
             functions: Table::new(driver),
+            communicators: Table::new(driver),
             captures: Vec::new(),
             graphs: Table::new(driver),
             executables: Table::new(driver),
@@ -100,8 +103,10 @@ impl State {
         self.executor.take(&self.memory)
     }
 
-    /// Does what has become due in the critical section: stream-ordered frees, and memory that nobody touches any more.
+    /// Does what has become due in the critical section: collectives that can never meet, stream-ordered frees, and memory
+    /// that nobody touches any more.
     pub(super) fn settle(&mut self) {
+        self.executor.break_circles();
         while let Some(address) = self.executor.freed.pop() {
             self.pools.freed(address, &mut self.memory);
         }

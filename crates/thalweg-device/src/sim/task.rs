@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::memory::{HostAddress, Resolved, Toucher};
+use super::collective::{Joint, Part};
+use super::memory::{HostAddress, Memory, Resolved, Toucher};
+use super::reduction;
 use super::refusal::Refusal;
 use super::snapshot::Snapshot;
 use crate::command::{Access, FillPattern, Label};
@@ -37,6 +39,10 @@ pub(super) enum Work {
     Fill(FillPattern),
     /// A function of the host.
     Host(HostFunction),
+    /// A rank's part of a collective: it waits for the others, and one of them runs for all.
+    Part(Part),
+    /// A collective that all ranks have come to.
+    Joint(Joint),
 }
 
 /// Host memory that a blocked caller lends.
@@ -56,10 +62,18 @@ impl Task {
         if matches!(self.work, Work::Kernel { .. }) { Toucher::Kernel } else { Toucher::Copy }
     }
 
+    /// Finds its accesses.
+    pub(super) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
+        match &self.work {
+            Work::Joint(joint) => joint.resolve(memory, &self.accesses),
+            _ => memory.resolve(self.device, &self.accesses, self.toucher()),
+        }
+    }
+
     /// Does the work. A panic of the program's code is a failed launch.
     ///
     /// # Safety
-    /// `resolved` is what [`Memory::resolve`](super::memory::Memory::resolve) found for the accesses of this task, it is
+    /// `resolved` is what [`resolve`](Self::resolve) found for the accesses of this task, it is
     /// still true, and until this returns no other command and no host access touches these bytes in conflict.
     pub(super) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
         let failed =
@@ -103,6 +117,9 @@ impl Task {
                 return kernel.run(&launch);
             }
             Work::Host(function) => function(),
+            Work::Part(_) => unreachable!("a part never runs: its meeting does"),
+            // SAFETY: the caller's promise.
+            Work::Joint(joint) => unsafe { self.exchange(joint, resolved) },
             Work::Copy => {
                 if let (Some(source), Some(target)) = (pointer(0), pointer(1)) {
                     // SAFETY: both ranges are resolved and locked for this command; they may overlap.
@@ -131,6 +148,36 @@ impl Task {
             }
         }
         Ok(())
+    }
+}
+
+impl Task {
+    /// Reads what every rank gives, and writes what each gets.
+    ///
+    /// # Safety
+    /// As for `run`. The accesses are two a rank: what it reads and what it writes.
+    unsafe fn exchange(&self, joint: &Joint, resolved: &Resolved) {
+        let ends = |access: usize| {
+            let ends = self.accesses.iter().zip(&resolved.pointers).skip(access).step_by(2);
+            ends.map(|(access, pointer)| (access.bytes as usize, pointer.map(HostAddress::pointer)))
+        };
+        let input = |(bytes, pointer): (usize, Option<*mut u8>)| {
+            let mut input = vec![0; bytes];
+            if let Some(source) = pointer {
+                // SAFETY: the range is resolved and locked for this command, and as long as the buffer, which is memory
+                // of its own.
+                unsafe { std::ptr::copy_nonoverlapping(source, input.as_mut_ptr(), bytes) };
+            }
+            input
+        };
+        let inputs: Vec<Vec<u8>> = ends(0).map(input).collect();
+        let outputs = reduction::outputs(joint.operation, joint.format, &inputs);
+        for ((bytes, pointer), output) in ends(1).zip(outputs) {
+            let Some(target) = pointer else { continue };
+            assert_eq!(output.len(), bytes, "a collective's output is as long as the rank declared");
+            // SAFETY: as above, in the other direction.
+            unsafe { std::ptr::copy_nonoverlapping(output.as_ptr(), target, bytes) };
+        }
     }
 }
 

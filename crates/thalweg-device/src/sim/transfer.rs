@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::executor::CommandId;
 use super::machine::Locked;
-use super::memory::{HostAddress, Toucher};
+use super::memory::{HostAddress, Piece, Toucher};
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
 use super::task::{Task, Work};
@@ -59,6 +59,28 @@ pub(super) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
     };
     let accesses = [Access::write(fill.target, bytes)];
     submit(state, own, fill.label, &accesses, Work::Fill(fill.pattern), GraphNodeKind::Fill).map(|_| ())
+}
+
+/// Waits until no running command uses some memory, and takes it away. `find` says which memory it is, and whether it is
+/// still there: it is asked again after the wait, since other threads went on meanwhile.
+pub(super) fn take_away(
+    mut locked: Locked<'_>,
+    find: impl Fn(&State) -> Outcome<SmallVec<[Piece; 4]>>,
+    remove: impl FnOnce(&mut State),
+) -> Outcome<()> {
+    let pieces = find(&locked)?;
+    let claim;
+    (locked, claim) = locked.hold(pieces.clone())?;
+    let outcome = match find(&locked) {
+        Ok(found) if found == pieces => {
+            remove(&mut locked);
+            Ok(())
+        }
+        Ok(_) => Err(Refusal::new(Code::InvalidValue, "another thread took the memory away first")),
+        Err(refusal) => Err(refusal),
+    };
+    locked.executor.release(claim);
+    outcome
 }
 
 /// Holds a range of pinned memory while `body` touches it. Waits for running commands only.

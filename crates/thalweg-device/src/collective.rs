@@ -1,0 +1,227 @@
+//! Collectives: what the devices of a communicator do together.
+//!
+//! A *communicator* is a set of devices, each with a *rank*, a number from 0 on. Each rank calls every collective for itself
+//! ([`Collective`]): its call, a *part*, is a command of its stream like any other, with the memory that it touches. The parts
+//! that belong together meet, and each stream goes on when its part is done. The verbs and their meaning are NCCL's.
+//!
+//! # Which parts belong together
+//! The *k*-th collective of a rank meets the *k*-th of every other rank of its communicator, counted in the order of the
+//! calls. A send meets a receive in the same way, counted for each pair of ranks and apart from the collectives. Calls that
+//! belong together agree in operation, root, reduction, format and count; what happens where they do not is the driver's
+//! affair (NCCL hangs or computes nonsense, the simulator says whose calls they are).
+//!
+//! # What is ordered
+//! A part comes after the earlier work of its stream. The parts of one call of
+//! [`Driver::collectives_async`](crate::Driver::collectives_async), a *group*, are not ordered among each other, on the same
+//! stream neither. A rank that receives data comes after what the ranks that gave it did before. Nothing else is promised:
+//! neither that a broadcast makes its root wait, nor that it does not.
+//!
+//! What holds streams up is more: the groups of a rank in one communicator run one after the other, whatever their streams.
+
+use crate::command::{Access, Label};
+use crate::library::ElementFormat;
+use crate::{CommunicatorHandle, DevicePointer, StreamHandle};
+
+/// How elements of several ranks become one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reduction {
+    /// Their sum; integers wrap.
+    Sum,
+    /// Their product; integers wrap.
+    Product,
+    /// The greatest.
+    Maximum,
+    /// The smallest.
+    Minimum,
+    /// Their sum divided by the number of ranks; of integers rounded towards 0.
+    Average,
+}
+
+impl Reduction {
+    /// Its name in texts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Product => "product",
+            Self::Maximum => "maximum",
+            Self::Minimum => "minimum",
+            Self::Average => "average",
+        }
+    }
+}
+
+/// What the ranks do. `count` is [`Collective::count`], and *n* the number of ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CollectiveOperation {
+    /// Every rank gets the reduction of what all gave: `count` elements in, `count` out.
+    AllReduce(Reduction),
+    /// Every rank gets `count` elements that the root gave, the root too.
+    Broadcast {
+        /// Who gives.
+        root: u32,
+    },
+    /// The root gets the reduction of what all gave: `count` elements each.
+    Reduce {
+        /// Who gets.
+        root: u32,
+        /// How.
+        reduction: Reduction,
+    },
+    /// Every rank gets what all gave, in the order of the ranks: `count` elements in, *n* · `count` out.
+    AllGather,
+    /// Rank *r* gets the *r*-th part of the reduction of what all gave: *n* · `count` elements in, `count` out.
+    ReduceScatter(Reduction),
+    /// `count` elements go to another rank, that receives them. It is done when they have been taken.
+    Send {
+        /// To whom.
+        peer: u32,
+    },
+    /// `count` elements come from another rank, that sends them.
+    Receive {
+        /// From whom.
+        peer: u32,
+    },
+}
+
+impl CollectiveOperation {
+    /// The rank that it names: root or peer.
+    pub const fn named_rank(self) -> Option<u32> {
+        match self {
+            Self::Broadcast { root: rank }
+            | Self::Reduce { root: rank, .. }
+            | Self::Send { peer: rank }
+            | Self::Receive { peer: rank } => Some(rank),
+            Self::AllReduce(_) | Self::AllGather | Self::ReduceScatter(_) => None,
+        }
+    }
+
+    /// Whether one rank sends and another receives.
+    pub const fn is_between_two(self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Receive { .. })
+    }
+
+    /// How many elements the part of `rank` reads and writes; `None` where that is more than there are numbers.
+    pub const fn elements(self, count: u64, rank: u32, ranks: u32) -> Option<(u64, u64)> {
+        let Some(all) = count.checked_mul(ranks as u64) else { return None };
+        Some(match self {
+            Self::AllReduce(_) => (count, count),
+            Self::Broadcast { root } => (if rank == root { count } else { 0 }, count),
+            Self::Reduce { root, .. } => (count, if rank == root { count } else { 0 }),
+            Self::AllGather => (count, all),
+            Self::ReduceScatter(_) => (all, count),
+            Self::Send { .. } => (count, 0),
+            Self::Receive { .. } => (0, count),
+        })
+    }
+
+    /// Whether what `rank` gets depends on what `other` gives: then `rank` comes after what `other` did before.
+    pub const fn is_fed_by(self, rank: u32, other: u32) -> bool {
+        match self {
+            Self::AllReduce(_) | Self::AllGather | Self::ReduceScatter(_) => true,
+            Self::Broadcast { root } => other == root,
+            Self::Reduce { root, .. } => rank == root,
+            Self::Send { .. } => false,
+            Self::Receive { peer } => other == peer,
+        }
+    }
+}
+
+impl std::fmt::Display for CollectiveOperation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AllReduce(reduction) => write!(f, "all_reduce of the {}", reduction.name()),
+            Self::Broadcast { root } => write!(f, "broadcast from rank {root}"),
+            Self::Reduce { root, reduction } => {
+                write!(f, "reduce of the {} to rank {root}", reduction.name())
+            }
+            Self::AllGather => f.write_str("all_gather"),
+            Self::ReduceScatter(reduction) => write!(f, "reduce_scatter of the {}", reduction.name()),
+            Self::Send { peer } => write!(f, "send to rank {peer}"),
+            Self::Receive { peer } => write!(f, "receive from rank {peer}"),
+        }
+    }
+}
+
+/// One rank's part of a collective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Collective {
+    /// The rank, by its handle in the communicator.
+    pub communicator: CommunicatorHandle,
+    /// A stream of the rank's device.
+    pub stream: StreamHandle,
+    /// What all of them do.
+    pub operation: CollectiveOperation,
+    /// The format of the elements.
+    pub format: ElementFormat,
+    /// How many elements; each operation says of what.
+    pub count: u64,
+    /// What this rank gives. Ignored where it gives nothing.
+    pub send: DevicePointer,
+    /// Where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send` itself, for
+    /// a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
+    pub receive: DevicePointer,
+    /// Who asked for it.
+    pub label: Label,
+}
+
+impl Collective {
+    /// What the part touches when it is the part of this rank: what it reads, and what it writes, 0 bytes for nothing. `None`
+    /// where the format is unknown, or the sizes are more than there are addresses.
+    pub fn accesses(&self, rank: u32, ranks: u32) -> Option<[Access; 2]> {
+        let (read, written) = self.operation.elements(self.count, rank, ranks)?;
+        let bytes = self.format.bytes()?;
+        let (read, written) = (read.checked_mul(bytes)?, written.checked_mul(bytes)?);
+        Some([Access::read(self.send, read), Access::write(self.receive, written)])
+    }
+}
+
+/// What a handle of a communicator is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CommunicatorInfo {
+    /// The rank, from 0 on.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// The rank's device.
+    pub device: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_orders_and_nothing_else_does() {
+        let sum = Reduction::Sum;
+        let feeds = |operation: CollectiveOperation| {
+            let pairs = (0..3).flat_map(|rank| (0..3).map(move |other| (rank, other)));
+            pairs
+                .filter(|&(rank, other)| rank != other && operation.is_fed_by(rank, other))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(feeds(CollectiveOperation::AllReduce(sum)).len(), 6);
+        assert_eq!(feeds(CollectiveOperation::Broadcast { root: 1 }), [(0, 1), (2, 1)]);
+        assert_eq!(feeds(CollectiveOperation::Reduce { root: 1, reduction: sum }), [(1, 0), (1, 2)]);
+        assert!(feeds(CollectiveOperation::Send { peer: 1 }).is_empty());
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_none() {
+        let collective = |operation, format, count| Collective {
+            communicator: CommunicatorHandle::from_raw(1),
+            stream: StreamHandle::from_raw(1),
+            operation,
+            format,
+            count,
+            send: DevicePointer::new(1024),
+            receive: DevicePointer::new(2048),
+            label: Label::here("test"),
+        };
+        let scatter = CollectiveOperation::ReduceScatter(Reduction::Sum);
+        let [read, write] = collective(scatter, ElementFormat::R_64F, 3).accesses(1, 4).unwrap();
+        assert_eq!((read.start, read.bytes, write.start, write.bytes), (1024, 96, 2048, 24));
+        assert_eq!(collective(scatter, ElementFormat::R_64F, 1 << 59).accesses(0, 4), None);
+        assert_eq!(collective(scatter, ElementFormat::R_8U, u64::MAX / 2).accesses(0, 4), None);
+        assert_eq!(collective(scatter, ElementFormat(9999), 1).accesses(0, 4), None);
+    }
+}
