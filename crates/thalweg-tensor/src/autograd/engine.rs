@@ -7,7 +7,8 @@
 //! Every node has one canonical stream, the one that was current when it was recorded, and its backward function runs with
 //! that stream current. A gradient that was produced on another stream is waited for by an event, and its memory is marked
 //! as used there. When the graph is done, the caller's stream waits for every stream that work was left on: whatever
-//! follows `backward` on the caller's stream is ordered behind it.
+//! follows `backward` on the caller's stream is ordered behind it. A leaf's gradient may be another stream's memory then;
+//! it is marked as used on the caller's, where the optimizer will read it and drop it.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ pub(crate) fn run(root: Edge, gradient: Tensor) -> Result<()> {
     let mut missing = count_feeders(&root.node);
     let mut buffers: FxHashMap<u64, Buffer> = FxHashMap::default();
     let mut used: SmallVec<[Stream; 4]> = SmallVec::new();
+    let mut leaves_elsewhere: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
     deliver(&mut buffers, &root, gradient, &caller)?;
     let mut ready = BinaryHeap::from([Ready(root.node)]);
     while let Some(Ready(node)) = ready.pop() {
@@ -57,6 +59,9 @@ pub(crate) fn run(root: Edge, gradient: Tensor) -> Result<()> {
         let results = run_node(&node, buffer)?;
         if !used.contains(&node.stream) {
             used.push(node.stream.clone());
+        }
+        if node.stream != caller && node.edges.is_empty() {
+            leaves_elsewhere.push(node.clone());
         }
         for (edge, result) in node.edges.iter().zip(results) {
             let Some(edge) = edge else { continue };
@@ -72,6 +77,11 @@ pub(crate) fn run(root: Edge, gradient: Tensor) -> Result<()> {
     }
     for stream in used.iter().filter(|stream| **stream != caller && stream.device() == caller.device()) {
         caller.wait_stream(stream)?;
+    }
+    for gradient in leaves_elsewhere.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
+        if gradient.device() == caller.device() {
+            gradient.record_stream(&caller);
+        }
     }
     Ok(())
 }

@@ -30,6 +30,11 @@ pub trait Backward: Send + Sync {
     /// The gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
+
+    /// Of a leaf: the gradient that it keeps, if it has one by now.
+    fn leaf_gradient(&self) -> Option<Tensor> {
+        None
+    }
 }
 
 /// A place in the graph that gradients flow to: an input of a node.

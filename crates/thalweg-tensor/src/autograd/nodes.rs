@@ -41,6 +41,10 @@ impl Backward for Accumulate {
         }
         Ok(Gradients::new())
     }
+
+    fn leaf_gradient(&self) -> Option<Tensor> {
+        self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// How the gradient of a view becomes that of its base.

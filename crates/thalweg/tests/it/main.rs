@@ -1,5 +1,7 @@
 //! The examples as a user runs them: on the simulator, with what they print held against what they promise.
 
+mod sim;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
