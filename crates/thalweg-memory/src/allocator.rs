@@ -278,6 +278,16 @@ impl DeviceAllocator {
         Ok(self.cold().pools.release(pool)?)
     }
 
+    /// The same for a pool whose memory work of other streams than its blocks' own may still touch, beyond the life of any
+    /// block: replays of graphs that were captured into it. Its memory goes back to the upstream behind what these streams have
+    /// then.
+    ///
+    /// # Errors
+    /// Those of [`release_pool`](Self::release_pool).
+    pub fn release_pool_behind(&self, pool: PoolId, streams: &[StreamId]) -> Result<(), AllocationError> {
+        Ok(self.cold().pools.release_behind(pool, streams)?)
+    }
+
     /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
         self.cold().pools.references(pool)
@@ -635,7 +645,8 @@ impl Block {
     /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
-        if stream != self.stream && !self.is_null() {
+        let is_foreign = planted!(RecordStreamLost, stream != self.stream, false);
+        if is_foreign && !self.is_null() {
             use_of(self.uses().get_or_insert_default(), stream).note(self.arena().common.is_capturing());
         }
     }
@@ -669,10 +680,11 @@ impl Block {
             }
             return;
         }
-        if let Ok(recorded) = around.record(stream) {
+        if let Ok(recorded) = around.record(planted!(UseRecordedAtHome, stream, self.stream)) {
             one.at_free = false;
             one.eager = was_eager;
-            if let Some(before) = one.event.replace(recorded) {
+            let kept = planted!(FirstUseKept, recorded, one.event.take().unwrap_or(recorded));
+            if let Some(before) = one.event.replace(kept) {
                 around.events.release_event(before.event);
             }
         }
@@ -711,7 +723,7 @@ impl Block {
     fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
         if self.stream != arena.home.stream {
             // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-            use_of(&mut uses, self.stream).note(false);
+            planted!(BorrowerForgotten, use_of(&mut uses, self.stream).note(false), ());
             arena.forget_own_use(&mut uses);
         }
         Arena::take_back(arena, block, uses);

@@ -51,7 +51,7 @@ use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
-use crate::upstream::{EventId, PageId, SegmentSource, StreamId, UpstreamError};
+use crate::upstream::{EventId, PageId, SegmentSource, StreamId, UpstreamError, VirtualMemory};
 use crate::watch::Log;
 
 /// Whose an arena is.
@@ -197,7 +197,7 @@ impl Arena {
     #[cold]
     fn take_in(&self, state: &mut ArenaState) {
         while let Some((block, uses, stack)) = self.returned.pop() {
-            state.free(self, block, uses, stack);
+            state.free(self, block, planted!(InboxLosesUses, uses, Uses::new()), stack);
         }
         // Only a panic of the upstream leaves something here.
         state.collect_ready(self);
@@ -241,6 +241,23 @@ impl Arena {
         });
     }
 
+    /// Work of these streams, too, may touch what is free here: it goes back to the upstream behind that. The upstream is not
+    /// called.
+    pub(crate) fn add_users(&self, streams: &[StreamId]) {
+        let mut state = self.state();
+        for stream in streams.iter().filter(|stream| **stream != self.home.stream) {
+            if !state.users.contains(stream) {
+                state.users.push(*stream);
+            }
+        }
+    }
+
+    /// *Blocks* until nothing touches what is free here.
+    fn wait_for_users(&self, state: &ArenaState, memory: &dyn VirtualMemory) -> Result<(), UpstreamError> {
+        let mut streams = state.users.iter().chain([&self.home.stream]);
+        streams.try_for_each(|stream| memory.synchronize_stream(*stream))
+    }
+
     /// This stream was made to wait for these events. The upstream is not called.
     pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
         if events.len() > 0 {
@@ -268,7 +285,7 @@ impl Arena {
     }
 
     /// Gives what is free in one class back to where it came from: whole plain segments, and whole pages. *Blocks* until
-    /// this stream is done, if there are pages.
+    /// this stream and [other users](Self::add_users) are done, if there are pages.
     ///
     /// # Errors
     /// The upstream's; the rest stays cached.
@@ -283,9 +300,9 @@ impl Arena {
             }
         }
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
-        if !growing.is_empty() {
-            memory
-                .synchronize_stream(self.home.stream)
+        let must_wait = planted!(EmptiedWhileBusy, !growing.is_empty(), false);
+        if must_wait {
+            self.wait_for_users(&state, memory)
                 .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
         }
         for span in growing {
@@ -321,7 +338,7 @@ impl Arena {
         state.abandon(self);
         let memory = self.common.upstream.virtual_memory();
         if let Some(memory) = memory.filter(|_| !state.pages.is_empty()) {
-            let _ = memory.synchronize_stream(self.home.stream);
+            let _ = self.wait_for_users(&state, memory);
         }
         let had_pages = !state.pages.is_empty();
         let segments: Vec<_> = state.blocks.segments().collect();
@@ -381,6 +398,8 @@ pub(crate) struct ArenaState {
     /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
     pub(crate) order: Order<BlockId>,
+    /// Other streams whose work may touch what is free: those that replay the graphs of a pool.
+    users: Vec<StreamId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
     pub(crate) log: Log,
@@ -407,6 +426,7 @@ impl ArenaState {
             holes: FxHashMap::default(),
             revoked: FxHashSet::default(),
             order: Order::default(),
+            users: Vec::new(),
             gauges: Gauges::default(),
             idle: Idle::default(),
             log: Log::default(),
@@ -427,7 +447,8 @@ impl ArenaState {
     #[inline]
     pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
         let (block, size_bytes) = self.hand?;
-        if size_bytes != request.size_bytes {
+        let fits = planted!(TooSmallFromHand, size_bytes == request.size_bytes, true);
+        if !fits {
             return None;
         }
         self.hand = None;
@@ -499,7 +520,8 @@ impl ArenaState {
         if !self.policy.may_serve(request.size_bytes, entry.size_bytes) {
             return None;
         }
-        self.free[request.class as usize].remove(entry.span(), entry.registration);
+        let bins = &mut self.free[request.class as usize];
+        planted!(StaysInBin, bins.remove(entry.span(), entry.registration), ());
         Some(entry.span())
     }
 
@@ -639,7 +661,8 @@ impl ArenaState {
                 self.return_to_bins(arena, block);
             }
         } else {
-            self.order.free(block, uses, &arena.common.surroundings());
+            let around = arena.common.surroundings();
+            self.order.free(block, planted!(UsesForgotten, uses, Uses::new()), &around);
             self.collect_ready(arena);
         }
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
@@ -676,7 +699,7 @@ impl ArenaState {
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
         for neighbour in merged.absorbed.into_iter().flatten() {
-            bins.remove(neighbour, registration);
+            planted!(NeighbourStaysInBin, bins.remove(neighbour, registration), ());
             absorbed += 1;
             absorbed_bytes += neighbour.size_bytes;
         }

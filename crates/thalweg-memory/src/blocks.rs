@@ -159,7 +159,7 @@ impl<Tag: Copy> Blocks<Tag> {
         let record = &mut self.records[block.0];
         assert!(!matches!(record.usage, BlockUse::Taken { .. }), "a block that somebody has is not split");
         assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
-        let address = record.address + size_bytes;
+        let address = record.address + planted!(SplitOverlaps, size_bytes, size_bytes - 512);
         let rest_bytes = record.size_bytes - size_bytes;
         let Record { usage, next, segment, tag, .. } = *record;
         record.size_bytes = size_bytes;
@@ -306,9 +306,12 @@ impl<Tag: Copy> Blocks<Tag> {
     }
 
     fn are_alike(&self, one: BlockId, other: BlockId) -> bool {
-        matches!(
-            (self.records[one.0].usage, self.records[other.0].usage),
-            (BlockUse::Free { .. }, BlockUse::Free { .. }) | (BlockUse::Unmapped, BlockUse::Unmapped)
+        use BlockUse::{Free, Unmapped};
+        let uses = (self.records[one.0].usage, self.records[other.0].usage);
+        planted!(
+            MergesWithTaken,
+            matches!(uses, (Free { .. }, Free { .. }) | (Unmapped, Unmapped)),
+            matches!(uses, (Free { .. } | BlockUse::Taken { .. }, Free { .. }) | (Unmapped, Unmapped)),
         )
     }
 

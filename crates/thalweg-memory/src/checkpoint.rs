@@ -166,12 +166,17 @@ impl DeviceAllocator {
         }
         let streams: FxHashMap<StreamId, &Vec<SavedSegment>> =
             checkpoint.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
+        for arena in &arenas {
+            // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
+            let state = settled(arena)?;
+            if let Some(segments) = streams.get(&arena.home.stream) {
+                state.check(segments).map_err(refused)?;
+            }
+        }
         for (stream, segments) in &streams {
-            let arena = arenas.iter().find(|arena| arena.home.stream == *stream);
-            match arena {
-                Some(arena) => settled(arena)?.check(segments).map_err(refused)?,
-                None if segments.is_empty() => {}
-                None => return Err(refused(format!("it has no memory of {stream:?} any more"))),
+            let is_here = arenas.iter().any(|arena| arena.home.stream == *stream);
+            if !is_here && !segments.is_empty() {
+                return Err(refused(format!("it has no memory of {stream:?} any more")));
             }
         }
         let mut restored = Restored { freed: Vec::new(), allocated: Vec::new() };
@@ -263,7 +268,8 @@ impl Block {
 /// An arena's state in which no free waits for anything. *Blocks*.
 fn settled(arena: &Arc<Arena>) -> Result<BiasedMutexGuard<'_, ArenaState>, AllocationError> {
     let mut state = arena.lock();
-    let waited = state.order.synchronize(&arena.common.surroundings());
+    let around = arena.common.surroundings();
+    let waited = planted!(RestoredWhileBusy, state.order.synchronize(&around), Ok(()));
     state.collect_ready(arena);
     waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;
     Ok(state)

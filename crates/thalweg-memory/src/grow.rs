@@ -71,7 +71,9 @@ impl PageTable {
     /// The whole pages within a free block.
     fn whole_pages(&self, span: Span) -> Option<Span> {
         let from = (span.address - self.address).next_multiple_of(self.page_bytes);
-        let to = (span.end() - self.address) / self.page_bytes * self.page_bytes;
+        let end = span.end() - self.address;
+        let to =
+            planted!(PageInUseMoves, end / self.page_bytes, end.div_ceil(self.page_bytes)) * self.page_bytes;
         (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
     }
 }
@@ -421,7 +423,8 @@ impl ArenaState {
         pages.extend(&moved);
         self.blocks.take(block, 0);
         self.holes.insert(block, moved);
-        self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
+        let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
+        self.order.free(block, uses, &arena.common.surroundings());
     }
 
     /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
@@ -513,7 +516,8 @@ impl ArenaState {
         match (legal, self.blocks.usage(block)) {
             (Legal::Ordered, _) => true,
             (Legal::Idle(passed), BlockUse::Free { since }) => {
-                since <= passed[self.blocks.tag(block).class as usize]
+                let passed = passed[self.blocks.tag(block).class as usize];
+                planted!(FreedSinceIsIdle, since <= passed, true)
             }
             (Legal::Idle(_), _) => false,
         }
@@ -535,11 +539,12 @@ impl ArenaState {
             {
                 self.idle.fence = Some((recorded, self.searches));
                 // What becomes free from now on is free since later.
-                self.searches = self.searches.map(|searches| searches + 1);
+                planted!(ClockStandsStill, self.searches = self.searches.map(|searches| searches + 1), ());
             }
         }
         if let Some((recorded, at)) = self.idle.fence
-            && matches!(around.events.query_event(recorded.event), Ok(true))
+            && let Ok(is_over) = around.events.query_event(recorded.event)
+            && planted!(FenceNotAwaited, is_over, true)
         {
             around.events.release_event(recorded.event);
             self.idle = Idle { fence: None, passed: Some(at) };

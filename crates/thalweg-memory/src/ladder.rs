@@ -322,7 +322,11 @@ impl<'a> Climb<'a> {
             self.pages.append(&mut self.made);
         } else {
             // Too few are none. One that cannot be given back is spare.
-            self.made.retain(|page| memory.destroy_page(*page).is_err());
+            planted!(
+                MadePagesLost,
+                self.made.retain(|page| memory.destroy_page(*page).is_err()),
+                self.made.clear()
+            );
         }
         made
     }
@@ -375,7 +379,8 @@ impl<'a> Climb<'a> {
         let own = donor.number == self.arena.number;
         let mut state = donor.lock();
         let Some(legal) = self.legal(donor, &mut state, donors) else { return };
-        if !own && matches!(legal, Legal::Ordered) && !self.wait_for(donor) {
+        let must_wait = !own && matches!(legal, Legal::Ordered);
+        if planted!(PagesWithoutWait, must_wait, false) && !self.wait_for(donor) {
             return;
         }
         let order = PageOrder { request: self.request, legal, own, wanted };
@@ -386,7 +391,8 @@ impl<'a> Climb<'a> {
     /// Makes this stream wait for all that `donor`'s stream was given so far; whether it could be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let around = self.arena.common.surroundings();
-        let Ok(recorded) = around.record(donor.home.stream) else { return false };
+        let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
+        let Ok(recorded) = around.record(lender) else { return false };
         // Kept first, so that it is not lost in a panic.
         self.waits.push(recorded.event);
         if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
@@ -417,7 +423,8 @@ impl<'a> Climb<'a> {
             let mut state = donor.lock();
             let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
             let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
-            if !own && matches!(legal, Legal::Ordered) && !self.wait_for(&donor) {
+            let must_wait = !own && matches!(legal, Legal::Ordered);
+            if planted!(LoanWithoutWait, must_wait, false) && !self.wait_for(&donor) {
                 continue;
             }
             state.take_out(span);

@@ -99,6 +99,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(not(feature = "planted-bugs"))]
+#[macro_use]
+mod planted;
+#[cfg(feature = "planted-bugs")]
+#[macro_use]
+pub mod planted;
+
 mod advice;
 mod allocator;
 pub mod analysis;

@@ -176,7 +176,8 @@ impl<T: Copy + Eq> Order<T> {
         let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
         let mut unmarked = SmallVec::<[StreamId; 2]>::new();
-        for Use { stream, at_free, eager, event, marks } in uses {
+        let told = planted!(OnlyFirstUse, uses, uses.into_iter().take(1).collect::<Uses>());
+        for Use { stream, at_free, eager, event, marks } in told {
             let in_capture = around.capturing && !eager;
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one; a place in a graph does not.
@@ -223,7 +224,7 @@ impl<T: Copy + Eq> Order<T> {
         let Some(marks) = around.marks(stream) else { return };
         let pending = self.pending.get_mut(&ticket).expect("it was just put there");
         self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
-        pending.marks.extend(marks);
+        pending.marks.extend(planted!(MarksForgotten, marks, Vec::new()));
         pending.unrecorded.retain(|other| *other != stream);
         self.finish(ticket);
     }
@@ -285,7 +286,8 @@ impl<T: Copy + Eq> Order<T> {
         }
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream)
-                && matches!(around.events.query_event(recorded.event), Ok(true))
+                && let Ok(is_over) = around.events.query_event(recorded.event)
+                && planted!(NotReadyIsReady, is_over, true)
             {
                 self.settle_head(stream);
                 around.events.release_event(recorded.event);
@@ -311,7 +313,7 @@ impl<T: Copy + Eq> Order<T> {
         self.end_captures(around);
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream) {
-                around.events.synchronize_event(recorded.event)?;
+                planted!(SynchronizeReturns, around.events.synchronize_event(recorded.event)?, ());
                 self.settle_head(stream);
                 around.events.release_event(recorded.event);
             }
@@ -340,11 +342,12 @@ impl<T: Copy + Eq> Order<T> {
             let queue = &self.queues[&stream];
             let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
             let last = last.recorded;
-            around.events.wait_event(home, last.event)?;
+            let waiting = planted!(WaitOnUser, home, stream);
+            planted!(OrderWithoutWait, around.events.wait_event(waiting, last.event)?, ());
             // The event is kept until it has passed, so that waits in flight can be counted.
             self.waits.push_back(last.event);
             while let Some(&Queued { recorded, .. }) = self.head(stream)
-                && recorded.sequence <= last.sequence
+                && planted!(SettlesTooMuch, recorded.sequence <= last.sequence, true)
             {
                 self.settle_head(stream);
                 if recorded.event != last.event {
@@ -364,7 +367,9 @@ impl<T: Copy + Eq> Order<T> {
     }
 
     fn is_settled(&self, stream: StreamId, recorded: Recorded) -> bool {
-        self.settled.get(&stream).is_some_and(|&last| recorded.sequence <= last)
+        self.settled
+            .get(&stream)
+            .is_some_and(|&last| planted!(LaterIsSettled, recorded.sequence <= last, true))
     }
 
     /// Puts an event into its queue, behind those that were recorded before it.
@@ -425,7 +430,8 @@ impl<T: Copy + Eq> Order<T> {
             let Some(pending) = self.pending.get_mut(&ticket) else { return true };
             let Some(&stream) = pending.unrecorded.last() else { return true };
             let Ok(recorded) = around.record(stream) else { return false };
-            pending.unrecorded.pop();
+            let left = pending.unrecorded.len() - 1;
+            pending.unrecorded.truncate(planted!(OnlyOneRecorded, left, 0));
             pending.queued_events += 1;
             self.enqueue(stream, recorded, ticket);
         }
@@ -440,7 +446,11 @@ impl<T: Copy + Eq> Order<T> {
         let tickets: Vec<u64> = self.pending.keys().copied().collect();
         for ticket in tickets {
             let pending = self.pending.get_mut(&ticket).expect("it was just seen");
-            if !pending.marks.is_empty() && pending.marks.iter().all(|node| self.reach.contains(*node)) {
+            let mut nodes = pending.marks.iter();
+            let is_reached = |node: &NodeId| self.reach.contains(*node);
+            if !pending.marks.is_empty()
+                && planted!(AnyMarkWillDo, nodes.all(is_reached), nodes.any(is_reached))
+            {
                 pending.marks.clear();
                 self.marked -= 1;
                 self.finish(ticket);

@@ -150,6 +150,12 @@ impl Pools {
         Ok(())
     }
 
+    /// The same for a pool whose memory work of these streams may still touch.
+    pub(crate) fn release_behind(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
+        self.referenced(id)?.arenas.values().for_each(|arena| arena.add_users(streams));
+        self.release(id)
+    }
+
     /// How many references a pool has; 0 if there is no such pool.
     pub(crate) fn references(&self, id: PoolId) -> usize {
         self.private.get(&id).map_or(0, |private| private.references)
@@ -172,7 +178,7 @@ impl Pools {
     pub(crate) fn is_releasable(&self, owner: Owner) -> bool {
         match owner {
             Owner::Shared => true,
-            Owner::Private(id) => self.references(id) == 0,
+            Owner::Private(id) => planted!(PoolNotKept, self.references(id) == 0, true),
         }
     }
 
@@ -236,7 +242,7 @@ impl Scopes {
     fn search(&self, stream: StreamId) -> Owner {
         let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
         let matches = |scope: &&Scope| match &scope.requests {
-            Requests::OnStreams(filter) => filter.matches(stream),
+            Requests::OnStreams(filter) => planted!(ScopeIgnored, filter.matches(stream), false),
             Requests::OfThread(thread) => *thread == std::thread::current().id(),
         };
         scopes.iter().rev().find(matches).map_or(Owner::Shared, |scope| Owner::Private(scope.pool))

@@ -51,6 +51,6 @@ impl Reach {
     }
 
     pub(crate) fn contains(&self, node: NodeId) -> bool {
-        self.nodes.contains(&node)
+        planted!(UnjoinedIsReached, self.nodes.contains(&node), true)
     }
 }

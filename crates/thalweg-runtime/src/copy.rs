@@ -1,6 +1,7 @@
 //! Copies and fills.
 
 use thalweg_device::{Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
+use thalweg_memory::planted;
 
 use crate::{PinnedBuffer, Result, Stream};
 
@@ -32,7 +33,11 @@ impl Stream {
             bytes,
             label,
         )?;
-        source.record_use(self, label);
+        planted!(
+            CopyRecordedElsewhere,
+            source.record_use(self, label),
+            source.record_use(&self.device().current_stream(), label)
+        );
         Ok(())
     }
 
@@ -53,7 +58,7 @@ impl Stream {
             bytes,
             label,
         )?;
-        target.record_use(self, label);
+        planted!(CopyNotRecorded, target.record_use(self, label), ());
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_device::{EventFlags, EventHandle};
+use thalweg_memory::planted;
 
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
@@ -75,12 +76,13 @@ impl Event {
             }
         };
         same_device("the stream to record the event on", &recorded.device, stream.device())?;
-        stream.check(recorded.device.driver().event_record(recorded.handle, stream.handle()))
+        let place = planted!(RecordedElsewhere, stream.handle(), stream.device().default_stream().handle());
+        stream.check(recorded.device.driver().event_record(recorded.handle, place))
     }
 
     /// Later work on the stream, which may be one of another device of the same driver, waits for the latest record so far.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        match self.recorded() {
+        match planted!(WaitEventDropped, self.recorded(), None) {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
                     return Err(Error::invalid(format!(
@@ -97,7 +99,7 @@ impl Event {
 
     /// Whether the latest record is complete; `true` where there is none.
     pub fn query(&self) -> Result<bool> {
-        match self.recorded() {
+        match planted!(QueryAlwaysTrue, self.recorded(), None) {
             Some(recorded) => recorded.device.check(recorded.device.driver().event_query(recorded.handle)),
             None => Ok(true),
         }

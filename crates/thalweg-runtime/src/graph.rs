@@ -12,7 +12,7 @@
 //!
 //! # Note: dropping a graph while a replay is under way
 //! Nothing waits. The driver runs the launch to its end; the pool's segments are no one's but the pool's until they go
-//! back to the driver, which waits for the work that uses them; and pinned memory has the streams of all replays recorded as
+//! back to the driver, and that is behind all replays: the pool remembers their streams. Pinned memory has the streams of all replays recorded as
 //! uses, so that its cache waits for them.
 //!
 //! # Note: several captures at once
@@ -24,11 +24,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_device::check::UseKind;
 use thalweg_device::{
     CaptureMode, Driver, GraphDescription, GraphExecHandle, GraphHandle, Label, StreamHandle,
 };
-use thalweg_memory::{PoolId, StreamFilter, StreamId};
+use thalweg_memory::{PoolId, StreamFilter, StreamId, planted};
 
 use crate::memory::from_allocation;
 use crate::pinned::PinnedBlock;
@@ -44,6 +45,8 @@ pub struct GraphPool(Arc<PoolOwner>);
 struct PoolOwner {
     device: Device,
     id: PoolId,
+    /// Where graphs of the pool were replayed.
+    replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
 
 impl GraphPool {
@@ -53,20 +56,30 @@ impl GraphPool {
         // The graphs' pinned memory is in a pool of the same name.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
-        Self(Arc::new(PoolOwner { device: device.clone(), id }))
+        Self(Arc::new(PoolOwner { device: device.clone(), id, replayed_on: Mutex::default() }))
     }
 
     /// The allocator's name of the pool.
     pub fn id(&self) -> PoolId {
         self.0.id
     }
+
+    /// Work of this stream touches the pool's memory, and goes on when the graph is gone.
+    fn was_replayed_on(&self, stream: StreamId) {
+        let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
 }
 
 impl Drop for PoolOwner {
     fn drop(&mut self) {
-        let released = self.device.allocator().release_pool(self.id);
+        let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let released = self.device.allocator().release_pool_behind(self.id, streams);
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
-        let released = self.device.host_allocator().release_pool(self.id);
+        let host = self.device.host_allocator();
+        let released = planted!(HostPoolNotReleased, host.release_pool(self.id), Ok(()));
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
     }
 }
@@ -165,6 +178,7 @@ impl Graph {
         let _ = driver.graph_destroy(graph);
         let (description, handle) = device.check(built).map_err(name)?;
         let exec = Executable { device: device.clone(), handle };
+        let pool = planted!(GraphDropsPool, pool, GraphPool::new(device));
         Ok((Self { exec, description, pinned, pool }, result))
     }
 
@@ -178,8 +192,10 @@ impl Graph {
             instrument.label_next(label);
         }
         stream.submit(label, || device.driver().graph_launch(*handle, stream.handle()))?;
+        planted!(ReplayNotAwaited, self.pool.was_replayed_on(stream.id()), ());
         // The event comes when the memory is freed: one for all replays.
-        self.pinned.iter().for_each(|block| block.record(&stream, UseKind::UntilFree, label));
+        let used = planted!(ReplayForgetsPinned, &self.pinned[..], &[]);
+        used.iter().for_each(|block| block.record(&stream, UseKind::UntilFree, label));
         Ok(())
     }
 
@@ -218,7 +234,7 @@ impl Captures {
         if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id)
             && !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block))
         {
-            capture.pinned.push(block.clone());
+            planted!(GraphForgetsPinned, capture.pinned.push(block.clone()), ());
         }
     }
 
@@ -297,7 +313,8 @@ impl Drop for Capture<'_> {
         self.stream.state().retract_from(self.first_command);
         let ended = device.host_allocator().end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
-        let ended = device.allocator().end_allocate_to_pool(self.pool.id());
+        let allocator = device.allocator();
+        let ended = planted!(CaptureNeverEnds, allocator.end_allocate_to_pool(self.pool.id()), Ok(()));
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
     }
 }

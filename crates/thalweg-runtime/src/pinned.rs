@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use thalweg_device::check::{BlockKind, UseKind};
 use thalweg_device::{HostPointer, Label};
-use thalweg_memory::HostBlock;
+use thalweg_memory::{HostBlock, planted};
 
 use crate::memory::from_allocation;
 use crate::{Device, Error, Result, Stream};
@@ -34,7 +34,7 @@ impl PinnedBlock {
     pub(crate) fn record(&self, stream: &Stream, kind: UseKind, label: Label) {
         match kind {
             UseKind::UntilFree => self.block.record_stream(stream.id()),
-            UseKind::SoFar => self.block.record_use(stream.id()),
+            UseKind::SoFar => planted!(PinnedUseNotTold, self.block.record_use(stream.id()), ()),
         }
         if let Some(instrument) = self.device.driver().instrument() {
             instrument.block_recorded(self.block.address(), stream.handle(), kind, label);

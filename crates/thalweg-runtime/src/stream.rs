@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
-use thalweg_memory::StreamId;
+use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::forgotten::ForgottenStreams;
@@ -283,7 +283,8 @@ impl Stream {
     /// Whether all work is done.
     pub fn query(&self) -> Result<bool> {
         let next = self.state.next_command();
-        let idle = self.check(self.device.driver().stream_query(self.handle()))?;
+        let answer = self.check(self.device.driver().stream_query(self.handle()))?;
+        let idle = planted!(AlwaysIdle, answer, true);
         if idle {
             self.state.complete_before(next);
         }
@@ -293,7 +294,8 @@ impl Stream {
     /// Blocks until all work is done.
     pub fn synchronize(&self) -> Result<()> {
         let next = self.state.next_command();
-        self.check(self.device.driver().stream_synchronize(self.handle()))?;
+        let driver = self.device.driver();
+        planted!(SynchronizeNothing, self.check(driver.stream_synchronize(self.handle()))?, ());
         self.state.complete_before(next);
         Ok(())
     }
@@ -305,7 +307,7 @@ impl Stream {
 
     /// Later work on this stream waits for all work that the other has now.
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
-        other.record_event()?.wait(self)
+        planted!(WaitStreamOnItself, other, self).record_event()?.wait(self)
     }
 
     /// Records a new event (without timing) behind the work that the stream has now.

@@ -108,6 +108,7 @@ impl Uses {
     pub(crate) fn record(&mut self, stream: StreamId, recorder: &Recorder) {
         let earlier = match self.of(stream) {
             Some(Use { event: None, .. }) => return,
+            Some(_) if planted!(PinnedFirstUseKept, false, true) => return,
             Some(used) => used.event.take(),
             None => {
                 self.0.push(Use { stream, event: None });
@@ -192,9 +193,10 @@ impl Waiting {
     pub(crate) fn add(&mut self, slab: Slab, uses: Uses) {
         let address = slab.address;
         self.bytes += slab.size_bytes;
-        let former = self.blocks.insert(address, Waiter { slab, events: uses.0.len() });
+        let uses = planted!(PinnedOnlyFirstUse, uses.0, uses.0.into_iter().take(1).collect());
+        let former = self.blocks.insert(address, Waiter { slab, events: uses.len() });
         assert!(former.is_none(), "a block is freed once");
-        for Use { stream, event } in uses.0 {
+        for Use { stream, event } in uses {
             let event = event.expect("a block waits when all its uses have events");
             let queue = self.queues.entry(stream).or_default();
             let later = queue.iter().rev().take_while(|queued| queued.event.number > event.number).count();
@@ -218,6 +220,8 @@ impl Waiting {
             while let Some(head) = self.queues.get(&stream).and_then(VecDeque::front) {
                 let address = head.address;
                 match has_passed(head.event.id) {
+                    Ok(false) if planted!(PinnedNotReadyIsReady, false, true) => self.passed(stream, address),
+                    Ok(false) if planted!(PinnedRetired, false, true) => self.failed(address),
                     Ok(false) => break,
                     Ok(true) => self.passed(stream, address),
                     Err(_) => self.failed(address),

@@ -1,7 +1,7 @@
 //! What captures are building, as the allocators ask for it: numbers of captures and nodes are the driver's own.
 
 use thalweg_device::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
-use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError};
+use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError, planted};
 
 use super::upstream::{DriverUpstream, handle, upstream_error};
 
@@ -44,7 +44,8 @@ impl Captures for DriverUpstream {
     }
 
     fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError> {
-        self.capture_of_capturing(stream).map(|info| node_ids(info.dependencies))
+        let info = self.capture_of_capturing(stream)?;
+        Ok(node_ids(planted!(NoTerminals, info.dependencies, Vec::new())))
     }
 
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError> {

@@ -5,7 +5,7 @@
 //! nothing, and memory that was made otherwise can never be shared.
 
 use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
-use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
+use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory, planted};
 
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
 
@@ -76,7 +76,7 @@ impl VirtualMemory for DriverUpstream {
         if mapped == 0 {
             return Err(upstream_error(error));
         }
-        match self.driver.memory_unmap(start, mapped) {
+        match planted!(FailedMapNotUndone, self.driver.memory_unmap(start, mapped), Ok(())) {
             Ok(()) => Err(upstream_error(error)),
             // The device is beyond help, most likely: whoever reads this should know that the range is not empty.
             Err(second) => {

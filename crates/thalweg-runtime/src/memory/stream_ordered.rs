@@ -4,7 +4,7 @@
 //! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
 
 use thalweg_device::{DevicePointer, PoolHandle};
-use thalweg_memory::{StreamId, StreamOrdered, UpstreamError};
+use thalweg_memory::{StreamId, StreamOrdered, UpstreamError, planted};
 
 use super::outside_capture;
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
@@ -29,9 +29,13 @@ impl StreamOrdered for DriverUpstream {
     }
 
     fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let freed = self
-            .stream_behind(handle(stream))
-            .and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
+        let behind = planted!(
+            FreedOnDefaultStream,
+            self.stream_behind(handle(stream)),
+            self.driver.default_stream(self.device)
+        );
+        let freed =
+            behind.and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
         freed.map_err(upstream_error)
     }
 

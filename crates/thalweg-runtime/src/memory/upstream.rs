@@ -15,7 +15,7 @@ use thalweg_device::{
 };
 use thalweg_memory::{
     Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, Sharing, StreamId,
-    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    StreamOrdered, Upstream, UpstreamError, VirtualMemory, planted,
 };
 
 use super::outside_capture;
@@ -135,7 +135,10 @@ impl DriverUpstream {
 
     fn take_event(&self, device: u32) -> thalweg_device::Result<EventHandle> {
         let mut events = lock(&self.events);
-        if let Some(event) = events.spare.get_mut(&device).and_then(Vec::pop) {
+        let spare = events.spare.get_mut(&device);
+        if let Some(event) =
+            spare.and_then(|spare| planted!(EventGivenTwice, spare.pop(), spare.last().copied()))
+        {
             return Ok(event);
         }
         let event = self.driver.event_create(device, EventFlags::default())?;
@@ -148,8 +151,14 @@ impl Events for DriverUpstream {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
         let stream = self.stream_behind(handle(stream)).map_err(upstream_error)?;
         let device = self.driver.stream_device(stream).map_err(upstream_error)?;
-        let event = self.take_event(device).map_err(upstream_error)?;
-        match self.driver.event_record(event, stream) {
+        let event =
+            self.take_event(planted!(PeerEventAtHome, device, self.device)).map_err(upstream_error)?;
+        let place = planted!(
+            EventOnDefaultStream,
+            stream,
+            self.driver.default_stream(device).map_err(upstream_error)?
+        );
+        match self.driver.event_record(event, place) {
             Ok(()) => Ok(EventId::from_raw(event.raw())),
             Err(error) => {
                 lock(&self.events).give_back(event);

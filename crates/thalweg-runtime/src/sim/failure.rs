@@ -37,6 +37,13 @@ pub enum Problem {
         /// How much.
         bytes: u64,
     },
+    /// Memory was taken from the driver, and nobody knows of it any more: it is neither cached nor in anybody's hands.
+    Lost {
+        /// Of which device.
+        device: String,
+        /// How much.
+        bytes: u64,
+    },
 }
 
 impl Problem {
@@ -50,7 +57,9 @@ impl Problem {
             }
             (Self::Panic { location: one, .. }, Self::Panic { location: two, .. }) => one == two,
             (Self::Error(one), Self::Error(two)) => without_digits(one) == without_digits(two),
-            (Self::Leak { .. }, Self::Leak { .. }) | (Self::NeverFree { .. }, Self::NeverFree { .. }) => true,
+            (Self::Leak { .. }, Self::Leak { .. })
+            | (Self::NeverFree { .. }, Self::NeverFree { .. })
+            | (Self::Lost { .. }, Self::Lost { .. }) => true,
             _ => false,
         }
     }
@@ -77,6 +86,11 @@ impl fmt::Display for Problem {
                 f,
                 "{bytes} bytes of {device} were freed and are held back although all work is done: a use was recorded \
                  that never ends."
+            ),
+            Self::Lost { device, bytes } => write!(
+                f,
+                "{bytes} bytes of {device} are lost: they were taken from the driver and are neither cached nor in anybody's \
+                 hands."
             ),
         }
     }

@@ -18,7 +18,7 @@
 //!   ([`thalweg_device::check`]): it sees a missing wait even where this schedule happened to do the right thing;
 //! - the *lifetime* of every block, graph input and mapping, by the same referee;
 //! - the program's own assertions, under schedules that were made to break them;
-//! - what is left at the end: memory that nobody gave back, and uses that never end.
+//! - what is left at the end: memory that nobody gave back, uses that never end, and memory that nobody knows of any more.
 //!
 //! A failing seed is run twice (a program whose two runs differ is told so), then its schedule and its faults are *shrunk*:
 //! what is left shows the failure, and without any one part of it the failure is gone.
@@ -67,6 +67,7 @@ pub struct Check {
     memory_bytes: u64,
     faults: bool,
     allows_leaks: bool,
+    shrinks: bool,
     allocator: Settings,
 }
 
@@ -99,6 +100,7 @@ impl Check {
             memory_bytes: 1 << 30,
             faults: false,
             allows_leaks: false,
+            shrinks: true,
             allocator: Settings::default(),
         }
     }
@@ -127,6 +129,12 @@ impl Check {
     /// Leaves alone what is still allocated at the end: for programs that keep tensors for good.
     pub fn allow_leaks(self) -> Self {
         Self { allows_leaks: true, ..self }
+    }
+
+    /// Reports a failure as it comes, without the runs that make its schedule small: for programs that only ask whether there
+    /// is one.
+    pub fn without_shrinking(self) -> Self {
+        Self { shrinks: false, ..self }
     }
 
     /// Uses these settings of the allocators.
@@ -186,7 +194,7 @@ impl Check {
             runs <= SHRINK_RUNS && self.run_once(candidate, program).shows(&problem)
         };
         let recorded = plan.recorded(&first.trace);
-        let smallest = if is_deterministic && fails(&recorded) {
+        let smallest = if self.shrinks && is_deterministic && fails(&recorded) {
             shrink::shrink(recorded, &mut fails)
         } else {
             plan.clone()

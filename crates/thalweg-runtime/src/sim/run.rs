@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use thalweg_device::Driver;
 use thalweg_device::check::CheckedDriver;
 use thalweg_device::sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
 use thalweg_device::sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
@@ -155,6 +156,7 @@ impl Check {
         let environment = Environment { allocator: self.allocator.clone(), ..Environment::default() };
         let devices = Device::all_of(referee.clone(), &environment)
             .unwrap_or_else(|error| panic!("the devices of a simulated machine did not open: {error}"));
+        let used_before: Vec<u64> = (0..self.devices).map(|index| used_bytes(&machine, index)).collect();
         machine.inject(&plan.faults);
         let gpu = Gpu { devices, machine: machine.clone(), referee: referee.clone(), seed: plan.seed };
         let outcome = panics::catch(|| {
@@ -166,10 +168,18 @@ impl Check {
         match outcome {
             Err(panic) => problems.push(Problem::Panic { message: panic.message, location: panic.location }),
             Ok(Err(text)) if !is_faulted => problems.push(Problem::Error(text)),
-            Ok(_) if !self.allows_leaks => problems.extend(leaks(&gpu, is_faulted)),
+            Ok(_) if !self.allows_leaks => match panics::catch(|| leaks(&gpu, &used_before, is_faulted)) {
+                Ok(found) => problems.extend(found),
+                Err(panic) => {
+                    problems.push(Problem::Panic { message: panic.message, location: panic.location });
+                }
+            },
             Ok(_) => {}
         }
-        drop(gpu);
+        // The end of the devices is a part of the run: caches are emptied, streams and events given up.
+        if let Err(panic) = panics::catch(move || drop(gpu)) {
+            problems.push(Problem::Panic { message: panic.message, location: panic.location });
+        }
         // An order that is missing explains an assertion that fails, so it comes first.
         problems
             .splice(0..0, referee.findings().into_iter().map(|finding| Problem::Finding(Box::new(finding))));
@@ -179,14 +189,16 @@ impl Check {
 }
 
 /// What is still held when the program is over and its work is done.
-fn leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
+fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: bool) -> Vec<Problem> {
     let mut found = Vec::new();
-    for device in &gpu.devices {
+    for (device, used_before) in gpu.devices.iter().zip(used_before) {
         // A lost device answers nothing any more; what it held is not the program's fault.
         if device.synchronize().is_err() && is_faulted {
             continue;
         }
-        let _ = device.empty_cache();
+        if let Err(error) = device.empty_cache() {
+            found.push(Problem::Error(format!("at the end, memory could not be given back: {error}")));
+        }
         let statistics = device.allocator().statistics();
         let (blocks, bytes) = (statistics.allocation.all.current, statistics.allocated_bytes.all.current);
         if blocks > 0 {
@@ -196,8 +208,48 @@ fn leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
         if pending_bytes > 0 {
             found.push(Problem::NeverFree { device: device.to_string(), bytes: pending_bytes });
         }
+        let known_bytes = used_before + statistics.reserved_bytes.all.current;
+        let lost_bytes = used_bytes(&gpu.machine, device.index()).saturating_sub(known_bytes);
+        if lost_bytes > 0 {
+            found.push(Problem::Lost { device: device.to_string(), bytes: lost_bytes });
+        }
+    }
+    found.extend(pinned_leaks(gpu, is_faulted));
+    found
+}
+
+/// The same of pinned memory, which all devices share.
+fn pinned_leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
+    let allocator = gpu.device().host_allocator();
+    let mut found = Vec::new();
+    match allocator.empty_cache() {
+        Err(_) if is_faulted => return found,
+        Err(error) => {
+            found.push(Problem::Error(format!("at the end, pinned memory could not be given back: {error}")));
+        }
+        Ok(()) => {}
+    }
+    let statistics = allocator.statistics();
+    let device = || "pinned memory".to_owned();
+    let (pending, retired) = (statistics.pending, statistics.retired);
+    if statistics.active_requests.current > pending.count {
+        let blocks = statistics.active_requests.current - pending.count;
+        let bytes = statistics.active_bytes.current.saturating_sub(pending.bytes);
+        found.push(Problem::Leak { device: device(), blocks, bytes });
+    }
+    if pending.count > 0 {
+        found.push(Problem::NeverFree { device: device(), bytes: pending.bytes });
+    }
+    // Behind an event that fails nobody knows when a use ends: under faults it is right to give such memory up.
+    if retired.count > 0 && !is_faulted {
+        found.push(Problem::Lost { device: device(), bytes: retired.bytes });
     }
     found
+}
+
+/// How much of a device's memory the driver has given out.
+fn used_bytes(machine: &SimDriver, device: u32) -> u64 {
+    machine.memory_info(device).map_or(0, |info| info.total_bytes - info.free_bytes)
 }
 
 /// How many deviations are put into words: a report does not show more.

@@ -2,8 +2,9 @@
 
 use thalweg_device::FillPattern;
 use thalweg_device::check::FindingKind;
+use thalweg_memory::PoolOptions;
 use thalweg_runtime::sim::{Check, Failure, Gpu, Problem};
-use thalweg_runtime::{Buffer, Device, Event, Label, Result, Stream};
+use thalweg_runtime::{Buffer, CaptureOptions, Device, Event, Graph, Label, MemPool, Result, Stream};
 
 const BYTES: u64 = 1024;
 
@@ -110,7 +111,7 @@ fn host_threads_know_only_what_they_are_told() {
                 let buffer = Buffer::new(&stream, BYTES)?;
                 fill(&stream, &buffer, 9)?;
                 let event = stream.record_event()?;
-                sender.send((buffer, event)).ok().expect("the receiver waits");
+                assert!(sender.send((buffer, event)).is_ok(), "the receiver waits");
                 Ok(())
             });
             let (buffer, event) = receiver.receive()?.expect("one value is sent");
@@ -160,6 +161,50 @@ fn a_program_that_is_not_decided_by_the_seed_is_told_so() {
         .unwrap_err();
     assert!(!failure.is_deterministic());
     assert!(failure.to_string().contains("went another way"), "{failure}");
+}
+
+/// The memory of a graph goes back to the driver when its replays are over, wherever they run: the stream that captured has
+/// nothing to do with them.
+#[test]
+fn the_memory_of_a_graph_is_given_back_behind_its_replays() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let stream = Stream::new(gpu.device())?;
+        let (graph, buffer) = Graph::capture(gpu.device(), CaptureOptions::default(), || {
+            let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;
+            fill(&gpu.device().current_stream(), &buffer, 1)?;
+            Ok(buffer)
+        })?;
+        {
+            let _current = stream.make_current();
+            graph.replay()?;
+        }
+        drop((graph, buffer));
+        gpu.device().empty_cache()
+    };
+    Check::new().seeds(0..50).run(program);
+}
+
+/// Freed blocks of a pool are waited for when it is put back, also those of streams that the checkpoint does not know.
+#[test]
+fn a_pool_is_put_back_behind_the_uses_of_what_was_freed() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let (main, side) = (gpu.device().current_stream(), Stream::new(gpu.device())?);
+        let pool = MemPool::new(gpu.device(), PoolOptions::default());
+        let _scope = pool.enter()?;
+        let allocator = gpu.device().allocator();
+        let empty = allocator.checkpoint_pool(pool.id()).expect("nothing is in the way");
+        let first = Buffer::new(&main, BYTES)?;
+        side.wait_stream(&main)?;
+        fill(&side, &first, 1)?;
+        first.record_stream(&side);
+        drop(first);
+        drop(allocator.restore_pool(pool.id(), &empty).expect("nothing is in the way"));
+        let second = Buffer::new(&main, BYTES)?;
+        fill(&main, &second, 2)?;
+        assert_eq!(read(&main, &second)?, 2);
+        Ok(())
+    };
+    Check::new().seeds(0..50).run(program);
 }
 
 /// The canary: if this mistake is not found, nothing that the instrument says can be believed.

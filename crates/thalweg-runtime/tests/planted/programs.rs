@@ -1,0 +1,187 @@
+//! The programs that a planted bug must break, each with the machine and the settings that it runs with.
+
+use thalweg_memory::{Backend, CrossStreamReuse, Policy, PoolOptions, Settings};
+use thalweg_runtime::sim::{Check, Failure, Gpu};
+use thalweg_runtime::{Device, MemPool, Result, Stream};
+
+use crate::graphs::Studio;
+use crate::world::{Held, World};
+
+/// A random program with its surroundings.
+pub struct Program {
+    pub name: &'static str,
+    /// Little memory, so that it has to be found in other ways than by taking more.
+    memory_bytes: u64,
+    settings: fn() -> Settings,
+    devices: u32,
+    faults: bool,
+    body: fn(&Gpu) -> Result<()>,
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What most of them are.
+const PLAIN: Program = Program {
+    name: "buffers",
+    memory_bytes: 24 * MIB,
+    settings: Settings::default,
+    devices: 1,
+    faults: false,
+    body: buffers,
+};
+
+/// All of them.
+pub const ALL: [Program; 13] = [
+    PLAIN,
+    Program { name: "ordered reuse", settings: ordered_reuse, ..PLAIN },
+    Program { name: "hand over", memory_bytes: 16 * MIB, settings: ordered_reuse, body: hand_over, ..PLAIN },
+    Program { name: "waves", settings: ordered_reuse, body: waves, ..PLAIN },
+    Program { name: "PyTorch's policy", settings: pytorch, ..PLAIN },
+    Program { name: "the driver's allocator", settings: stream_ordered, ..PLAIN },
+    Program { name: "pools", memory_bytes: 64 * MIB, body: pools, ..PLAIN },
+    Program { name: "threads", memory_bytes: 32 * MIB, body: threads, ..PLAIN },
+    Program { name: "graphs", memory_bytes: 64 * MIB, body: graphs, ..PLAIN },
+    Program { name: "pinned", body: pinned, ..PLAIN },
+    Program { name: "peers", devices: 2, body: peers, ..PLAIN },
+    Program { name: "graphs, faults", faults: true, body: graphs, ..PLAIN },
+    Program { name: "waves, faults", memory_bytes: 16 * MIB, faults: true, body: waves_with_faults, ..PLAIN },
+];
+
+impl Program {
+    /// Runs it with one seed.
+    pub fn run(&self, seed: u64) -> std::result::Result<(), Box<Failure>> {
+        let check = Check::new().seeds(seed..seed + 1).without_shrinking();
+        let check = check.memory_bytes(self.memory_bytes).devices(self.devices).allocator((self.settings)());
+        let check = if self.faults { check.with_faults() } else { check };
+        check.find(self.body).map(drop)
+    }
+}
+
+fn ordered_reuse() -> Settings {
+    Settings::default().with_cross_stream_reuse(CrossStreamReuse::Ordered).with_record_use_depth(1)
+}
+
+fn stream_ordered() -> Settings {
+    Settings::default().with_backend(Backend::CudaMallocAsync)
+}
+
+fn pytorch() -> Settings {
+    Settings::default().with_policy(Policy::PyTorch)
+}
+
+/// The default stream and some of the pool.
+fn streams(device: &Device) -> Result<Vec<Stream>> {
+    let mut streams = vec![device.default_stream()];
+    for _ in 0..3 {
+        streams.push(Stream::new(device)?);
+    }
+    Ok(streams)
+}
+
+fn world(gpu: &Gpu, number: u32) -> Result<World> {
+    Ok(World::new(gpu.device(), streams(gpu.device())?, number, gpu.random()))
+}
+
+/// One thread, several streams.
+fn buffers(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    (0..80).try_for_each(|_| world.step())
+}
+
+/// Buffers of few sizes go from stream to stream, and the host hardly ever waits: what is freed is still in use elsewhere.
+fn hand_over(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    world.waits = false;
+    world.sizes = &[3000, 3 << 20, 5 << 20];
+    world.streams.truncate(2);
+    (0..80).try_for_each(|_| world.step())
+}
+
+/// Buffers by the handful, freed while they are in use.
+fn waves(gpu: &Gpu) -> Result<()> {
+    make_waves(world(gpu, 1)?)
+}
+
+/// The same, undeterred.
+fn waves_with_faults(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    world.forgives = true;
+    make_waves(world)
+}
+
+fn make_waves(mut world: World) -> Result<()> {
+    world.waits = false;
+    world.sizes = &[3000, 60_000, 3 << 20, 5 << 20];
+    (0..12).try_for_each(|_| world.wave())
+}
+
+/// A pool that is put back, from time to time, to what it was when it was empty.
+fn pools(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    world.waits = false;
+    world.sizes = &[1500, 3000];
+    let pool = MemPool::new(gpu.device(), PoolOptions::default());
+    let allocator = gpu.device().allocator();
+    let _scope = pool.enter()?;
+    let empty = allocator.checkpoint_pool(pool.id()).expect("the pool is there, and nothing is captured");
+    for _ in 0..6 {
+        (0..12).try_for_each(|_| world.step())?;
+        world.held.clear();
+        let restored =
+            allocator.restore_pool(pool.id(), &empty).expect("the pool is there, and nothing is captured");
+        assert!(restored.allocated.is_empty(), "it was empty");
+    }
+    Ok(())
+}
+
+/// Captured graphs among other work.
+fn graphs(gpu: &Gpu) -> Result<()> {
+    let mut studio = Studio::new(world(gpu, 1)?)?;
+    (0..50).try_for_each(|_| studio.step())
+}
+
+/// Copies from and to pinned memory.
+fn pinned(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    (0..40).try_for_each(|_| {
+        world.step()?;
+        world.step_pinned()
+    })
+}
+
+/// Copies by streams of another device.
+fn peers(gpu: &Gpu) -> Result<()> {
+    let mut world = world(gpu, 1)?;
+    world.peers = streams(&gpu.devices()[1])?;
+    (0..60).try_for_each(|_| world.step())
+}
+
+/// Two threads; buffers go from one to the other.
+fn threads(gpu: &Gpu) -> Result<()> {
+    let (sender, receiver) = gpu.channel::<Held>();
+    let (mut first, mut second) = (world(gpu, 1)?, world(gpu, 2)?);
+    // Both use the streams of the first, so that they meet in its caches.
+    second.streams.clone_from(&first.streams);
+    let giver = gpu.spawn("giver", move || -> Result<()> {
+        for step in 0..60 {
+            first.step()?;
+            if step % 8 == 7
+                && let Some(held) = first.held.pop()
+            {
+                drop(sender.send(held));
+            }
+        }
+        Ok(())
+    });
+    let taker = gpu.spawn("taker", move || -> Result<()> {
+        for step in 0..60 {
+            second.step()?;
+            if step % 10 == 9 {
+                second.held.extend(receiver.receive()?);
+            }
+        }
+        Ok(())
+    });
+    giver.join()??;
+    taker.join()?
+}
