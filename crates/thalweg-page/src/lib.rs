@@ -1,6 +1,6 @@
 //! The memory of a program over time as one HTML page: `thalweg memory show SNAPSHOT --html OUT` writes it.
 //!
-//! [`write`] takes a [`PageModel`], plain columns of what happened, and writes one file that needs nothing else: no network
+//! [`write()`] takes a [`PageModel`], plain columns of what happened, and writes one file that needs nothing else: no network
 //! (its content security policy forbids any), no fonts, no framework. A browser opens it from the disk or from an
 //! attachment.
 //!
@@ -12,7 +12,7 @@
 //! ```
 //! The numbers of a device are differences to the row before, in the greatest unit that divides them, seven bits a byte:
 //! some 15 bytes a block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
-//! second. `page/data.js` is the other half of [`encode`]: who changes one changes both.
+//! second. `page/data.js` is the other half of `encode`: who changes one changes both.
 //!
 //! It is a crate of its own because it depends on nothing: neither the reader of snapshots nor the allocator knows that
 //! there are pages, and its tests (which open pages in a browser) make their models by hand.

@@ -18,7 +18,7 @@ use super::{
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 
-/// A snapshot that was read from a file. See the [module](self).
+/// A snapshot that was read from a file, as columns of small records.
 #[derive(Default, Debug)]
 pub struct Recording {
     pub(super) texts: Vec<Arc<str>>,

@@ -10,7 +10,8 @@ use rustc_hash::FxHashMap;
 
 use super::{Actor, Choice, Schedule, SplitMix};
 
-/// The schedule. See the [module](self).
+/// Priorities that change a few times: Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs",
+/// 2010.
 #[derive(Clone, Debug)]
 pub struct PriorityChange {
     priorities: FxHashMap<Actor, u64>,
