@@ -87,12 +87,21 @@ impl DeviceAllocator {
     /// was given back; or the upstream's error. The allocator works on as before.
     #[inline]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
+        // The block is put together here, in the caller's own code, of what is in registers: returned whole, through memory, it
+        // would be copied at once, and a copy waits for what was written just before it in other pieces.
+        let mut span = Span::NULL;
+        let arena = self.obtain(bytes, stream, &mut span)?;
+        Ok(Block::new(arena, span, bytes, stream))
+    }
+
+    /// Finds memory for a block of `stream`: its arena, and, in `span`, which.
+    fn obtain(&self, bytes: u64, stream: StreamId, span: &mut Span) -> Result<Arc<Arena>, AllocationError> {
         match self.scopes.owner_for(stream) {
             Owner::Shared => match self.directory.find(stream) {
-                Some(arena) => self.allocate_from(arena, bytes),
-                None => self.allocate_from(self.add_arena(stream), bytes),
+                Some(arena) => self.obtain_from(arena, bytes, span),
+                None => self.obtain_from(self.add_arena(stream), bytes, span),
             },
-            Owner::Private(pool) => self.allocate_privately(pool, bytes, stream),
+            Owner::Private(pool) => self.obtain_privately(pool, bytes, stream, span),
         }
     }
 
@@ -105,13 +114,14 @@ impl DeviceAllocator {
     }
 
     #[cold]
-    fn allocate_privately(
+    fn obtain_privately(
         &self,
         pool: PoolId,
         bytes: u64,
         stream: StreamId,
-    ) -> Result<Block, AllocationError> {
-        self.allocate_from(&self.private_arena(pool, stream)?, bytes)
+        span: &mut Span,
+    ) -> Result<Arc<Arena>, AllocationError> {
+        self.obtain_from(&self.private_arena(pool, stream)?, bytes, span)
     }
 
     fn private_arena(&self, pool: PoolId, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
@@ -123,9 +133,14 @@ impl DeviceAllocator {
     }
 
     #[inline]
-    fn allocate_from(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
+    fn obtain_from(
+        &self,
+        arena: &Arc<Arena>,
+        bytes: u64,
+        span: &mut Span,
+    ) -> Result<Arc<Arena>, AllocationError> {
         if bytes == 0 || bytes > MAX_REQUEST_BYTES {
-            return self.allocate_oddly(arena, bytes);
+            return self.obtain_oddly(arena, bytes);
         }
         let stack = self.common.watch.stack_of_allocation();
         let mut state = arena.lock_with_hand();
@@ -136,29 +151,21 @@ impl DeviceAllocator {
         }
         state.process_events(arena);
         let request = Request { stack, ..state.request(bytes) };
-        if let Some(span) = state.take_from_hand(arena, &request) {
-            let reference = state.reference(arena);
-            drop(state);
-            return Ok(Block::new(reference, span, bytes, arena.home.stream));
-        }
-        state.empty_hand(arena);
-        if let Some(found) = state.cached(&request) {
-            let span = state.hand_out(arena, &request, found);
-            let reference = state.reference(arena);
-            drop(state);
-            return Ok(Block::new(reference, span, bytes, arena.home.stream));
+        if state.take_from_hand(arena, &request, span) || state.take_from_bins(arena, &request, span) {
+            return Ok(state.reference(arena));
         }
         drop(state);
-        self.allocate_slowly(arena, bytes, stack)
+        self.obtain_slowly(arena, bytes, stack, span)
     }
 
     #[cold]
-    fn allocate_slowly(
+    fn obtain_slowly(
         &self,
         arena: &Arc<Arena>,
         bytes: u64,
         stack: Option<StackId>,
-    ) -> Result<Block, AllocationError> {
+        span: &mut Span,
+    ) -> Result<Arc<Arena>, AllocationError> {
         let state = arena.lock();
         let request = Request { stack, ..state.request(bytes) };
         let direct = state.policy.direct;
@@ -168,14 +175,15 @@ impl DeviceAllocator {
         } else {
             Climb::new(self, arena, request).obtain()
         };
-        let (owner, span) = obtained.map_err(|error| self.tell_of_failure(error))?;
-        Ok(Block::new(owner, span, bytes, arena.home.stream))
+        let (owner, found) = obtained.map_err(|error| self.tell_of_failure(error))?;
+        *span = found;
+        Ok(owner)
     }
 
     #[cold]
-    fn allocate_oddly(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Block, AllocationError> {
+    fn obtain_oddly(&self, arena: &Arc<Arena>, bytes: u64) -> Result<Arc<Arena>, AllocationError> {
         if bytes == 0 {
-            return Ok(Block::null(Arc::clone(arena)));
+            return Ok(Arc::clone(arena));
         }
         // Nothing of this size is rounded: a sum with it could overflow.
         let stack = self.common.watch.stack_of_allocation();
@@ -592,8 +600,8 @@ impl Drop for PoolScope {
 pub struct Block {
     /// There until the block is dropped, which leaves it to the arena.
     arena: Option<Arc<Arena>>,
-    /// `None` for a null block.
-    block: Option<BlockId>,
+    /// [`BlockId::NONE`] for a null block.
+    block: BlockId,
     address: u64,
     size_bytes: u64,
     requested_bytes: u64,
@@ -608,12 +616,12 @@ impl Block {
     pub(crate) fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
         let Span { block, address, size_bytes } = span;
         let uses = Mutex::new(None);
-        Self { arena: Some(arena), block: Some(block), address, size_bytes, requested_bytes, stream, uses }
+        Self { arena: Some(arena), block, address, size_bytes, requested_bytes, stream, uses }
     }
 
     pub(crate) fn null(arena: Arc<Arena>) -> Self {
-        let (stream, uses) = (arena.home.stream, Mutex::new(None));
-        Self { arena: Some(arena), block: None, address: 0, size_bytes: 0, requested_bytes: 0, stream, uses }
+        let stream = arena.home.stream;
+        Self::new(arena, Span::NULL, 0, stream)
     }
 
     /// Where the memory begins: a multiple of 512, or 0 for a null block.
@@ -638,7 +646,7 @@ impl Block {
 
     /// Whether this is a null block, which holds no memory.
     pub fn is_null(&self) -> bool {
-        self.block.is_none()
+        self.block == BlockId::NONE
     }
 
     /// Says that `stream` uses the memory too. When the block is dropped, an event is recorded there, behind all its work so
@@ -692,7 +700,7 @@ impl Block {
 
     /// Its arena, and its name there.
     pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
-        (self.arena(), self.block)
+        (self.arena(), self.block.some())
     }
 
     fn arena(&self) -> &Arc<Arena> {
@@ -707,7 +715,7 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let (Some(block), Some(arena)) = (self.block, self.arena.take()) else { return };
+        let (Some(block), Some(arena)) = (self.block.some(), self.arena.take()) else { return };
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         if uses.is_none() && self.stream == arena.home.stream {
             Arena::take_back(arena, block, Uses::new());

@@ -39,7 +39,7 @@ use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
 
 use crate::allocator::Cold;
 use crate::bins::{Bins, Entry};
-use crate::blocks::{BlockId, BlockUse, Blocks, SegmentId, Span};
+use crate::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use crate::common::Common;
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity};
@@ -443,19 +443,28 @@ impl ArenaState {
         self.references.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
-    /// The block in the hand, if it is just what is asked for.
+    /// Takes the block in the hand, if it is just what is asked for. Whether it was; then `span` says where it is.
     #[inline]
-    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
-        let (block, size_bytes) = self.hand?;
+    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
+        let Some((block, size_bytes)) = self.hand else { return false };
         let fits = planted!(TooSmallFromHand, size_bytes == request.size_bytes, true);
         if !fits {
-            return None;
+            return false;
         }
         self.hand = None;
         let (address, class) = self.blocks.take_again(block, request.requested_bytes);
-        let span = Span { block, address, size_bytes };
-        self.count_taken(arena, class.class, span, request);
-        Some(span)
+        *span = Span { block, address, size_bytes };
+        self.count_taken(arena, class.class, *span, request);
+        true
+    }
+
+    /// Takes the best of the other free blocks, if there is one. Whether there was; then `span` says where it is.
+    #[inline(never)]
+    pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
+        self.empty_hand(arena);
+        let Some(found) = self.cached(request) else { return false };
+        *span = self.hand_out(arena, request, found);
+        true
     }
 
     /// Puts the block in the hand into its bin.
@@ -695,19 +704,23 @@ impl ArenaState {
     #[inline]
     pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
-        let merged = self.blocks.release(block, self.searches[class as usize]);
+        let Merged { span, absorbed: [before, behind] } =
+            self.blocks.release(block, self.searches[class as usize]);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
-        for neighbour in merged.absorbed.into_iter().flatten() {
-            planted!(NeighbourStaysInBin, bins.remove(neighbour, registration), ());
-            absorbed += 1;
-            absorbed_bytes += neighbour.size_bytes;
+        if let Some(before) = before {
+            planted!(NeighbourStaysInBin, bins.remove(before, registration), ());
+            (absorbed, absorbed_bytes) = (1, before.size_bytes);
         }
-        bins.insert(merged.span, registration);
+        if let Some(behind) = behind {
+            planted!(NeighbourStaysInBin, bins.remove(behind, registration), ());
+            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + behind.size_bytes);
+        }
+        bins.insert(span, registration);
         let gauges = &mut self.gauges;
         if !grows {
-            let split = self.blocks.is_split(block);
-            let (added, added_bytes) = if split { (1, merged.span.size_bytes) } else { (0, 0) };
+            let split = self.blocks.is_split(span.block);
+            let (added, added_bytes) = if split { (1, span.size_bytes) } else { (0, 0) };
             gauges.change(class, Quantity::InactiveSplit, added, absorbed);
             gauges.change(class, Quantity::InactiveSplitBytes, added_bytes, absorbed_bytes);
         }

@@ -24,6 +24,8 @@
 //! its segment, which is opaque here. Whether a taken block is in use or waits for an event makes no difference to its
 //! address, so that is not known here either.
 
+use std::ops::{Index, IndexMut};
+
 use crate::slots::Slots;
 
 /// Names a block as long as it exists.
@@ -34,9 +36,11 @@ impl BlockId {
     /// The least of all names, where any will do.
     pub(crate) const FIRST: Self = Self(0);
     /// No block.
-    const NONE: Self = Self(u32::MAX);
+    pub(crate) const NONE: Self = Self(u32::MAX);
 
-    fn some(self) -> Option<Self> {
+    /// The block, if it is one.
+    #[inline]
+    pub(crate) fn some(self) -> Option<Self> {
         (self != Self::NONE).then_some(self)
     }
 }
@@ -54,6 +58,9 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// No memory.
+    pub(crate) const NULL: Self = Self { block: BlockId::NONE, address: 0, size_bytes: 0 };
+
     pub(crate) fn end(self) -> u64 {
         self.address + self.size_bytes
     }
@@ -73,9 +80,9 @@ pub(crate) enum BlockUse {
 /// What became of a block that joined its neighbours.
 #[derive(Debug)]
 pub(crate) struct Merged {
-    /// The block that covers it now. It keeps the name of the block that changed.
+    /// The block that covers it now. It has the name of the first of the blocks that joined; the names of the others are void.
     pub(crate) span: Span,
-    /// The neighbours that it swallowed, as they were: the one before, the one behind. Their names are void.
+    /// The neighbours that joined, as they were: the one before, the one behind.
     pub(crate) absorbed: [Option<Span>; 2],
 }
 
@@ -97,27 +104,98 @@ struct Segment<Tag> {
     tag: Tag,
 }
 
+/// Who has a block, without the figures of [`BlockUse`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Taken,
+    Unmapped,
+    /// The record is of no block.
+    Vacant,
+}
+
+/// A block. Allocating and freeing read and write half a dozen of these wherever they lie, so each is in one cache line, and
+/// none is ever moved or copied.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Record<Tag> {
     address: u64,
     size_bytes: u64,
-    usage: BlockUse,
+    /// Of a free block, since when it is; of a taken one, how many bytes were asked for.
+    figure: u64,
     previous: BlockId,
+    /// Of a vacant record, the next vacant one.
     next: BlockId,
     segment: SegmentId,
     tag: Tag,
+    state: State,
+}
+
+/// The records of blocks, by name.
+#[derive(Debug)]
+struct Records<Tag> {
+    records: Vec<Record<Tag>>,
+    /// The one that became vacant last.
+    vacant: BlockId,
+}
+
+impl<Tag> Index<BlockId> for Records<Tag> {
+    type Output = Record<Tag>;
+
+    #[inline]
+    fn index(&self, block: BlockId) -> &Record<Tag> {
+        &self.records[block.0 as usize]
+    }
+}
+
+impl<Tag> IndexMut<BlockId> for Records<Tag> {
+    #[inline]
+    fn index_mut(&mut self, block: BlockId) -> &mut Record<Tag> {
+        &mut self.records[block.0 as usize]
+    }
+}
+
+impl<Tag> Records<Tag> {
+    /// A name for a block.
+    #[inline]
+    fn insert(&mut self, record: Record<Tag>) -> BlockId {
+        let Some(vacant) = self.vacant.some() else { return self.insert_behind(record) };
+        let slot = &mut self[vacant];
+        let next = slot.next;
+        *slot = record;
+        self.vacant = next;
+        vacant
+    }
+
+    #[cold]
+    fn insert_behind(&mut self, record: Record<Tag>) -> BlockId {
+        let name = u32::try_from(self.records.len()).ok().map(BlockId);
+        let name = name.filter(|name| *name != BlockId::NONE).expect("there are fewer than 2^32 blocks");
+        self.records.push(record);
+        name
+    }
+
+    /// From now on the name is void.
+    #[inline]
+    fn vacate(&mut self, block: BlockId) {
+        let vacant = self.vacant;
+        let record = &mut self[block];
+        assert!(record.state != State::Vacant, "a block goes once");
+        (record.state, record.next) = (State::Vacant, vacant);
+        self.vacant = block;
+    }
 }
 
 /// All segments and blocks of one arena.
 #[derive(Debug)]
 pub(crate) struct Blocks<Tag> {
     segments: Slots<Segment<Tag>>,
-    records: Slots<Record<Tag>>,
+    records: Records<Tag>,
 }
 
 impl<Tag> Default for Blocks<Tag> {
     fn default() -> Self {
-        Self { segments: Slots::default(), records: Slots::default() }
+        Self { segments: Slots::default(), records: Records { records: Vec::new(), vacant: BlockId::NONE } }
     }
 }
 
@@ -128,13 +206,17 @@ impl<Tag: Copy> Blocks<Tag> {
             size_bytes > 0 && address.checked_add(size_bytes).is_some(),
             "a segment is a range of addresses"
         );
-        assert!(!matches!(usage, BlockUse::Taken { .. }), "nobody has a new segment");
+        let (state, figure) = match usage {
+            BlockUse::Free { since } => (State::Free, since),
+            BlockUse::Unmapped => (State::Unmapped, 0),
+            BlockUse::Taken { .. } => panic!("nobody has a new segment"),
+        };
         // The two name each other; the block's name is filled in as soon as there is one.
         let segment =
             SegmentId(self.segments.insert(Segment { address, size_bytes, first: BlockId::NONE, tag }));
         let (previous, next) = (BlockId::NONE, BlockId::NONE);
-        let record = Record { address, size_bytes, usage, previous, next, segment, tag };
-        let block = BlockId(self.records.insert(record));
+        let block =
+            self.records.insert(Record { address, size_bytes, figure, previous, next, segment, tag, state });
         self.segments[segment.0].first = block;
         Span { block, address, size_bytes }
     }
@@ -146,28 +228,42 @@ impl<Tag: Copy> Blocks<Tag> {
     pub(crate) fn remove_segment(&mut self, block: BlockId) -> SegmentId {
         let taken = self.requested_bytes(block).is_some();
         assert!(!taken && !self.is_split(block), "only a segment that nobody has a part of can be removed");
-        let record = self.records.remove(block.0);
-        self.segments.remove(record.segment.0);
-        record.segment
+        let segment = self.records[block].segment;
+        self.records.vacate(block);
+        self.segments.remove(segment.0);
+        segment
     }
 
     /// Cuts a free or unmapped block in two and returns the second part. The first keeps the name and has `size_bytes`.
     ///
     /// # Panics
     /// If the block is taken, or not larger than `size_bytes`.
+    #[inline]
     pub(crate) fn split(&mut self, block: BlockId, size_bytes: u64) -> Span {
-        let record = &mut self.records[block.0];
-        assert!(!matches!(record.usage, BlockUse::Taken { .. }), "a block that somebody has is not split");
+        let record = &mut self.records[block];
+        assert!(
+            matches!(record.state, State::Free | State::Unmapped),
+            "a block that somebody has is not split"
+        );
         assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
         let address = record.address + planted!(SplitOverlaps, size_bytes, size_bytes - 512);
         let rest_bytes = record.size_bytes - size_bytes;
-        let Record { usage, next, segment, tag, .. } = *record;
+        let Record { figure, next, segment, tag, state, .. } = *record;
         record.size_bytes = size_bytes;
-        let rest = Record { address, size_bytes: rest_bytes, usage, previous: block, next, segment, tag };
-        let rest = BlockId(self.records.insert(rest));
-        self.records[block.0].next = rest;
+        let previous = block;
+        let rest = self.records.insert(Record {
+            address,
+            size_bytes: rest_bytes,
+            figure,
+            previous,
+            next,
+            segment,
+            tag,
+            state,
+        });
+        self.records[block].next = rest;
         if let Some(next) = next.some() {
-            self.records[next.0].previous = rest;
+            self.records[next].previous = rest;
         }
         Span { block: rest, address, size_bytes: rest_bytes }
     }
@@ -178,13 +274,13 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not free, or too small.
     #[inline]
     pub(crate) fn take(&mut self, block: BlockId, requested_bytes: u64) {
-        let record = &mut self.records[block.0];
+        let record = &mut self.records[block];
         assert!(
             requested_bytes <= record.size_bytes,
             "a block is at least as large as the request that it serves"
         );
-        assert!(matches!(record.usage, BlockUse::Free { .. }), "a block is taken once");
-        record.usage = BlockUse::Taken { requested_bytes };
+        assert!(record.state == State::Free, "a block is taken once");
+        (record.state, record.figure) = (State::Taken, requested_bytes);
     }
 
     /// A taken block changes hands; `requested_bytes` of it were asked for this time. Its address and tag.
@@ -193,10 +289,10 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken, or too small.
     #[inline]
     pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) -> (u64, Tag) {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Taken { .. }), "only what is taken changes hands");
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "only what is taken changes hands");
         assert!(requested_bytes <= record.size_bytes, "a block is at least as large as its request");
-        record.usage = BlockUse::Taken { requested_bytes };
+        record.figure = requested_bytes;
         (record.address, record.tag)
     }
 
@@ -206,9 +302,9 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken.
     #[inline]
     pub(crate) fn release(&mut self, block: BlockId, since: u64) -> Merged {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Taken { .. }), "a block is released once");
-        record.usage = BlockUse::Free { since };
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "a block is released once");
+        (record.state, record.figure) = (State::Free, since);
         self.merge(block)
     }
 
@@ -217,9 +313,9 @@ impl<Tag: Copy> Blocks<Tag> {
     /// # Panics
     /// If it is not taken.
     pub(crate) fn release_unmapped(&mut self, block: BlockId) -> Merged {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Taken { .. }), "a block is released once");
-        record.usage = BlockUse::Unmapped;
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "a block is released once");
+        record.state = State::Unmapped;
         self.merge(block)
     }
 
@@ -228,9 +324,9 @@ impl<Tag: Copy> Blocks<Tag> {
     /// # Panics
     /// If it is not unmapped.
     pub(crate) fn map(&mut self, block: BlockId, since: u64) -> Merged {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Unmapped), "only what is unmapped is mapped");
-        record.usage = BlockUse::Free { since };
+        let record = &mut self.records[block];
+        assert!(record.state == State::Unmapped, "only what is unmapped is mapped");
+        (record.state, record.figure) = (State::Free, since);
         self.merge(block)
     }
 
@@ -239,9 +335,9 @@ impl<Tag: Copy> Blocks<Tag> {
     /// # Panics
     /// If it is not free.
     pub(crate) fn unmap(&mut self, block: BlockId) -> Merged {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Free { .. }), "only what is free is unmapped");
-        record.usage = BlockUse::Unmapped;
+        let record = &mut self.records[block];
+        assert!(record.state == State::Free, "only what is free is unmapped");
+        record.state = State::Unmapped;
         self.merge(block)
     }
 
@@ -251,98 +347,94 @@ impl<Tag: Copy> Blocks<Tag> {
     /// # Panics
     /// If it is not taken.
     pub(crate) fn rename(&mut self, block: BlockId) -> BlockId {
-        let record = &mut self.records[block.0];
-        assert!(matches!(record.usage, BlockUse::Taken { .. }), "only what somebody has is taken from him");
-        let Record { address, size_bytes, usage, previous, next, segment, tag } = *record;
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "only what somebody has is taken from him");
+        let Record { address, size_bytes, figure, previous, next, segment, tag, state } = *record;
         (record.previous, record.next) = (BlockId::NONE, BlockId::NONE);
-        let heir = Record { address, size_bytes, usage, previous, next, segment, tag };
-        let heir = BlockId(self.records.insert(heir));
+        let heir =
+            self.records.insert(Record { address, size_bytes, figure, previous, next, segment, tag, state });
         match previous.some() {
-            Some(previous) => self.records[previous.0].next = heir,
+            Some(previous) => self.records[previous].next = heir,
             None => self.segments[segment.0].first = heir,
         }
         if let Some(next) = next.some() {
-            self.records[next.0].previous = heir;
+            self.records[next].previous = heir;
         }
         heir
     }
 
     /// Forgets a name that has no place.
     pub(crate) fn forget(&mut self, block: BlockId) {
-        self.records.remove(block.0);
+        self.records.vacate(block);
     }
 
-    /// Joins a block with those neighbours that are in the same state.
-    #[inline]
+    /// Joins a block with those neighbours that are in the same state. The first keeps its name: so nothing before it changes.
+    #[inline(always)]
     fn merge(&mut self, block: BlockId) -> Merged {
+        let Record { previous, next, state, .. } = self.records[block];
+        let mut first = block;
         let mut absorbed = [None, None];
-        let Record { previous, next, .. } = self.records[block.0];
-        if let Some(previous) = previous.some()
-            && self.are_alike(previous, block)
-        {
+        if let Some(previous) = previous.some().filter(|previous| self.is_alike(*previous, state)) {
             absorbed[0] = Some(self.span(previous));
-            let gone = self.records.remove(previous.0);
-            let record = &mut self.records[block.0];
-            record.address = gone.address;
-            self.swallow(block, &gone);
-            self.records[block.0].previous = gone.previous;
-            match gone.previous.some() {
-                Some(before) => self.records[before.0].next = block,
-                None => self.segments[gone.segment.0].first = block,
-            }
+            self.absorb(previous, block);
+            planted!(MergesWithTaken, (), self.records[previous].state = state);
+            first = previous;
         }
-        if let Some(next) = next.some()
-            && self.are_alike(next, block)
-        {
+        if let Some(next) = next.some().filter(|next| self.is_alike(*next, state)) {
             absorbed[1] = Some(self.span(next));
-            let gone = self.records.remove(next.0);
-            self.swallow(block, &gone);
-            self.records[block.0].next = gone.next;
-            if let Some(after) = gone.next.some() {
-                self.records[after.0].previous = block;
-            }
+            self.absorb(first, next);
         }
-        Merged { span: self.span(block), absorbed }
+        Merged { span: self.span(first), absorbed }
     }
 
-    fn are_alike(&self, one: BlockId, other: BlockId) -> bool {
-        use BlockUse::{Free, Unmapped};
-        let uses = (self.records[one.0].usage, self.records[other.0].usage);
+    /// Whether a neighbour is in the state of the block that joins it.
+    #[inline]
+    fn is_alike(&self, neighbour: BlockId, state: State) -> bool {
+        let other = self.records[neighbour].state;
         planted!(
             MergesWithTaken,
-            matches!(uses, (Free { .. }, Free { .. }) | (Unmapped, Unmapped)),
-            matches!(uses, (Free { .. } | BlockUse::Taken { .. }, Free { .. }) | (Unmapped, Unmapped)),
+            other == state,
+            other == state || (other == State::Taken && state == State::Free),
         )
     }
 
-    /// Adds the bytes of a removed neighbour. What is free in part since later is free as a whole since later.
-    fn swallow(&mut self, block: BlockId, gone: &Record<Tag>) {
-        let record = &mut self.records[block.0];
-        record.size_bytes += gone.size_bytes;
-        if let (BlockUse::Free { since }, BlockUse::Free { since: other }) = (&mut record.usage, gone.usage) {
-            *since = other.max(*since);
+    /// Adds the block behind to this one. What is free in part since later is free as a whole since later.
+    #[inline]
+    fn absorb(&mut self, block: BlockId, behind: BlockId) {
+        let Record { size_bytes, figure, next, .. } = self.records[behind];
+        self.records.vacate(behind);
+        let record = &mut self.records[block];
+        record.size_bytes += size_bytes;
+        record.figure = record.figure.max(figure);
+        record.next = next;
+        if let Some(next) = next.some() {
+            self.records[next].previous = block;
         }
     }
 
     /// The range of a block.
     #[inline]
     pub(crate) fn span(&self, block: BlockId) -> Span {
-        let record = &self.records[block.0];
+        let record = &self.records[block];
         Span { block, address: record.address, size_bytes: record.size_bytes }
     }
 
     /// Who has a block.
     pub(crate) fn usage(&self, block: BlockId) -> BlockUse {
-        self.records[block.0].usage
+        let Record { state, figure, .. } = self.records[block];
+        match state {
+            State::Free => BlockUse::Free { since: figure },
+            State::Taken => BlockUse::Taken { requested_bytes: figure },
+            State::Unmapped => BlockUse::Unmapped,
+            State::Vacant => panic!("the name of a block that is gone says nothing"),
+        }
     }
 
     /// How many bytes of a taken block were asked for; `None` for another.
     #[inline]
     pub(crate) fn requested_bytes(&self, block: BlockId) -> Option<u64> {
-        match self.records[block.0].usage {
-            BlockUse::Taken { requested_bytes } => Some(requested_bytes),
-            _ => None,
-        }
+        let record = &self.records[block];
+        (record.state == State::Taken).then_some(record.figure)
     }
 
     /// The tag of a taken block, its size, and how many bytes of it were asked for.
@@ -351,39 +443,37 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken.
     #[inline]
     pub(crate) fn taken(&self, block: BlockId) -> (Tag, u64, u64) {
-        let record = &self.records[block.0];
-        match record.usage {
-            BlockUse::Taken { requested_bytes } => (record.tag, record.size_bytes, requested_bytes),
-            _ => panic!("a block is given back once"),
-        }
+        let record = &self.records[block];
+        assert!(record.state == State::Taken, "a block is given back once");
+        (record.tag, record.size_bytes, record.figure)
     }
 
     /// Whether a block shares its segment with others.
     #[inline]
     pub(crate) fn is_split(&self, block: BlockId) -> bool {
-        let record = &self.records[block.0];
+        let record = &self.records[block];
         record.previous != BlockId::NONE || record.next != BlockId::NONE
     }
 
     /// The block before this one in its segment.
     pub(crate) fn previous(&self, block: BlockId) -> Option<BlockId> {
-        self.records[block.0].previous.some()
+        self.records[block].previous.some()
     }
 
     /// The block behind this one in its segment.
     pub(crate) fn next(&self, block: BlockId) -> Option<BlockId> {
-        self.records[block.0].next.some()
+        self.records[block].next.some()
     }
 
     /// The tag of the segment that a block lies in.
     #[inline]
     pub(crate) fn tag(&self, block: BlockId) -> Tag {
-        self.records[block.0].tag
+        self.records[block].tag
     }
 
     /// The segment that a block lies in.
     pub(crate) fn segment_of(&self, block: BlockId) -> SegmentView<Tag> {
-        self.view(self.records[block.0].segment)
+        self.view(self.records[block].segment)
     }
 
     /// All segments, in no particular order.

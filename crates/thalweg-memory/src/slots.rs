@@ -1,7 +1,7 @@
 //! A vector whose elements are named by small integers that stay valid while others come and go.
 //!
-//! Blocks and segments point at each other in rings; an index says the same as a pointer would, in half the space, with a
-//! check on every use. A slot is used again after its element was removed, so that an index means something only as long
+//! Segments and their blocks point at each other; an index says the same as a pointer would, in half the space, with a check
+//! on every use. A slot is used again after its element was removed, so that an index means something only as long
 //! as the element lives: who holds an index owns, or is owned by, what it names.
 
 use std::ops::{Index, IndexMut};
