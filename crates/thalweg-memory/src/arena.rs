@@ -602,11 +602,7 @@ impl ArenaState {
     fn count_taken(&mut self, arena: &Arena, class: SizeClass, span: Span, request: &Request) {
         let Span { size_bytes, .. } = span;
         let gauges = &mut self.gauges;
-        gauges.add(class, Quantity::Allocation, 1);
-        gauges.add(class, Quantity::AllocatedBytes, size_bytes);
-        gauges.add(class, Quantity::Active, 1);
-        gauges.add(class, Quantity::ActiveBytes, size_bytes);
-        gauges.add(class, Quantity::RequestedBytes, request.requested_bytes);
+        gauges.taken(class, size_bytes, request.requested_bytes);
         if size_bytes >= self.policy.max_split_bytes {
             gauges.add(class, Quantity::OversizeAllocations, 1);
         }
@@ -614,15 +610,6 @@ impl ArenaState {
         if arena.common.watch.is_on() {
             self.tell_allocated(arena, span, request);
         }
-    }
-
-    /// Nothing uses a block any more.
-    #[inline]
-    pub(crate) fn count_inactive(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
-        let gauges = &mut self.gauges;
-        gauges.subtract(class, Quantity::Active, 1);
-        gauges.subtract(class, Quantity::ActiveBytes, size_bytes);
-        gauges.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
     /// Takes a free block out of its bin.
@@ -650,18 +637,17 @@ impl ArenaState {
         }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
-        gauges.subtract(class, Quantity::Allocation, 1);
-        gauges.subtract(class, Quantity::AllocatedBytes, size_bytes);
         if size_bytes >= self.policy.max_split_bytes {
             gauges.subtract(class, Quantity::OversizeAllocations, 1);
         }
         if self.policy.direct {
+            gauges.held(class, size_bytes);
             self.free_directly(arena, block, uses);
         } else if uses.is_empty() {
+            gauges.returned(class, size_bytes, requested_bytes);
             if arena.common.watch.is_on() {
                 self.tell_freed(arena, Action::FreeCompleted, block, stack);
             }
-            self.count_inactive(class, size_bytes, requested_bytes);
             if self.policy.keeps_hand {
                 if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
                     self.return_to_bins(arena, before);
@@ -670,6 +656,7 @@ impl ArenaState {
                 self.return_to_bins(arena, block);
             }
         } else {
+            gauges.held(class, size_bytes);
             let around = arena.common.surroundings();
             self.order.free(block, planted!(UsesForgotten, uses, Uses::new()), &around);
             self.collect_ready(arena);
@@ -694,7 +681,7 @@ impl ArenaState {
                     self.tell_freed(arena, Action::FreeCompleted, block, None);
                 }
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
-                self.count_inactive(class, size_bytes, requested_bytes);
+                self.gauges.passed(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
             }
         }

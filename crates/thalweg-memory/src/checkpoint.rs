@@ -322,7 +322,7 @@ impl ArenaState {
                     self.tell_freed(arena, Action::FreeCompleted, heir, None);
                 }
                 let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
-                self.count_inactive(class, size_bytes, requested_bytes);
+                self.gauges.passed(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, heir);
             }
         }

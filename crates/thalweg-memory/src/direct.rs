@@ -144,7 +144,7 @@ impl ArenaState {
             self.tell_freed(arena, Action::FreeCompleted, block, None);
         }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
-        self.count_inactive(class, size_bytes, requested_bytes);
+        self.gauges.passed(class, size_bytes, requested_bytes);
         self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block));
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);

@@ -14,6 +14,9 @@
 //!   of the published sum. A shared line is written only when a figure leaves its band. So `peak` is never too small, and
 //!   too large by at most 1 MiB a stream (half for each size class), and by [`SLACK_COUNT`] blocks a class.
 //!
+//! What is active is what is allocated and what is pending, and hardly anything ever is pending. So that is what is counted
+//! at a free that has to wait, and the figures of what is active follow from it ([`Gauges::derive`]).
+//!
 //! Segments and driver calls are counted elsewhere ([`stats`](crate::stats)): they come from the slow path, which has one
 //! lock anyway.
 
@@ -70,18 +73,94 @@ pub(crate) struct Gauges {
     /// The same for both classes together.
     peak_all: Row,
     published: [Row; 2],
+    /// How many blocks are pending, and how many bytes. The rows of what is active are kept up while there are any, and
+    /// derived when they are looked at.
+    pending: [[u64; 2]; 2],
 }
 
+/// What is active, and the part of it that is allocated.
+const DERIVED: [(usize, usize); 2] = [
+    (Quantity::Active as usize, Quantity::Allocation as usize),
+    (Quantity::ActiveBytes as usize, Quantity::AllocatedBytes as usize),
+];
+
 impl Gauges {
+    /// A block is given to a caller.
+    #[inline]
+    pub(crate) fn taken(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
+        self.add(class, Quantity::Allocation, 1);
+        self.add(class, Quantity::AllocatedBytes, size_bytes);
+        self.add(class, Quantity::RequestedBytes, requested_bytes);
+        if self.has_pending() {
+            self.derive();
+        }
+    }
+
+    /// A caller gives a block back that waits for nothing.
+    #[inline]
+    pub(crate) fn returned(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
+        self.subtract(class, Quantity::Allocation, 1);
+        self.subtract(class, Quantity::AllocatedBytes, size_bytes);
+        self.subtract(class, Quantity::RequestedBytes, requested_bytes);
+    }
+
+    /// A caller gives a block back that is pending.
+    pub(crate) fn held(&mut self, class: SizeClass, size_bytes: u64) {
+        // What was active so far was allocated, if nothing was pending.
+        self.derive();
+        self.subtract(class, Quantity::Allocation, 1);
+        self.subtract(class, Quantity::AllocatedBytes, size_bytes);
+        let [blocks, bytes] = &mut self.pending[class as usize];
+        (*blocks, *bytes) = (*blocks + 1, *bytes + size_bytes);
+    }
+
+    /// A pending block waits for nothing any more.
+    ///
+    /// # Panics
+    /// If it was not pending.
+    pub(crate) fn passed(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
+        self.subtract(class, Quantity::RequestedBytes, requested_bytes);
+        let [blocks, bytes] = &mut self.pending[class as usize];
+        let less = |figure: u64, by| figure.checked_sub(by).expect("what is pending was counted");
+        (*blocks, *bytes) = (less(*blocks, 1), less(*bytes, size_bytes));
+    }
+
+    #[inline]
+    fn has_pending(&self) -> bool {
+        self.pending[0][0] + self.pending[1][0] > 0
+    }
+
+    /// Brings the rows of what is active up to now. The peak is exact if this was called at every rise while anything was
+    /// pending: at other times what is active is what is allocated, and it is never less.
+    fn derive(&mut self) {
+        for (pending, (active, allocated)) in DERIVED.into_iter().enumerate() {
+            for class in 0..2 {
+                let current = self.current[class][allocated] + self.pending[class][pending];
+                self.current[class][active] = current;
+                self.allocated[class][active] = self.allocated[class][allocated];
+                let peak = &mut self.peak[class];
+                peak[active] = peak[active].max(peak[allocated]).max(current);
+            }
+            let current = self.current[0][active] + self.current[1][active];
+            let peak = &mut self.peak_all;
+            peak[active] = peak[active].max(peak[allocated]).max(current);
+        }
+    }
+
     #[inline]
     pub(crate) fn add(&mut self, class: SizeClass, quantity: Quantity, amount: u64) {
         let (class, quantity) = (class as usize, quantity as usize);
         let current = self.current[class][quantity] + amount;
         self.current[class][quantity] = current;
         self.allocated[class][quantity] += amount;
-        self.peak[class][quantity] = current.max(self.peak[class][quantity]);
+        // Peaks are rare: a comparison that is guessed right costs less than a store.
+        if current > self.peak[class][quantity] {
+            self.peak[class][quantity] = current;
+        }
         let all = current + self.current[1 - class][quantity];
-        self.peak_all[quantity] = all.max(self.peak_all[quantity]);
+        if all > self.peak_all[quantity] {
+            self.peak_all[quantity] = all;
+        }
     }
 
     /// # Panics
@@ -104,12 +183,17 @@ impl Gauges {
 
     /// What there is of a quantity now, in one class.
     pub(crate) fn current_of(&self, class: SizeClass, quantity: Quantity) -> u64 {
-        self.current[class as usize][quantity as usize]
+        let (current, pending) = (&self.current[class as usize], &self.pending[class as usize]);
+        match quantity {
+            Quantity::Active => current[Quantity::Allocation as usize] + pending[0],
+            Quantity::ActiveBytes => current[Quantity::AllocatedBytes as usize] + pending[1],
+            _ => current[quantity as usize],
+        }
     }
 
     /// What there is of a quantity now, in both classes.
     pub(crate) fn current(&self, quantity: Quantity) -> u64 {
-        self.current[0][quantity as usize] + self.current[1][quantity as usize]
+        self.current_of(SizeClass::Small, quantity) + self.current_of(SizeClass::Large, quantity)
     }
 }
 
@@ -206,6 +290,7 @@ impl Totals {
 
     #[inline]
     fn publish(&self, gauges: &mut Gauges, class: usize) {
+        gauges.derive();
         for quantity in COUNTED {
             let slack = SLACK[quantity];
             let (current, published) = (gauges.current[class][quantity], gauges.published[class][quantity]);
@@ -239,6 +324,7 @@ impl Totals {
 
     /// Takes an arena's own peaks into the totals, and publishes exactly what it has.
     fn fold(&self, gauges: &mut Gauges) {
+        gauges.derive();
         for quantity in COUNTED {
             let sums = [0, 1].map(|class: usize| self.published[class][quantity].load(Ordering::Relaxed));
             let others = [0, 1].map(|class| sums[class].wrapping_sub(gauges.published[class][quantity]));
@@ -273,6 +359,7 @@ impl Totals {
         self.fold_exclusive(with);
         let (mut current, mut allocated) = ([[0; QUANTITIES]; 2], calm.gone);
         each(&mut |gauges| {
+            gauges.derive();
             for class in 0..2 {
                 for quantity in 0..QUANTITIES {
                     current[class][quantity] += gauges.current[class][quantity];
@@ -313,6 +400,7 @@ impl Totals {
         let _calm = self.calm();
         self.fold_exclusive(with);
         each(&mut |gauges| {
+            gauges.derive();
             for class in 0..2 {
                 for quantity in COUNTED {
                     self.set_published(gauges, class, quantity, gauges.current[class][quantity]);
@@ -334,6 +422,7 @@ impl Totals {
         let mut calm = self.calm();
         let shared = self.exclusive.load(Ordering::Relaxed) == SHARED;
         arena(&mut |gauges| {
+            gauges.derive();
             if shared {
                 // Its own peak is of another time than what the others have now.
                 gauges.peak = gauges.current;
@@ -356,6 +445,7 @@ impl Totals {
         calm.base = Default::default();
         calm.gone = Default::default();
         each(&mut |gauges| {
+            gauges.derive();
             gauges.allocated = Default::default();
             for class in 0..2 {
                 for quantity in 0..QUANTITIES {
