@@ -11,13 +11,14 @@
 //!           one size each         |               thirty-two an octave
 //! ```
 //!
-//! and a bitmap says which bins have any. The first block of a bin stands in the bin itself, the others in a short sorted
-//! list beside it, which is nearly always empty, and in an ordered set when there are many of nearly one size. So a search
-//! looks at one bin, and at one or two words of the bitmap if that bin has nothing large enough.
+//! and a bitmap says which bins have any. The blocks of a bin stand in a list in no order, and each knows its place there. So
+//! one is put in at the end, and one that goes leaves its place to the last: nothing is searched or moved up, and there is
+//! hardly a branch that a processor could guess wrong, which is what costs most here. Only a search for the best fit reads a
+//! list, nearly always of one or two; a bin with many blocks of nearly one size keeps them in an ordered map instead.
 //!
 //! What is not here: the cutting and merging ([`blocks`](crate::blocks)), and every decision beyond the order.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::blocks::{BlockId, Span};
 
@@ -32,150 +33,152 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(span: Span, registration: u32) -> Self {
-        Self { size_bytes: span.size_bytes, registration, block: span.block, address: span.address }
-    }
-
     pub(crate) fn span(self) -> Span {
         Span { block: self.block, address: self.address, size_bytes: self.size_bytes }
     }
-
-    /// What decides between blocks. The name of a block decides nothing.
-    fn key(&self) -> (u64, u32, u64) {
-        (self.size_bytes, self.registration, self.address)
-    }
 }
 
-/// An entry in the order of keys.
+/// What decides between blocks, packed: 48 bits of size, 32 of registration, 48 of address. (The name of a block decides
+/// nothing.) Sizes and addresses are multiples of 512, and no device has addresses of more than 57 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Keyed(Entry);
+struct Key {
+    high: u64,
+    low: u64,
+}
 
-impl PartialOrd for Keyed {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
+const GRANULE_SHIFT: u32 = UNIT_BYTES.ilog2();
+
+impl Key {
+    #[inline]
+    fn new(size_bytes: u64, registration: u32, address: u64) -> Self {
+        let rest = (size_bytes | address).rotate_right(GRANULE_SHIFT);
+        assert!(rest < 1 << 48, "sizes and addresses are multiples of 512 below 2^57");
+        let registration = u64::from(registration);
+        Self {
+            high: (size_bytes >> GRANULE_SHIFT) << 16 | registration >> 16,
+            low: registration << 48 | address >> GRANULE_SHIFT,
+        }
+    }
+
+    #[inline]
+    fn number(self) -> u128 {
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+
+    #[inline]
+    fn of_number(number: u128) -> Self {
+        Self { high: (number >> 64) as u64, low: number as u64 }
+    }
+
+    #[inline]
+    fn entry(self, block: BlockId) -> Entry {
+        Entry {
+            size_bytes: (self.high >> 16) << GRANULE_SHIFT,
+            registration: (self.high << 16) as u32 | (self.low >> 48) as u32,
+            block,
+            address: (self.low & ((1 << 48) - 1)) << GRANULE_SHIFT,
+        }
     }
 }
 
-impl Ord for Keyed {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.key().cmp(&other.0.key())
-    }
-}
+/// More than these are kept in a map.
+const FEW: usize = 64;
 
-impl Keyed {
-    /// Not after any entry of this size.
-    fn floor(size_bytes: u64) -> Self {
-        Self(Entry { size_bytes, registration: 0, block: BlockId::FIRST, address: 0 })
-    }
-}
-
-/// More than these are kept in a tree.
-const FEW: usize = 48;
-
-/// The blocks of a bin but the first, in order.
+/// The blocks of a bin.
 #[derive(Debug)]
-enum Rest {
-    /// A handful: moving them up and down is faster than walking a tree.
-    Few(Vec<Entry>),
-    Many(BTreeSet<Keyed>),
+enum Bin {
+    /// In no order.
+    Few(Vec<(Key, BlockId)>),
+    Many(BTreeMap<u128, BlockId>),
 }
 
-impl Default for Rest {
+impl Default for Bin {
     fn default() -> Self {
         Self::Few(Vec::new())
     }
 }
 
-impl Rest {
-    fn insert(&mut self, entry: Entry) {
+impl Bin {
+    /// Puts a block in, and notes its place.
+    #[inline]
+    fn insert(&mut self, key: Key, block: BlockId, places: &mut [u32]) {
         match self {
             Self::Few(few) if few.len() < FEW => {
-                let place = few.partition_point(|other| other.key() < entry.key());
-                few.insert(place, entry);
+                places[block.index()] = few.len() as u32;
+                few.push((key, block));
             }
+            _ => self.insert_into_many(key, block),
+        }
+    }
+
+    #[inline(never)]
+    fn insert_into_many(&mut self, key: Key, block: BlockId) {
+        let before = match self {
             Self::Few(few) => {
-                let mut many: BTreeSet<Keyed> = few.drain(..).map(Keyed).collect();
-                many.insert(Keyed(entry));
+                let mut many: BTreeMap<u128, BlockId> =
+                    few.iter().map(|(key, block)| (key.number(), *block)).collect();
+                let before = many.insert(key.number(), block);
                 *self = Self::Many(many);
+                before
+            }
+            Self::Many(many) => many.insert(key.number(), block),
+        };
+        debug_assert!(before.is_none(), "a free block is in its bin once");
+    }
+
+    /// Takes a block out; whether none is left.
+    ///
+    /// # Panics
+    /// If it is not there.
+    #[inline]
+    fn remove(&mut self, key: Key, block: BlockId, places: &mut [u32]) -> bool {
+        match self {
+            Self::Few(few) => {
+                let place = places[block.index()];
+                let last = *few.last().expect("a free block is in its bin");
+                let gone = std::mem::replace(&mut few[place as usize], last);
+                assert!(gone == (key, block), "a free block is in its bin");
+                places[last.1.index()] = place;
+                few.truncate(few.len() - 1);
+                few.is_empty()
             }
             Self::Many(many) => {
-                let new = many.insert(Keyed(entry));
-                debug_assert!(new, "a free block is in its bin once");
+                many.remove(&key.number()).expect("a free block is in its bin");
+                many.is_empty()
             }
         }
     }
 
-    /// Whether it was there.
-    fn remove(&mut self, entry: Entry) -> bool {
+    /// The first block in the order that has at least `size_bytes`.
+    #[inline]
+    fn at_least(&self, size_bytes: u64) -> Option<Entry> {
+        let floor = Key::new(size_bytes, 0, 0).number();
         match self {
             Self::Few(few) => {
-                let place = few.iter().position(|other| other.address == entry.address);
-                place.map(|place| few.remove(place)).is_some()
+                let (mut best, mut block) = (u128::MAX, BlockId::NONE);
+                for (key, other) in few {
+                    let number = key.number();
+                    let better = number >= floor && number < best;
+                    (best, block) = if better { (number, *other) } else { (best, block) };
+                }
+                block.some().map(|block| Key::of_number(best).entry(block))
             }
-            Self::Many(many) => many.remove(&Keyed(entry)),
-        }
-    }
-
-    fn pop_first(&mut self) -> Option<Entry> {
-        match self {
-            Self::Few(few) if few.is_empty() => None,
-            Self::Few(few) => Some(few.remove(0)),
-            Self::Many(many) => many.pop_first().map(|keyed| keyed.0),
-        }
-    }
-
-    fn at_least(&self, size_bytes: u64) -> Option<Entry> {
-        match self {
-            Self::Few(few) => few.iter().find(|entry| entry.size_bytes >= size_bytes).copied(),
-            Self::Many(many) => many.range(Keyed::floor(size_bytes)..).next().map(|keyed| keyed.0),
-        }
-    }
-
-    fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> {
-        let (few, many) = match self {
-            Self::Few(few) => (Some(few), None),
-            Self::Many(many) => (None, Some(many)),
-        };
-        few.into_iter().flatten().copied().chain(many.into_iter().flatten().map(|keyed| keyed.0))
-    }
-}
-
-#[derive(Debug, Default)]
-struct Bin {
-    first: Option<Entry>,
-    rest: Rest,
-}
-
-impl Bin {
-    #[inline]
-    fn insert(&mut self, entry: Entry) {
-        match &mut self.first {
-            None => self.first = Some(entry),
-            Some(first) => {
-                let later = if entry.key() < first.key() { std::mem::replace(first, entry) } else { entry };
-                self.rest.insert(later);
+            Self::Many(many) => {
+                many.range(floor..).next().map(|(key, block)| Key::of_number(*key).entry(*block))
             }
         }
     }
 
-    #[inline]
-    fn remove(&mut self, span: Span, registration: u32) {
-        if self.first.is_some_and(|first| first.address == span.address) {
-            self.first = self.rest.pop_first();
-        } else {
-            let found = self.rest.remove(Entry::new(span, registration));
-            assert!(found, "a free block is in its bin");
-        }
-    }
-
-    #[inline]
-    fn at_least(&self, size_bytes: u64) -> Option<Entry> {
-        let first = self.first?;
-        if first.size_bytes >= size_bytes { Some(first) } else { self.rest.at_least(size_bytes) }
-    }
-
+    /// The blocks in order.
     fn entries(&self) -> impl DoubleEndedIterator<Item = Entry> {
-        self.first.into_iter().chain(self.rest.iter())
+        let (mut few, many) = match self {
+            Self::Few(few) => (few.clone(), None),
+            Self::Many(many) => (Vec::new(), Some(many)),
+        };
+        few.sort_by_key(|(key, _)| key.number());
+        let few = few.into_iter().map(|(key, block)| key.entry(block));
+        let many = many.into_iter().flatten().map(|(key, block)| Key::of_number(*key).entry(*block));
+        few.chain(many)
     }
 }
 
@@ -186,6 +189,7 @@ const LINEAR_BINS: usize = (LINEAR_BYTES / UNIT_BYTES) as usize;
 /// Bins an octave, as a power of two.
 const OCTAVE_SHIFT: u32 = 5;
 
+#[inline]
 fn bin_of(size_bytes: u64) -> usize {
     if size_bytes < LINEAR_BYTES {
         return (size_bytes / UNIT_BYTES) as usize;
@@ -202,23 +206,29 @@ pub(crate) struct Bins {
     bins: Vec<Bin>,
     /// One bit a bin: whether it has a block.
     occupied: Vec<u64>,
+    /// The place of each block in the list of its bin, by name. Others say nothing.
+    places: Vec<u32>,
 }
 
 impl Bins {
     #[inline]
     pub(crate) fn insert(&mut self, span: Span, registration: u32) {
         let index = bin_of(span.size_bytes);
-        if index >= self.bins.len() {
-            self.grow(index);
+        if index >= self.bins.len() || span.block.index() >= self.places.len() {
+            self.grow(index, span.block);
         }
-        self.bins[index].insert(Entry::new(span, registration));
+        let key = Key::new(span.size_bytes, registration, span.address);
+        self.bins[index].insert(key, span.block, &mut self.places);
         self.occupied[index / 64] |= 1 << (index % 64);
     }
 
     #[cold]
-    fn grow(&mut self, index: usize) {
-        self.bins.resize_with((index + 1).next_multiple_of(64), Bin::default);
-        self.occupied.resize(self.bins.len() / 64, 0);
+    fn grow(&mut self, index: usize, block: BlockId) {
+        let bins = self.bins.len().max((index + 1).next_multiple_of(64));
+        self.bins.resize_with(bins, Bin::default);
+        self.occupied.resize(bins / 64, 0);
+        let places = self.places.len().max((block.index() + 1).next_power_of_two());
+        self.places.resize(places, 0);
     }
 
     /// # Panics
@@ -226,24 +236,23 @@ impl Bins {
     #[inline]
     pub(crate) fn remove(&mut self, span: Span, registration: u32) {
         let index = bin_of(span.size_bytes);
-        let bin = &mut self.bins[index];
-        bin.remove(span, registration);
-        if bin.first.is_none() {
-            self.occupied[index / 64] &= !(1 << (index % 64));
-        }
+        let key = Key::new(span.size_bytes, registration, span.address);
+        let empty = self.bins[index].remove(key, span.block, &mut self.places);
+        self.occupied[index / 64] &= !(u64::from(empty) << (index % 64));
     }
 
     /// The first block in the order that has at least `size_bytes`.
     #[inline]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
-        let index = bin_of(size_bytes);
-        if let Some(entry) = self.bins.get(index)?.at_least(size_bytes) {
+        let index = self.next_occupied(bin_of(size_bytes))?;
+        if let Some(entry) = self.bins[index].at_least(size_bytes) {
             return Some(entry);
         }
-        self.bins[self.next_occupied(index + 1)?].first
+        self.bins[self.next_occupied(index + 1)?].at_least(size_bytes)
     }
 
     /// The first occupied bin from `index` on.
+    #[inline]
     fn next_occupied(&self, index: usize) -> Option<usize> {
         let mut word = index / 64;
         let mut bits = self.occupied.get(word)? & (!0 << (index % 64));
@@ -304,7 +313,7 @@ mod tests {
                 let size_bytes = units * units * 512;
                 match kind {
                     0 | 3 | 4 => {
-                        let span = Span { block: BlockId::FIRST, address: place * 512, size_bytes };
+                        let span = Span { block: BlockId::of_index(place as usize), address: place * 512, size_bytes };
                         let free = !map.keys().any(|key| key.2 == span.address);
                         if free {
                             bins.insert(span, registration);

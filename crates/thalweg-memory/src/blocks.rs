@@ -33,10 +33,19 @@ use crate::slots::Slots;
 pub(crate) struct BlockId(u32);
 
 impl BlockId {
-    /// The least of all names, where any will do.
-    pub(crate) const FIRST: Self = Self(0);
     /// No block.
     pub(crate) const NONE: Self = Self(u32::MAX);
+
+    /// A small number of its own: what else is known of blocks can lie in a vector.
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_index(index: usize) -> Self {
+        Self(u32::try_from(index).expect("a small number"))
+    }
 
     /// The block, if it is one.
     #[inline]

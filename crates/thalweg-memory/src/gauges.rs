@@ -153,14 +153,7 @@ impl Gauges {
         let current = self.current[class][quantity] + amount;
         self.current[class][quantity] = current;
         self.allocated[class][quantity] += amount;
-        // Peaks are rare: a comparison that is guessed right costs less than a store.
-        if current > self.peak[class][quantity] {
-            self.peak[class][quantity] = current;
-        }
-        let all = current + self.current[1 - class][quantity];
-        if all > self.peak_all[quantity] {
-            self.peak_all[quantity] = all;
-        }
+        self.raise(class, quantity, current);
     }
 
     /// # Panics
@@ -174,10 +167,24 @@ impl Gauges {
     /// Adds or takes away, whichever the net change is. Nothing is counted when there is none.
     #[inline]
     pub(crate) fn change(&mut self, class: SizeClass, quantity: Quantity, added: u64, removed: u64) {
-        if added > removed {
-            self.add(class, quantity, added - removed);
-        } else if removed > added {
-            self.subtract(class, quantity, removed - added);
+        let (class, quantity) = (class as usize, quantity as usize);
+        let current = self.current[class][quantity] + added;
+        let current = current.checked_sub(removed).expect("a statistic never falls below zero");
+        self.current[class][quantity] = current;
+        // Which of the two it is, is anybody's guess: no branch.
+        self.allocated[class][quantity] += added.saturating_sub(removed);
+        self.raise(class, quantity, current);
+    }
+
+    #[inline]
+    fn raise(&mut self, class: usize, quantity: usize, current: u64) {
+        // Peaks are rare: a comparison that is guessed right costs less than a store.
+        if current > self.peak[class][quantity] {
+            self.peak[class][quantity] = current;
+        }
+        let all = current + self.current[1 - class][quantity];
+        if all > self.peak_all[quantity] {
+            self.peak_all[quantity] = all;
         }
     }
 
