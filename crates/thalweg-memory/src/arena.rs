@@ -463,7 +463,7 @@ impl ArenaState {
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.empty_hand(arena);
         let Some(found) = self.cached(request) else { return false };
-        *span = self.hand_out(arena, request, found);
+        *span = self.hand_out_here(arena, request, found);
         true
     }
 
@@ -522,7 +522,7 @@ impl ArenaState {
     }
 
     /// Takes the best free block for a request out of its bin.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cached(&mut self, request: &Request) -> Option<Span> {
         self.searches[request.class as usize] += 1;
         let entry = self.find(request)?;
@@ -534,7 +534,7 @@ impl ArenaState {
         Some(entry.span())
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, request: &Request) -> Option<Entry> {
         let bins = &self.free[request.class as usize];
         let entry = bins.best_fit(request.size_bytes)?;
@@ -572,8 +572,13 @@ impl ArenaState {
     }
 
     /// Gives a free block, which is in no bin, to the caller: cuts off what is too much and counts.
-    #[inline]
     pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
+        self.hand_out_here(arena, request, found)
+    }
+
+    /// The same, in the caller's own code: spans that go from one function to the next through memory are waited for.
+    #[inline(always)]
+    fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
         let Tag { class, grows, registration } = self.blocks.tag(found.block);
         let was_split = !grows && self.blocks.is_split(found.block);

@@ -150,7 +150,7 @@ impl Bin {
     }
 
     /// The first block in the order that has at least `size_bytes`.
-    #[inline]
+    #[inline(always)]
     fn at_least(&self, size_bytes: u64) -> Option<Entry> {
         let floor = Key::new(size_bytes, 0, 0).number();
         match self {
@@ -242,13 +242,16 @@ impl Bins {
     }
 
     /// The first block in the order that has at least `size_bytes`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
-        let index = self.next_occupied(bin_of(size_bytes))?;
-        if let Some(entry) = self.bins[index].at_least(size_bytes) {
-            return Some(entry);
+        let mut index = self.next_occupied(bin_of(size_bytes))?;
+        loop {
+            // The bin of the request itself may have smaller ones only; that after it has none.
+            match self.bins[index].at_least(size_bytes) {
+                Some(entry) => return Some(entry),
+                None => index = self.next_occupied(index + 1)?,
+            }
         }
-        self.bins[self.next_occupied(index + 1)?].at_least(size_bytes)
     }
 
     /// The first occupied bin from `index` on.

@@ -247,7 +247,7 @@ impl<Tag: Copy> Blocks<Tag> {
     ///
     /// # Panics
     /// If the block is taken, or not larger than `size_bytes`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn split(&mut self, block: BlockId, size_bytes: u64) -> Span {
         let record = &mut self.records[block];
         assert!(
@@ -309,7 +309,7 @@ impl<Tag: Copy> Blocks<Tag> {
     ///
     /// # Panics
     /// If it is not taken.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&mut self, block: BlockId, since: u64) -> Merged {
         let record = &mut self.records[block];
         assert!(record.state == State::Taken, "a block is released once");
