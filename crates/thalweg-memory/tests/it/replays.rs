@@ -106,14 +106,8 @@ fn every_address_is_pytorchs_under_default_settings() {
         let program = program(name);
         serve(&program, settings("default"), None, |replay, upstream, outcome| {
             outcome.expect("PyTorch had room");
-            let first = replay.divergences().next();
-            assert_eq!(
-                first,
-                None,
-                "{name}: {} of {} differ",
-                replay.divergences().count(),
-                program.blocks()
-            );
+            let (first, differ) = (replay.first_mismatch(), replay.mismatches());
+            assert_eq!(first, None, "{name}: {differ} of {} differ", program.blocks());
             assert_eq!(upstream.unscripted_segments(), 0, "{name}");
             let ratio = replay.figures().reserved_over_active();
             assert!((ratio - reserved_over_active).abs() < 0.005, "{name}: {ratio}");
