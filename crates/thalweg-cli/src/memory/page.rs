@@ -11,7 +11,8 @@ use thalweg::memory::analysis::{Lives, Summary, lives};
 use thalweg::memory::snapshot::{Action, Recording, StackId};
 use thalweg::memory::upstream::StreamId;
 use thalweg_page::{
-    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame, Tone,
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
+    Tone,
 };
 
 use super::Failure;

@@ -22,7 +22,10 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let mut is_first = true;
     let html = arguments.value("--html");
     if html.is_none() && arguments.has("--conf") {
-        return Err(UsageError("--conf draws a curve on the page of --html; for its figures there is `replay`".into()).into());
+        return Err(UsageError(
+            "--conf draws a curve on the page of --html; for its figures there is `replay`".into(),
+        )
+        .into());
     }
     let mut pages = Pages::new(arguments.files()?);
     files::each(arguments.files()?, |path, recording| {

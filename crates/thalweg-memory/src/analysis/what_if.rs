@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
 use crate::replay::{
-    DRIVER_PIECE_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState, Step, stream_ordered_estimate,
+    DRIVER_PIECE_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState, Step,
+    stream_ordered_estimate,
 };
 use crate::settings::{Backend, Policy, Settings, SettingsError};
 use crate::snapshot::{Recording, SettingValue};
@@ -150,7 +151,9 @@ fn thin(steps: Vec<(Option<u32>, u64)>, program: &Program) -> Vec<(Option<u32>, 
     let stretch = entries / (CURVE_STEPS as u32 / 2) + 1;
     let mut thinned: Vec<(Option<u32>, u64)> = Vec::new();
     let mut now = 0;
-    for group in steps.chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch)) {
+    for group in steps
+        .chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch))
+    {
         let begins = group[0].0.map(|entry| entry / stretch * stretch);
         // What the last stretch ended with lasts until this one begins, if that is not the next.
         if let (Some((Some(last), bytes)), Some(begins)) = (thinned.last().copied(), begins)

@@ -238,7 +238,9 @@ impl<'p> Replay<'p> {
     }
 
     fn allocate(&mut self, step: Step) -> Result<(), ReplayError> {
-        let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else { return Ok(()) };
+        let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
+            return Ok(());
+        };
         self.upstream.serve_block(number);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;

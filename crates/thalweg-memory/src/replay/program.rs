@@ -1,7 +1,7 @@
 //! What a program asked of its allocator, out of a trace.
 
 use super::reading;
-use crate::snapshot::{Recording, Snapshot, SnapshotError};
+use crate::snapshot::{Event, Recording, Snapshot, SnapshotError};
 use crate::upstream::StreamId;
 
 /// One thing that a program does. Blocks are numbered from 0.
@@ -91,7 +91,19 @@ impl Program {
         let segments =
             snapshot.segments.iter().filter(|segment| usize::try_from(segment.device) == Ok(device));
         let trace = snapshot.device_traces.get(device).map_or(&[][..], |trace| &trace[..]);
-        reading::read(segments.map(reading::LastSegment::of).collect(), trace.iter().map(reading::event), device)
+        reading::read(
+            segments.map(reading::LastSegment::of).collect(),
+            trace.iter().map(reading::event),
+            device,
+        )
+    }
+
+    /// The program of a trace of which nothing else is known.
+    ///
+    /// # Errors
+    /// Those of [`from_recording`](Self::from_recording).
+    pub fn from_trace(trace: &[Event]) -> Result<Self, SnapshotError> {
+        reading::read(Vec::new(), trace.iter().copied(), 0)
     }
 
     /// The same without its calls of `empty_cache`.

@@ -85,12 +85,12 @@ pub(super) fn read(
             .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
     }
     reading.find_live_on(&last);
-    let tells_of_segments = trace.map(|event| event.action).any(is_of_segments);
-    if !tells_of_segments {
-        // It does not say which were there before; those count that something was live in.
-        let older = &reading.older;
-        found.segments.retain(|&address, segment| older.range(segment.range(address)).next().is_some());
+    let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
+    if reading.older.is_empty() && !tells_of_segments {
+        // It begins with the program, and somebody has left the segments out: which were there before is not known.
+        found.segments.clear();
     }
+    reading.learn_sizes(trace);
     Ok(reading.finish(found))
 }
 
@@ -118,7 +118,7 @@ impl Reading {
         match event.action {
             Action::Alloc => self.allocate(index, event)?,
             Action::FreeRequested => {
-                let block = self.take_live(event);
+                let block = self.take_live(index, event);
                 let at_once =
                     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
                 // The entry that follows finds it pending, and adds no step for one that was freed at once.
@@ -129,7 +129,7 @@ impl Reading {
                 Some(block) if self.program.steps.last() == Some(&Step::Free { block }) => {}
                 Some(block) => self.step(index, Step::Complete { block }),
                 None => {
-                    let block = self.take_live(event);
+                    let block = self.take_live(index, event);
                     self.step(index, Step::Free { block });
                 }
             },
@@ -173,20 +173,18 @@ impl Reading {
 
     fn add_block(&mut self, requested_bytes: u64) -> u32 {
         self.program.requested_bytes.push(requested_bytes);
-        u32::try_from(self.program.requested_bytes.len() - 1).expect("a recording has fewer than 2^32 entries")
+        u32::try_from(self.program.requested_bytes.len() - 1)
+            .expect("a recording has fewer than 2^32 entries")
     }
 
     /// The live block that an entry frees. One that was never allocated in the trace was live before it.
-    fn take_live(&mut self, event: &Event) -> u32 {
+    fn take_live(&mut self, index: usize, event: &Event) -> u32 {
         if let Some(block) = self.live.remove(&event.address) {
             return block;
         }
-        self.add_older(event.address, event.size_bytes, None, event.stream)
-    }
-
-    fn add_older(&mut self, address: u64, bytes: u64, size_bytes: Option<u64>, stream: StreamId) -> u32 {
-        let number = self.add_block(bytes);
-        let block = OlderBlock { number, requested_bytes: bytes, size_bytes, stream };
+        let &Event { address, size_bytes: requested_bytes, stream, .. } = event;
+        let number = self.add_block(requested_bytes);
+        let block = OlderBlock { number, requested_bytes, size_bytes: None, stream, freed: Some(index) };
         self.older.insert(address, block);
         number
     }
@@ -194,13 +192,31 @@ impl Reading {
     /// Finds the blocks that were live before the trace and still are after it.
     fn find_live_on(&mut self, last: &[LastSegment]) {
         for segment in last {
+            let stream = segment.stream;
             for &LastBlock { address, size_bytes, requested_bytes } in &segment.active {
                 let is_seen = self.live.contains_key(&address)
                     || self.pending.contains_key(&address)
                     || self.older.contains_key(&address);
                 if !is_seen {
-                    self.add_older(address, requested_bytes, Some(size_bytes), segment.stream);
+                    let (number, size_bytes) = (self.add_block(requested_bytes), Some(size_bytes));
+                    let block = OlderBlock { number, requested_bytes, size_bytes, stream, freed: None };
+                    self.older.insert(address, block);
                 }
+            }
+        }
+    }
+
+    /// Finds out how large blocks were that were live before the trace and are freed in it: a block that is allocated close behind
+    /// such a one begins where that ends.
+    fn learn_sizes(&mut self, trace: impl Iterator<Item = Event>) {
+        if self.older.is_empty() {
+            return;
+        }
+        for (index, event) in trace.enumerate().filter(|(_, event)| event.action == Action::Alloc) {
+            if let Some((&address, before)) = self.older.range_mut(..event.address).next_back()
+                && before.freed.is_some_and(|freed| freed > index)
+            {
+                before.learn_size(event.address - address);
             }
         }
     }

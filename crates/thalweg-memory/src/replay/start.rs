@@ -14,13 +14,13 @@
 //! ```
 //!
 //! An entry that frees a block says what was asked for with it and not how large it was. A rest of up to 1 MiB is never free on
-//! its own in a segment for large requests, so it belongs to the block before it. A larger rest is taken to be free; it can be
-//! that a part of it belonged to the block too.
+//! its own in a segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in it
+//! says where it begins. Where there is none while the block is live, all of it is taken to be free, although a part may have
+//! belonged to the block too.
 //!
 //! What is not here: segments that grow. Where they were is of no use to anybody, and their live blocks are allocated plainly.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use super::program::Step;
 use super::reading::LastSegment;
@@ -53,6 +53,26 @@ pub(super) struct OlderBlock {
     /// What it takes in its segment, where that is known.
     pub(super) size_bytes: Option<u64>,
     pub(super) stream: StreamId,
+    /// The entry of the trace that frees it.
+    pub(super) freed: Option<usize>,
+}
+
+impl OlderBlock {
+    /// What was asked for, rounded as in every pool.
+    fn rounded_bytes(&self) -> u64 {
+        self.requested_bytes.max(1).checked_next_multiple_of(512).unwrap_or(u64::MAX)
+    }
+
+    /// Another block begins so many bytes behind its beginning. No third lies between them where these are too close for that.
+    pub(super) fn learn_size(&mut self, distance_bytes: u64) {
+        let rest = distance_bytes.checked_sub(self.rounded_bytes());
+        if self.size_bytes.is_none()
+            && self.requested_bytes > SMALL_BYTES
+            && rest.is_some_and(|rest| rest <= SMALL_BYTES)
+        {
+            self.size_bytes = Some(distance_bytes);
+        }
+    }
 }
 
 /// What walking a trace backwards finds.
@@ -75,8 +95,8 @@ impl Backwards {
             let pool = this.pool(segment.pool_id);
             this.segments.insert(address, HeldSegment { bytes, stream, class, pool, is_expandable });
         }
-        let has_pools = !this.pools.is_empty()
-            || trace.clone().any(|event| event.pool_id.is_some_and(|id| id != SHARED));
+        let has_pools =
+            !this.pools.is_empty() || trace.clone().any(|event| event.pool_id.is_some_and(|id| id != SHARED));
         for event in trace.rev() {
             if event.action != Action::Alloc {
                 this.undo(&event);
@@ -107,7 +127,8 @@ impl Backwards {
 
     /// Takes a range of addresses out: whole segments, or a part of one that grows.
     fn cut_out(&mut self, start: u64, end: u64) {
-        while let Some((address, segment)) = self.last_before(end).filter(|(at, segment)| end_of(*at, segment) > start)
+        while let Some((address, segment)) =
+            self.last_before(end).filter(|(at, segment)| end_of(*at, segment) > start)
         {
             self.segments.remove(&address);
             let segment_end = end_of(address, &segment);
@@ -170,7 +191,8 @@ impl<'r> Rebuilding<'r> {
         let mut this = Self { steps, segments, opened_for: Vec::new(), requested_bytes, fillers: Vec::new() };
         // Of each kind of small segments, where the last is: it need not be filled.
         let mut last_small = BTreeMap::new();
-        for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.class == SizeClass::Small)
+        for (&address, segment) in
+            found.segments.iter().filter(|(_, segment)| segment.class == SizeClass::Small)
         {
             last_small.insert((segment.stream, segment.pool), address);
         }
@@ -279,14 +301,9 @@ impl HeldSegment {
         !self.is_expandable && is_usual
     }
 
-    /// Its addresses, if it begins at this one.
-    pub(super) fn range(&self, address: u64) -> Range<u64> {
-        address..end_of(address, self)
-    }
-
     /// What a block takes that has `room_bytes` up to the next, or to the end.
     fn size_of(&self, block: &OlderBlock, room_bytes: u64) -> u64 {
-        let rounded = block.requested_bytes.max(1).checked_next_multiple_of(512).unwrap_or(u64::MAX);
+        let rounded = block.rounded_bytes();
         let size = block.size_bytes.unwrap_or(match self.class {
             SizeClass::Large if room_bytes.saturating_sub(rounded) <= SMALL_BYTES => room_bytes,
             SizeClass::Large | SizeClass::Small => rounded,
