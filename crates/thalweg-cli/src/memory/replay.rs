@@ -186,7 +186,8 @@ fn replay(
         }
     })?;
     let start = summarise(recording, device).start;
-    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start };
+    let maps_segments = what_if::maps_segments(recording);
+    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start, maps_segments };
     if !question.json {
         output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
         output.text(&report.table().render(output.width(), 2));
@@ -227,6 +228,7 @@ struct Report<'r> {
     confs: &'r [String],
     outcomes: &'r [Outcome],
     start: Start,
+    maps_segments: bool,
 }
 
 impl Report<'_> {
@@ -255,7 +257,8 @@ impl Report<'_> {
         let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
         note(&format!("live at most: {}, whatever the settings", size(live)));
         let recorded = self.confs.iter().position(|conf| conf == self.recorded);
-        if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
+        let is_comparable = self.question.policy == Policy::PyTorch && !self.maps_segments;
+        if let Some(at) = recorded.filter(|_| is_comparable) {
             let mismatches = count(self.outcomes[at].address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }

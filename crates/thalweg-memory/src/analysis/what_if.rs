@@ -15,6 +15,9 @@ const ENDLESS_BYTES: u64 = 1 << 46;
 /// A curve has about so many steps at most: more than a screen has columns.
 const CURVE_STEPS: usize = 4096;
 
+/// From each entry of a trace on (`None`: before the first) so many bytes.
+pub type ReservedSteps = Vec<(Option<u32>, u64)>;
+
 /// What becomes of a program under some settings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Outcome {
@@ -37,9 +40,9 @@ pub struct Outcome {
     pub is_estimate: bool,
     /// Whether what is reserved is a lower bound: blocks were live before the trace, and what led there is not in it.
     pub is_lower_bound: bool,
-    /// What is reserved over time: from each entry of the trace on (`None`: before the first) so many bytes. Where there are
-    /// many changes it is thinned to some thousand steps, of which each is the most of its stretch.
-    pub reserved: Vec<(Option<u32>, u64)>,
+    /// What is reserved over time. Where there are many changes it is thinned to some thousand steps, of which each is the most of
+    /// its stretch.
+    pub reserved: ReservedSteps,
 }
 
 impl Outcome {
@@ -54,8 +57,15 @@ pub fn recorded_conf(recording: &Recording) -> &str {
     let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
     match setting {
         Some((_, SettingValue::Text(text))) => text,
+        _ if maps_segments(recording) => "expandable_segments:True",
         _ => "",
     }
+}
+
+/// Whether there are segments that grow, whatever the file says of settings. Where their blocks are cannot be compared.
+pub fn maps_segments(recording: &Recording) -> bool {
+    let mut devices = recording.devices().into_iter();
+    devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
 }
 
 /// Settings that follow `policy` where `conf` says nothing else.
@@ -108,11 +118,8 @@ pub fn run(
 
 /// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
 /// one failed.
-fn serve(
-    replay: &mut Replay<'_>,
-    mut progress: impl FnMut(usize),
-) -> Result<(Vec<(Option<u32>, u64)>, bool), String> {
-    let mut reserved: Vec<(Option<u32>, u64)> = vec![(None, 0)];
+fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
+    let mut reserved: ReservedSteps = vec![(None, 0)];
     let mut last_bytes = 0;
     for step in 0.. {
         if step % 65_536 == 0 {
@@ -143,13 +150,13 @@ fn out_of_memory(error: &ReplayError) -> Result<(), String> {
 }
 
 /// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
-fn thin(steps: Vec<(Option<u32>, u64)>, program: &Program) -> Vec<(Option<u32>, u64)> {
+fn thin(steps: ReservedSteps, program: &Program) -> ReservedSteps {
     if steps.len() <= CURVE_STEPS {
         return steps;
     }
     let entries = program.steps().len().checked_sub(1).map_or(0, |last| program.entry_of(last));
     let stretch = entries / (CURVE_STEPS as u32 / 2) + 1;
-    let mut thinned: Vec<(Option<u32>, u64)> = Vec::new();
+    let mut thinned: ReservedSteps = Vec::new();
     let mut now = 0;
     for group in steps
         .chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch))
