@@ -14,6 +14,11 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 const BUFFER_BYTES: usize = 256 << 10;
 
+/// A file that unpacks to more than so many times its size, and to more than so many bytes, is made to fill memory: gzip manages
+/// a thousand times for one byte that repeats, and some ten for snapshots.
+const LARGEST_RATIO: u64 = 256;
+const ALWAYS_UNPACKED_BYTES: u64 = 16 << 20;
+
 /// Reads a snapshot. `-` is standard input.
 pub fn read(path: &str) -> Result<Recording, Failure> {
     let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: {what}"));
@@ -31,7 +36,7 @@ pub fn read(path: &str) -> Result<Recording, Failure> {
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, Counted { reader, done: 0, progress });
     let first = reader.fill_buf().map_err(|error| complain(&error))?;
     let recording = if first.starts_with(&GZIP_MAGIC) {
-        Recording::read(MultiGzDecoder::new(reader))
+        Recording::read(Unpacked { decoder: MultiGzDecoder::new(reader), bytes: 0 })
     } else {
         Recording::read(reader)
     };
@@ -61,6 +66,26 @@ impl Read for Counted {
         let count = self.reader.read(buffer)?;
         self.done += count as u64;
         self.progress.show(self.done);
+        Ok(count)
+    }
+}
+
+/// What a packed file holds, as long as that is in proportion to its size.
+struct Unpacked {
+    decoder: MultiGzDecoder<BufReader<Counted>>,
+    bytes: u64,
+}
+
+impl Read for Unpacked {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.decoder.read(buffer)?;
+        self.bytes += count as u64;
+        let packed = self.decoder.get_ref().get_ref().done;
+        if self.bytes > ALWAYS_UNPACKED_BYTES && self.bytes / LARGEST_RATIO > packed {
+            return Err(std::io::Error::other(format!(
+                "{packed} packed bytes hold more than {LARGEST_RATIO} times as many, as no snapshot does"
+            )));
+        }
         Ok(count)
     }
 }

@@ -30,9 +30,11 @@ pub const COMMAND: Command = Command {
     name: "memory",
     summary: "what a PyTorch memory snapshot tells, and what other settings would do",
     usage: "\
-usage: thalweg memory show   SNAPSHOT... [--top N] [--html OUT]
+usage: thalweg memory show   SNAPSHOT... [--top N] [--card 24GiB]
+                             [--html OUT [--conf KEY:VALUE,...]...]
        thalweg memory replay SNAPSHOT... [--conf KEY:VALUE,...]... [--search]
                              [--policy pytorch|thalweg] [--card 24GiB]
+                             [--html OUT]
        thalweg memory diff   BEFORE AFTER [--at end|peak] [--top N]
        thalweg memory check  SNAPSHOT... [--max-reserved 20GiB] [--max-growth 2%]
 
@@ -47,7 +49,8 @@ gzip or not; - is standard input. Nothing in a file is run. No GPU is needed.
   check   for CI: one line, and exit status 1 if a limit is passed
 
   --json          one JSON object a line
-  --html OUT      show: the same and more as a page for a browser, in one file
+  --html OUT      show, replay: the same and more as a page for a browser, in one
+                  file; each --conf is a curve on it
   --top N         how many sizes and places are shown (default: 8)
   --conf CONF     settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be repeated
                   (default: those that the snapshot was recorded with)

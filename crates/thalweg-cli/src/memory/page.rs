@@ -4,14 +4,18 @@
 //! devices share, the summary into the headline. Its figures have the names that `--json` has for them.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 
 use thalweg::memory::analysis::{Lives, Summary, lives};
 use thalweg::memory::snapshot::{Action, Recording, StackId};
 use thalweg::memory::upstream::StreamId;
 use thalweg_page::{
-    BlockLife, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame, Tone,
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
+    Tone,
 };
 
+use super::Failure;
 use super::size::size;
 
 /// What the program was doing when it allocated, as far as a stack tells. The first that fits counts.
@@ -38,13 +42,25 @@ impl Pages {
         Self { model, frames: HashMap::new() }
     }
 
-    /// The finished model.
-    pub fn finish(self) -> PageModel {
-        self.model
+    /// Writes the page into a file.
+    pub fn write(self, path: &str) -> Result<(), Failure> {
+        let write = || {
+            let mut file = BufWriter::new(File::create(path)?);
+            thalweg_page::write(&self.model, &mut file)?;
+            file.flush()
+        };
+        write().map_err(|error| Failure::File(format!("{path}: {error}")))
     }
 
-    /// Adds one device of one snapshot.
-    pub fn add(&mut self, path: &str, recording: &Recording, summary: &Summary, card: Option<u64>) {
+    /// Adds one device of one snapshot, with the curves of other settings.
+    pub fn add(
+        &mut self,
+        path: &str,
+        recording: &Recording,
+        summary: &Summary,
+        card: Option<u64>,
+        curves: Vec<Curve>,
+    ) {
         let device = summary.device;
         let Lives { blocks, segments } = lives(recording, device);
         let mut stacks = HashMap::new();
@@ -91,7 +107,7 @@ impl Pages {
             blocks,
             segments,
             marks: marks(recording, device),
-            curves: Vec::new(),
+            curves,
             figures: figures(summary),
             findings: findings(summary),
             card_bytes: card,

@@ -4,11 +4,13 @@ use std::process::ExitCode;
 
 use thalweg::memory::analysis::what_if::{self, CANDIDATES, Outcome};
 use thalweg::memory::analysis::{Start, summarise};
-use thalweg::memory::replay::Program;
+use thalweg::memory::replay::{Program, StartState};
 use thalweg::memory::snapshot::Recording;
 use thalweg::memory::{Policy, Settings};
+use thalweg_page::Curve;
 
 use super::arguments::Arguments;
+use super::page::Pages;
 use super::size::{self, count, size};
 use super::table::Table;
 use super::{Failure, files};
@@ -17,7 +19,7 @@ use crate::output::{Object, Output};
 use crate::progress::Progress;
 
 /// What was asked for.
-struct Question {
+pub struct Question {
     policy: Policy,
     policy_name: &'static str,
     card_bytes: Option<u64>,
@@ -30,8 +32,9 @@ struct Question {
 }
 
 impl Question {
-    fn of(arguments: &Arguments) -> Result<Self, Failure> {
-        arguments.only(&["--conf", "--policy", "--card", "--search"])?;
+    /// # Errors
+    /// If an option has a value that it does not take.
+    pub fn of(arguments: &Arguments) -> Result<Self, Failure> {
         let (policy, policy_name) = match arguments.value("--policy") {
             None | Some("pytorch") => (Policy::PyTorch, "pytorch"),
             Some("thalweg") => (Policy::Thalweg, "thalweg"),
@@ -85,7 +88,10 @@ impl Question {
 }
 
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    arguments.only(&["--conf", "--policy", "--card", "--search", "--html"])?;
     let question = Question::of(&arguments)?;
+    let html = arguments.value("--html");
+    let mut pages = Pages::new(arguments.files()?);
     let output = Output::standard();
     let mut replayed = 0;
     files::each(arguments.files()?, |path, recording| {
@@ -93,7 +99,10 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             if replayed > 0 && !question.json {
                 output.text("\n");
             }
-            replay(&question, &output, path, recording, device)?;
+            let curves = replay(&question, &output, path, recording, device)?;
+            if html.is_some() {
+                pages.add(path, recording, &summarise(recording, device), question.card_bytes, curves);
+            }
             replayed += 1;
         }
         Ok(())
@@ -105,49 +114,91 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
                 .into(),
         ));
     }
+    if let Some(html) = html {
+        pages.write(html)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
+/// The outcome of each setting for one device.
+fn outcomes(
+    question: &Question,
+    path: &str,
+    recording: &Recording,
+    device: usize,
+    confs: &[String],
+    mut seen: impl FnMut(&str, &Outcome),
+) -> Result<Vec<Outcome>, Failure> {
+    let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: device {device}: {what}"));
+    let recorded = what_if::recorded_conf(recording);
+    let program = Program::from_recording(recording, device).map_err(|error| complain(&error))?;
+    let mut outcomes = Vec::new();
+    for conf in confs {
+        let settings = question.settings(conf).map_err(|error| complain(&error))?;
+        // Only the recording's own settings lead to the state in which the trace begins.
+        let is_recorded = conf == recorded && question.policy == Policy::PyTorch;
+        let start = if is_recorded { StartState::Recorded } else { StartState::LiveBlocks };
+        let mut progress = Progress::new(format!("replaying {}", name(conf)), program.steps().len() as u64);
+        let show = |step| progress.show(step as u64);
+        let outcome = what_if::run(&program, settings, start, question.card_bytes, show);
+        drop(progress);
+        let outcome = outcome.map_err(|error| complain(&error))?;
+        seen(conf, &outcome);
+        outcomes.push(outcome);
+    }
+    Ok(outcomes)
+}
+
+/// The curves of what the settings of `question` would have reserved, for a page.
+pub fn curves(
+    question: &Question,
+    path: &str,
+    recording: &Recording,
+    device: usize,
+) -> Result<Vec<Curve>, Failure> {
+    let outcomes = outcomes(question, path, recording, device, &question.confs, |_, _| {})?;
+    Ok(question.confs.iter().zip(outcomes).map(|(conf, outcome)| curve(conf, outcome)).collect())
+}
+
+fn curve(conf: &str, outcome: Outcome) -> Curve {
+    let died = if outcome.out_of_memory { ", until it dies" } else { "" };
+    let bound = if outcome.is_lower_bound { ", at least" } else { "" };
+    Curve {
+        name: format!("reserved with {}{bound}{died}", name(conf)),
+        is_estimate: outcome.is_estimate,
+        steps: outcome.reserved,
+    }
+}
+
+/// Replays one device and prints what came of it. Returns the curves for a page.
 fn replay(
     question: &Question,
     output: &Output,
     path: &str,
     recording: &Recording,
     device: usize,
-) -> Result<(), Failure> {
-    let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: device {device}: {what}"));
+) -> Result<Vec<Curve>, Failure> {
     let recorded = what_if::recorded_conf(recording);
-    let program =
-        Program::from_snapshot(&recording.to_snapshot(), device).map_err(|error| complain(&error))?;
     let confs = question.confs_for(recorded);
-    let mut outcomes = Vec::new();
-    for conf in &confs {
-        let settings = question.settings(conf).map_err(|error| complain(&error))?;
-        let mut progress = Progress::new(format!("replaying {}", name(conf)), program.steps().len() as u64);
-        let outcome =
-            what_if::run(&program, settings, question.card_bytes, |step| progress.show(step as u64));
-        drop(progress);
-        let outcome = outcome.map_err(|error| complain(&error))?;
+    let outcomes = outcomes(question, path, recording, device, &confs, |conf, outcome| {
         if question.json {
-            output.text(&object(question, path, device, conf, &outcome).finish());
+            output.text(&object(question, path, device, conf, outcome).finish());
         }
-        outcomes.push(outcome);
-    }
+    })?;
     let start = summarise(recording, device).start;
-    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start };
-    if question.json {
+    let maps_segments = what_if::maps_segments(recording);
+    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start, maps_segments };
+    if !question.json {
+        output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
+        output.text(&report.table().render(output.width(), 2));
+        report.notes(output);
         if question.search {
-            output.text(&report.json_recommendation(device).finish());
+            report.recommend(output);
         }
-        return Ok(());
+    } else if question.search {
+        output.text(&report.json_recommendation(device).finish());
     }
-    output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
-    output.text(&report.table().render(output.width(), 2));
-    report.notes(output);
-    if question.search {
-        report.recommend(output);
-    }
-    Ok(())
+    Ok(confs.iter().zip(outcomes).map(|(conf, outcome)| curve(conf, outcome)).collect())
 }
 
 fn name(conf: &str) -> String {
@@ -166,6 +217,7 @@ fn object(question: &Question, path: &str, device: usize, conf: &str, outcome: &
         .integer("retries", outcome.retries)
         .boolean("out_of_memory", outcome.out_of_memory)
         .integer("address_mismatches", outcome.address_mismatches);
+    let object = if outcome.is_lower_bound { object.boolean("is_lower_bound", true) } else { object };
     if question.names_files { object.string("snapshot", path) } else { object }
 }
 
@@ -176,6 +228,7 @@ struct Report<'r> {
     confs: &'r [String],
     outcomes: &'r [Outcome],
     start: Start,
+    maps_segments: bool,
 }
 
 impl Report<'_> {
@@ -184,7 +237,7 @@ impl Report<'_> {
             Table::new(&["settings", "reserved", "/live", "allocs", "frees", "retries", "died"], 0);
         for (conf, outcome) in self.confs.iter().zip(self.outcomes) {
             // What the lost beginning reserved under these settings cannot be known.
-            let bound = if self.is_bound(conf) { ">=" } else { "" };
+            let bound = if outcome.is_lower_bound { ">=" } else { "" };
             let estimate = if outcome.is_estimate { "~" } else { "" };
             table.row(vec![
                 name(conf),
@@ -199,17 +252,13 @@ impl Report<'_> {
         table
     }
 
-    /// Whether figures are a lower bound, because the beginning of the trace is lost.
-    fn is_bound(&self, conf: &str) -> bool {
-        !self.start.is_complete() && (conf != self.recorded || self.question.policy != Policy::PyTorch)
-    }
-
     fn notes(&self, output: &Output) {
         let note = |text: &str| output.line(2, &format!("  {text}"));
         let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
         note(&format!("live at most: {}, whatever the settings", size(live)));
         let recorded = self.confs.iter().position(|conf| conf == self.recorded);
-        if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
+        let is_comparable = self.question.policy == Policy::PyTorch && !self.maps_segments;
+        if let Some(at) = recorded.filter(|_| is_comparable) {
             let mismatches = count(self.outcomes[at].address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }
@@ -223,8 +272,9 @@ impl Report<'_> {
         }
         if !self.start.is_complete() {
             note(&format!(
-                "the beginning is not in the trace ({} were live before it): figures with >= are a lower bound",
-                size(self.start.live_bytes)
+                "the beginning is not in the trace ({} in {} blocks were live before it): figures with >= are a lower bound",
+                size(self.start.live_bytes),
+                count(self.start.live_blocks as u64)
             ));
         }
         if self.outcomes.iter().any(|outcome| outcome.is_estimate) {

@@ -1,7 +1,5 @@
 //! `thalweg memory show`: what one snapshot comes to.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 use thalweg::memory::analysis::{Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise, telling_frame};
@@ -11,16 +9,24 @@ use super::arguments::Arguments;
 use super::page::Pages;
 use super::size::{count, share, size};
 use super::table::Table;
-use super::{Failure, files};
+use super::{Failure, files, replay};
+use crate::UsageError;
 use crate::output::{Object, Output};
 
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--top", "--card", "--html"])?;
+    arguments.only(&["--top", "--card", "--html", "--conf", "--policy"])?;
     let top = arguments.top()?;
     let card = arguments.read("--card", "a size such as 24GiB", super::size::parse)?;
+    let question = replay::Question::of(&arguments)?;
     let output = Output::standard();
     let mut is_first = true;
     let html = arguments.value("--html");
+    if html.is_none() && arguments.has("--conf") {
+        return Err(UsageError(
+            "--conf draws a curve on the page of --html; for its figures there is `replay`".into(),
+        )
+        .into());
+    }
     let mut pages = Pages::new(arguments.files()?);
     files::each(arguments.files()?, |path, recording| {
         let devices = recording.devices();
@@ -30,7 +36,12 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         for device in devices {
             let summary = summarise(recording, device);
             if html.is_some() {
-                pages.add(path, recording, &summary, card);
+                let curves = if recording.trace_len(device) > 0 {
+                    replay::curves(&question, path, recording, device)?
+                } else {
+                    Vec::new()
+                };
+                pages.add(path, recording, &summary, card, curves);
             }
             if arguments.has("--json") {
                 output.text(&json(path, recording, &summary, top).finish());
@@ -44,15 +55,9 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Ok(())
     })?;
     if let Some(html) = html {
-        write_page(pages, html).map_err(|error| Failure::File(format!("{html}: {error}")))?;
+        pages.write(html)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn write_page(pages: Pages, path: &str) -> std::io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
-    thalweg_page::write(&pages.finish(), &mut file)?;
-    file.flush()
 }
 
 /// The place that tells most of a stack, for people: `model.py:17 forward`.

@@ -1,5 +1,7 @@
 //! The command line, run as its users run it.
 
+#[path = "../../../thalweg-page/tests/it/browser.rs"]
+mod browser;
 mod doctor;
 mod flat_json;
 mod memory;

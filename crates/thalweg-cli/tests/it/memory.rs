@@ -5,11 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
 use crate::flat_json::{self, Member};
-use crate::{program, scratch, text};
+use crate::{browser, program, scratch, text};
 
 /// The folder of the recorded traces, which is where the program runs: their paths are then the same everywhere.
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data");
@@ -175,6 +179,43 @@ fn several_ranks_are_told_apart() {
     assert_eq!([&ranks[0]["snapshot"], &ranks[1]["snapshot"]], [&Member::Text(gpt), &Member::Text(fsdp)]);
 }
 
+/// The number behind a name in JSON text.
+fn number(json: &str, name: &str) -> u64 {
+    let rest = json.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {json}")).1;
+    let end = rest.find(|character: char| !character.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().unwrap_or_else(|_| panic!("{name} is {}", &rest[..end]))
+}
+
+#[test]
+fn the_page_shows_the_figures_of_the_command() {
+    let folder = scratch("page");
+    fs::create_dir_all(&folder).expect("the temporary folder can be written");
+    let page = folder.join("page.html");
+    let path = page.to_str().expect("its name is text");
+    let (gpt, conf) = (trace("gpt_train"), "expandable_segments:True");
+    let printed = succeed(&["show", &gpt, "--json", "--html", path, "--conf", conf], 80);
+    let replayed = succeed(&["replay", &gpt, "--json", "--conf", conf], 80);
+    let written = fs::read_to_string(&page).expect("the page was written");
+    for key in ["peak_live_bytes", "peak_reserved_bytes", "hard_bytes", "entries"] {
+        let (figure, value) = (format!("\"key\":\"{key}\""), number(&printed, key).to_string());
+        let (_, rest) = written.split_once(&figure).unwrap_or_else(|| panic!("the page has no {key}"));
+        assert!(rest.split('}').next().is_some_and(|rest| rest.contains(&value)), "{key} is not {value}");
+    }
+    if let Some(result) = browser::self_test(&page, &folder) {
+        assert!(!result.contains("\"error\""), "{result}");
+        for key in ["peak_live_bytes", "peak_reserved_bytes"] {
+            assert_eq!(number(&result, key), number(&printed, key), "{key}");
+        }
+        let peak = number(&replayed, "peak_reserved_bytes");
+        let curve = format!("[\"reserved with {conf}\",{peak}]");
+        assert!(result.contains(&curve), "{result} lacks {curve}");
+    }
+    fs::remove_dir_all(&folder).expect("it is ours");
+    let (_, error, status) = run(&["show", &gpt, "--conf", conf], 80);
+    assert!(error.contains("--conf draws a curve on the page of --html"), "{error}");
+    assert_eq!(status, Some(2));
+}
+
 #[test]
 fn hostile_and_useless_files_are_complained_of() {
     let folder = scratch("memory");
@@ -186,7 +227,14 @@ fn hostile_and_useless_files_are_complained_of() {
     };
     let packed =
         fs::read(format!("{DATA}/{}", trace("fsdp_streams"))).expect("the trace is in the repository");
+    let bomb = {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+        packed.write_all(b"\x80\x04").expect("a vector takes it");
+        packed.write_all(&vec![b'('; 64 << 20]).expect("a vector takes it");
+        packed.finish().expect("a vector takes it")
+    };
     for (path, what) in [
+        (file("bomb.pickle.gz", &bomb), "as no snapshot does"),
         (file("calls.pickle", b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00lstR."), "offset 2: instruction 0x63"),
         (file("cut.pickle.gz", &packed[..packed.len() / 2]), "cannot be read at offset"),
         (file("empty.pickle", b""), "offset 0"),

@@ -3,12 +3,20 @@
 use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
-use crate::replay::{Program, Replay, ReplayUpstream, Step, estimate_stream_ordered_peak};
+use crate::replay::{
+    DRIVER_PIECE_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState, Step,
+    stream_ordered_estimate,
+};
 use crate::settings::{Backend, Policy, Settings, SettingsError};
 use crate::snapshot::{Recording, SettingValue};
 
 /// The card of a replay that is not asked whether it fits: no request fails on it.
 const ENDLESS_BYTES: u64 = 1 << 46;
+/// A curve has about so many steps at most: more than a screen has columns.
+const CURVE_STEPS: usize = 4096;
+
+/// From each entry of a trace on (`None`: before the first) so many bytes.
+pub type ReservedSteps = Vec<(Option<u32>, u64)>;
 
 /// What becomes of a program under some settings.
 #[derive(Clone, PartialEq, Debug)]
@@ -30,6 +38,11 @@ pub struct Outcome {
     pub address_mismatches: u64,
     /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
     pub is_estimate: bool,
+    /// Whether what is reserved is a lower bound: blocks were live before the trace, and what led there is not in it.
+    pub is_lower_bound: bool,
+    /// What is reserved over time. Where there are many changes it is thinned to some thousand steps, of which each is the most of
+    /// its stretch.
+    pub reserved: ReservedSteps,
 }
 
 impl Outcome {
@@ -44,8 +57,15 @@ pub fn recorded_conf(recording: &Recording) -> &str {
     let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
     match setting {
         Some((_, SettingValue::Text(text))) => text,
+        _ if maps_segments(recording) => "expandable_segments:True",
         _ => "",
     }
+}
+
+/// Whether there are segments that grow, whatever the file says of settings. Where their blocks are cannot be compared.
+pub fn maps_segments(recording: &Recording) -> bool {
+    let mut devices = recording.devices().into_iter();
+    devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
 }
 
 /// Settings that follow `policy` where `conf` says nothing else.
@@ -56,8 +76,8 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
     Ok(Settings::parse(conf)?.with_policy(policy))
 }
 
-/// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `progress` is told now and then
-/// how many steps were served.
+/// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `start` says what is made of the
+/// state before the trace. `progress` is told now and then how many steps were served.
 ///
 /// # Errors
 /// If the allocator fails for another reason than want of memory, in its own words: that would be an error of ours, or of
@@ -65,30 +85,17 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
 pub fn run(
     program: &Program,
     settings: Settings,
+    start: StartState,
     card_bytes: Option<u64>,
-    mut progress: impl FnMut(usize),
+    progress: impl FnMut(usize),
 ) -> Result<Outcome, String> {
     if settings.backend() == Backend::CudaMallocAsync {
-        return Ok(estimate(program, card_bytes));
+        return estimate(program, card_bytes, progress);
     }
     let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes.unwrap_or(ENDLESS_BYTES)));
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
-    let mut replay = Replay::without_tags(program, allocator, upstream);
-    let mut out_of_memory = false;
-    for step in 0.. {
-        if step % 65_536 == 0 {
-            progress(step);
-        }
-        match replay.step() {
-            Ok(Some(_)) => {}
-            Ok(None) => break,
-            Err(error) if error.refusal().is_some_and(|refusal| refusal.is_out_of_memory()) => {
-                out_of_memory = true;
-                break;
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+    let mut replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
+    let (reserved, out_of_memory) = serve(&mut replay, progress)?;
     let statistics = replay.allocator().memory_stats();
     let statistic = |key: &str| {
         let value = statistics.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value);
@@ -102,34 +109,113 @@ pub fn run(
         driver_frees: statistic("num_device_free"),
         retries: statistic("num_alloc_retries"),
         out_of_memory,
-        address_mismatches: replay.divergences().count() as u64,
+        address_mismatches: replay.mismatches(),
         is_estimate: false,
+        is_lower_bound: start == StartState::LiveBlocks && program.older_blocks() > 0,
+        reserved: thin(reserved, program),
     })
 }
 
+/// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
+/// one failed.
+fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
+    let mut reserved: ReservedSteps = vec![(None, 0)];
+    let mut last_bytes = 0;
+    for step in 0.. {
+        if step % 65_536 == 0 {
+            progress(step);
+        }
+        match replay.step() {
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(error) => return out_of_memory(&error).map(|()| (reserved, true)),
+        }
+        let bytes = replay.reserved_bytes();
+        if bytes != last_bytes {
+            last_bytes = bytes;
+            let entry = replay.entry();
+            match reserved.last_mut() {
+                Some(last) if last.0 == entry => last.1 = bytes,
+                _ => reserved.push((entry, bytes)),
+            }
+        }
+    }
+    Ok((reserved, false))
+}
+
+/// Whether an error is want of memory; else what it is.
+fn out_of_memory(error: &ReplayError) -> Result<(), String> {
+    let is_it = error.refusal().is_some_and(|refusal| refusal.is_out_of_memory());
+    if is_it { Ok(()) } else { Err(error.to_string()) }
+}
+
+/// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
+fn thin(steps: ReservedSteps, program: &Program) -> ReservedSteps {
+    if steps.len() <= CURVE_STEPS {
+        return steps;
+    }
+    let entries = program.steps().len().checked_sub(1).map_or(0, |last| program.entry_of(last));
+    let stretch = entries / (CURVE_STEPS as u32 / 2) + 1;
+    let mut thinned: ReservedSteps = Vec::new();
+    let mut now = 0;
+    for group in steps
+        .chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch))
+    {
+        let begins = group[0].0.map(|entry| entry / stretch * stretch);
+        // What the last stretch ended with lasts until this one begins, if that is not the next.
+        if let (Some((Some(last), bytes)), Some(begins)) = (thinned.last().copied(), begins)
+            && bytes != now
+            && last + stretch < begins
+        {
+            thinned.push((Some(last + stretch), now));
+        }
+        let most = group.iter().map(|(_, bytes)| *bytes).fold(now, u64::max);
+        thinned.push((begins, most));
+        now = group[group.len() - 1].1;
+    }
+    if let Some(&(Some(last), bytes)) = thinned.last()
+        && bytes != now
+        && last + stretch <= entries
+    {
+        thinned.push((Some(last + stretch), now));
+    }
+    thinned
+}
+
 /// What can be said of the driver's own allocator: its peak, and nothing of its calls.
-fn estimate(program: &Program, card_bytes: Option<u64>) -> Outcome {
-    let peak = estimate_stream_ordered_peak(program, ENDLESS_BYTES);
-    let peak_reserved_bytes = peak.expect("the card is endless");
-    Outcome {
+fn estimate(
+    program: &Program,
+    card_bytes: Option<u64>,
+    progress: impl FnMut(usize),
+) -> Result<Outcome, String> {
+    let mut replay = stream_ordered_estimate(program, ENDLESS_BYTES);
+    let (mut reserved, out_of_memory) = serve(&mut replay, progress)?;
+    reserved.iter_mut().for_each(|(_, bytes)| *bytes = bytes.next_multiple_of(DRIVER_PIECE_BYTES));
+    let peak_reserved_bytes = replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES);
+    Ok(Outcome {
         peak_live_bytes: peak_live_bytes(program),
         peak_reserved_bytes,
         driver_allocations: 0,
         driver_frees: 0,
         retries: 0,
-        out_of_memory: card_bytes.is_some_and(|card| peak_reserved_bytes > card),
+        out_of_memory: out_of_memory || card_bytes.is_some_and(|card| peak_reserved_bytes > card),
         address_mismatches: 0,
         is_estimate: true,
-    }
+        is_lower_bound: program.older_blocks() > 0,
+        reserved: thin(reserved, program),
+    })
 }
 
 /// The most that is live or pending at once, as it is asked for.
 fn peak_live_bytes(program: &Program) -> u64 {
+    let start = program.start_steps(StartState::LiveBlocks).iter();
     let (mut live, mut peak) = (0_u64, 0);
-    for step in program.steps() {
+    for step in start.chain(program.steps()) {
         match *step {
-            Step::Allocate { bytes, .. } => live += bytes,
-            Step::Free { block } | Step::Complete { block } => live -= program.requested_bytes(block),
+            Step::Allocate { block, .. } => live = live.saturating_add(program.requested_bytes(block)),
+            Step::Free { block } | Step::Complete { block } => {
+                live = live.saturating_sub(program.requested_bytes(block));
+            }
             Step::FreePending { .. } | Step::EmptyCache => {}
         }
         peak = live.max(peak);

@@ -17,11 +17,13 @@
 //! - A block whose `free_completed` follows its `free_requested` at once was free at once. One whose does not had uses on
 //!   other streams: it gets one, by [`record_stream`](crate::Block::record_stream), on a *lane*, a stream of the replay's own
 //!   whose event passes when the trace says so.
-//! - Segments that were there when the trace began are made and left free; blocks that were live then are allocated first,
-//!   in the order of their addresses.
+//! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
+//!   ([`StartState`]).
 //! - A run of `segment_free` entries is taken for a call of `empty_cache`. That is so in traces of programs that had memory
 //!   enough; where memory was short the allocator itself may have given them back.
-//! - Expandable segments and private pools are the allocator's affair: the program is the same.
+//! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
+//!   that was given back before the snapshot was taken nobody knows: it counts as shared, unless the entries say the pool.
+//! - Expandable segments are the allocator's affair: the program is the same.
 //!
 //! # Tags
 //!
@@ -35,6 +37,8 @@
 
 mod addresses;
 mod program;
+mod reading;
+mod start;
 mod tags;
 mod upstream;
 
@@ -43,13 +47,14 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-pub use program::{Program, Step};
+pub use program::{Program, StartState, Step};
 use rustc_hash::FxHashMap;
 use tags::{Conflict, Points, Tags};
 pub use upstream::ReplayUpstream;
 
-use crate::allocator::{Block, DeviceAllocator};
+use crate::allocator::{Block, DeviceAllocator, PoolScope};
 use crate::error::AllocationError;
+use crate::pools::PoolId;
 use crate::settings::Settings;
 use crate::upstream::StreamId;
 
@@ -61,16 +66,21 @@ pub struct Replay<'p> {
     program: &'p Program,
     allocator: Arc<DeviceAllocator>,
     upstream: Arc<ReplayUpstream>,
+    start: StartState,
     /// The live ones, by number. There are many more in a program than are ever live, so they are not in one long list.
-    blocks: FxHashMap<usize, Block>,
-    /// Where each block was, by number; 0 before it is allocated.
-    addresses: Vec<u64>,
+    blocks: FxHashMap<u32, Block>,
+    mismatches: u64,
+    first_mismatch: Option<Divergence>,
+    /// The allocator's name of each private pool that was used.
+    pools: Vec<Option<PoolId>>,
     /// The lanes of pending blocks, by number.
-    pending: BTreeMap<usize, StreamId>,
+    pending: BTreeMap<u32, StreamId>,
     idle_lanes: Vec<StreamId>,
     lanes: u64,
     tags: Option<Tags>,
+    /// The next step, counted from the first of those that make the state before the trace.
     at: usize,
+    start_steps: usize,
     requested_bytes: u64,
     requested_peak_bytes: u64,
 }
@@ -104,7 +114,7 @@ impl Figures {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Divergence {
     /// The block's number.
-    pub block: usize,
+    pub block: u32,
     /// Its address in the trace.
     pub recorded: u64,
     /// Its address in the replay.
@@ -118,13 +128,17 @@ impl<'p> Replay<'p> {
             program,
             allocator,
             upstream,
+            start: StartState::Recorded,
             blocks: FxHashMap::default(),
-            addresses: vec![0; program.blocks()],
+            mismatches: 0,
+            first_mismatch: None,
+            pools: vec![None; program.pools().len()],
             pending: BTreeMap::new(),
             idle_lanes: Vec::new(),
             lanes: 0,
             tags: Some(Tags::default()),
             at: 0,
+            start_steps: program.start_steps(StartState::Recorded).len(),
             requested_bytes: 0,
             requested_peak_bytes: 0,
         }
@@ -139,16 +153,27 @@ impl<'p> Replay<'p> {
         Self { tags: None, ..Self::new(program, allocator, upstream) }
     }
 
-    /// Serves one step and returns it; `None` after the last.
+    /// The same, from another state before the trace than the recorded one.
+    #[must_use]
+    pub fn starting_with(self, start: StartState) -> Self {
+        Self { start, start_steps: self.program.start_steps(start).len(), ..self }
+    }
+
+    /// Serves one step and returns it; `None` after the last. The first ones make the state before the trace, and leave no peaks.
     ///
     /// # Errors
     /// If the allocator refuses, or hands out memory that something else uses. The step is over then, and the next call serves
     /// the one after it; a block that was refused is left out from then on.
+    #[inline]
     pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
-        let Some(&step) = self.program.steps().get(self.at) else { return Ok(None) };
+        let step = match self.at.checked_sub(self.start_steps) {
+            Some(at) => self.program.steps().get(at),
+            None => self.program.start_steps(self.start).get(self.at),
+        };
+        let Some(&step) = step else { return Ok(None) };
         self.at += 1;
         match step {
-            Step::Allocate { block, bytes, stream, .. } => self.allocate(block, bytes, stream)?,
+            Step::Allocate { .. } => self.allocate(step)?,
             Step::Free { block } => self.free(block, None),
             Step::FreePending { block } => {
                 let lane = self.lane();
@@ -157,7 +182,16 @@ impl<'p> Replay<'p> {
             Step::Complete { block } => self.complete(block),
             Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
         }
+        if self.at == self.start_steps && self.program.older_blocks() > 0 {
+            self.allocator.reset_peak_memory_stats();
+            self.requested_peak_bytes = self.requested_bytes;
+        }
         Ok(Some(step))
+    }
+
+    /// The entry of the trace that the last step was; `None` while the state before the trace is made.
+    pub fn entry(&self) -> Option<u32> {
+        Some(self.program.entry_of(self.at.checked_sub(self.start_steps + 1)?))
     }
 
     /// Serves all that is left.
@@ -183,17 +217,19 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// The blocks so far whose address is not the trace's, in the order of their numbers.
-    pub fn divergences(&self) -> impl Iterator<Item = Divergence> + '_ {
-        let recorded = self.program.addresses().iter().zip(&self.addresses).enumerate();
-        recorded
-            .map(|(block, (&recorded, &replayed))| Divergence { block, recorded, replayed })
-            .filter(|pair| pair.recorded != 0 && pair.replayed != 0 && pair.recorded != pair.replayed)
+    /// What is taken from the upstream now, in bytes.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.upstream.taken_bytes()
     }
 
-    /// Where block `number` was put, if it was allocated.
-    pub fn address(&self, number: usize) -> Option<u64> {
-        self.addresses.get(number).copied().filter(|&address| address != 0)
+    /// How many blocks so far were put elsewhere than in the trace.
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// The first block that was put elsewhere than in the trace.
+    pub fn first_mismatch(&self) -> Option<Divergence> {
+        self.first_mismatch
     }
 
     /// The allocator that serves.
@@ -201,19 +237,37 @@ impl<'p> Replay<'p> {
         &self.allocator
     }
 
-    fn allocate(&mut self, number: usize, bytes: u64, stream: StreamId) -> Result<(), ReplayError> {
+    fn allocate(&mut self, step: Step) -> Result<(), ReplayError> {
+        let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
+            return Ok(());
+        };
         self.upstream.serve_block(number);
+        let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
         let placed = self.tag(number, &block);
-        self.addresses[number] = block.address();
+        let replayed = block.address();
+        if replayed != recorded_address && recorded_address != 0 {
+            self.mismatches += 1;
+            self.first_mismatch.get_or_insert(Divergence {
+                block: number,
+                recorded: recorded_address,
+                replayed,
+            });
+        }
         self.blocks.insert(number, block);
-        self.requested_bytes += bytes;
+        self.requested_bytes += self.program.requested_bytes(number);
         self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
         placed.map_err(|conflict| ReplayError { step: self.at - 1, kind: Kind::Conflict(number, conflict) })
     }
 
+    /// Lets requests come from a private pool for as long as the scope lives.
+    fn enter(&mut self, pool: u16) -> Result<PoolScope, ReplayError> {
+        let pool = *self.pools[usize::from(pool)].get_or_insert_with(|| self.allocator.create_pool());
+        self.allocator.use_pool(pool).map_err(|error| self.refused(error))
+    }
+
     /// Tags the memory of a block that was just handed out as its own, also where it should not be.
-    fn tag(&mut self, number: usize, block: &Block) -> Result<(), Conflict> {
+    fn tag(&mut self, number: u32, block: &Block) -> Result<(), Conflict> {
         let Some(tags) = &mut self.tags else { return Ok(()) };
         let (upstream, stream) = (&self.upstream, block.stream());
         for (address, bytes) in upstream.take_released() {
@@ -227,7 +281,7 @@ impl<'p> Replay<'p> {
         placed
     }
 
-    fn free(&mut self, number: usize, lane: Option<StreamId>) {
+    fn free(&mut self, number: u32, lane: Option<StreamId>) {
         // A block that was refused has nothing to free.
         let Some(block) = self.blocks.remove(&number) else { return };
         if let Some(tags) = &mut self.tags {
@@ -238,7 +292,7 @@ impl<'p> Replay<'p> {
             }
         }
         match lane {
-            None => self.requested_bytes -= block.requested_bytes(),
+            None => self.requested_bytes -= self.program.requested_bytes(number),
             Some(lane) => {
                 block.record_stream(lane);
                 self.pending.insert(number, lane);
@@ -246,7 +300,7 @@ impl<'p> Replay<'p> {
         }
     }
 
-    fn complete(&mut self, number: usize) {
+    fn complete(&mut self, number: u32) {
         let Some(lane) = self.pending.remove(&number) else { return };
         self.upstream.complete_stream(lane);
         self.idle_lanes.push(lane);
@@ -266,6 +320,9 @@ impl<'p> Replay<'p> {
     }
 }
 
+/// What the driver's allocator takes at once, as far as can be seen from outside, in bytes.
+pub(crate) const DRIVER_PIECE_BYTES: u64 = 32 << 20;
+
 /// An estimate of what `backend:cudaMallocAsync` would reserve for `program` at the most, in bytes, on a device of `total_bytes`.
 ///
 /// The rules of the driver's allocator are not public. Those of PyTorch's expandable segments come near: it maps physical pages
@@ -274,14 +331,18 @@ impl<'p> Replay<'p> {
 /// # Errors
 /// If the device has no room for that.
 pub fn estimate_stream_ordered_peak(program: &Program, total_bytes: u64) -> Result<u64, ReplayError> {
-    const PIECE_BYTES: u64 = 32 << 20;
+    let mut replay = stream_ordered_estimate(program, total_bytes);
+    replay.run()?;
+    Ok(replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES))
+}
+
+/// The replay whose reserved bytes, rounded up to whole pieces, are that estimate.
+pub(crate) fn stream_ordered_estimate(program: &Program, total_bytes: u64) -> Replay<'_> {
     let settings = "policy:pytorch,expandable_segments:True,large_segment_size_mb:32";
     let settings = Settings::parse(settings).expect("these are settings");
     let upstream = Arc::new(ReplayUpstream::unscripted(total_bytes));
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
-    let mut replay = Replay::without_tags(program, allocator, upstream);
-    replay.run()?;
-    Ok(replay.figures().reserved_peak_bytes.next_multiple_of(PIECE_BYTES))
+    Replay::without_tags(program, allocator, upstream).starting_with(StartState::LiveBlocks)
 }
 
 impl fmt::Debug for Replay<'_> {
@@ -300,11 +361,11 @@ pub struct ReplayError {
 #[derive(Debug)]
 enum Kind {
     Refused(AllocationError),
-    Conflict(usize, Conflict),
+    Conflict(u32, Conflict),
 }
 
 impl ReplayError {
-    /// The step of the program that was served, from 0.
+    /// The step that was served, from 0, those that make the state before the trace included.
     pub fn step(&self) -> usize {
         self.step
     }

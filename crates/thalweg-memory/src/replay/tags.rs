@@ -16,7 +16,7 @@ pub(crate) type Points = SmallVec<[(StreamId, u64); 2]>;
 #[derive(Clone, Debug)]
 struct Tag {
     end: u64,
-    block: usize,
+    block: u32,
     /// `None` while the block is live.
     after: Option<Points>,
 }
@@ -25,9 +25,9 @@ struct Tag {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
     /// This block is live there.
-    Live(usize),
+    Live(u32),
     /// This block was there, and the new one is not ordered behind this stream's work with it.
-    Unordered(usize, StreamId),
+    Unordered(u32, StreamId),
 }
 
 impl fmt::Display for Conflict {
@@ -53,7 +53,7 @@ impl Tags {
         &mut self,
         address: u64,
         bytes: u64,
-        block: usize,
+        block: u32,
         is_past: impl Fn(StreamId, u64) -> bool,
     ) -> Result<(), Conflict> {
         let end = address + bytes;

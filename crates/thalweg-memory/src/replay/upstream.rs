@@ -7,7 +7,7 @@
 //! vector clocks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -26,7 +26,7 @@ type Clock = BTreeMap<StreamId, u64>;
 #[derive(Debug, Default)]
 struct Inner {
     /// The trace's segments, each as (address, bytes) under the number of the block for which it was taken.
-    script: FxHashMap<usize, (u64, u64)>,
+    script: FxHashMap<u32, (u64, u64)>,
     addresses: Addresses,
     /// Where the fake has the segments that are out, by address.
     fakes: FxHashMap<u64, u64>,
@@ -47,7 +47,9 @@ pub struct ReplayUpstream {
     fake: FakeUpstream,
     inner: Mutex<Inner>,
     /// The number of the block that is being allocated.
-    block: AtomicUsize,
+    block: AtomicU32,
+    /// What is out, in segments and pages.
+    taken_bytes: AtomicU64,
 }
 
 impl ReplayUpstream {
@@ -62,17 +64,23 @@ impl ReplayUpstream {
         Self::with_script(FxHashMap::default(), total_bytes)
     }
 
-    fn with_script(script: FxHashMap<usize, (u64, u64)>, total_bytes: u64) -> Self {
+    fn with_script(script: FxHashMap<u32, (u64, u64)>, total_bytes: u64) -> Self {
         Self {
             fake: FakeUpstream::with_virtual_memory(total_bytes),
             inner: Mutex::new(Inner { script, ..Inner::default() }),
-            block: AtomicUsize::new(usize::MAX),
+            block: AtomicU32::new(u32::MAX),
+            taken_bytes: AtomicU64::new(0),
         }
     }
 
     /// What is asked for from now on is for the block of this number.
-    pub(crate) fn serve_block(&self, number: usize) {
+    pub(crate) fn serve_block(&self, number: u32) {
         self.block.store(number, Ordering::Relaxed);
+    }
+
+    /// What is out now, in segments and pages, in bytes.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        self.taken_bytes.load(Ordering::Relaxed)
     }
 
     /// How many segments were asked for that the trace does not have.
@@ -190,6 +198,7 @@ impl Upstream for ReplayUpstream {
             }
         };
         fakes.insert(address, fake);
+        self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(address)
     }
 
@@ -201,6 +210,7 @@ impl Upstream for ReplayUpstream {
         inner.fakes.remove(&address);
         inner.addresses.give_back(address);
         inner.released.push((address, bytes));
+        self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -238,6 +248,7 @@ impl VirtualMemory for ReplayUpstream {
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
         let page = self.pages().create_page(bytes)?;
         self.lock().page_bytes.insert(page, bytes);
+        self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(page)
     }
 
@@ -246,6 +257,7 @@ impl VirtualMemory for ReplayUpstream {
         let mut inner = self.lock();
         if let Some(bytes) = inner.page_bytes.remove(&page) {
             inner.released.push((place_of(page), bytes));
+            self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
         Ok(())
     }

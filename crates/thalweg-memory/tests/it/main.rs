@@ -31,3 +31,4 @@ mod snapshots;
 mod summary;
 mod threads;
 mod traces;
+mod versions;

@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use thalweg_memory::replay::{Program, Replay, ReplayError, ReplayUpstream, estimate_stream_ordered_peak};
+use thalweg_memory::analysis::what_if;
+use thalweg_memory::replay::{
+    Program, Replay, ReplayError, ReplayUpstream, StartState, Step, estimate_stream_ordered_peak,
+};
+use thalweg_memory::snapshot::Recording;
 use thalweg_memory::{DeviceAllocator, Settings};
 
 use crate::traces::{self, Truth};
@@ -106,14 +110,8 @@ fn every_address_is_pytorchs_under_default_settings() {
         let program = program(name);
         serve(&program, settings("default"), None, |replay, upstream, outcome| {
             outcome.expect("PyTorch had room");
-            let first = replay.divergences().next();
-            assert_eq!(
-                first,
-                None,
-                "{name}: {} of {} differ",
-                replay.divergences().count(),
-                program.blocks()
-            );
+            let (first, differ) = (replay.first_mismatch(), replay.mismatches());
+            assert_eq!(first, None, "{name}: {differ} of {} differ", program.blocks());
             assert_eq!(upstream.unscripted_segments(), 0, "{name}");
             let ratio = replay.figures().reserved_over_active();
             assert!((ratio - reserved_over_active).abs() < 0.005, "{name}: {ratio}");
@@ -238,6 +236,96 @@ fn without_segment_events_the_peak_is_nearly_pytorchs() {
             );
         });
     }
+}
+
+/// The ring of entries was full and has dropped the beginning.
+#[test]
+fn what_was_there_before_the_trace_is_made_exactly() {
+    for name in traces::NAMES {
+        let whole = traces::snapshot(name);
+        for tenths in 1..10 {
+            let mut snapshot = whole.clone();
+            let trace = &mut snapshot.device_traces[0];
+            trace.drain(..trace.len() * tenths / 10);
+            let program = Program::from_snapshot(&snapshot, 0).expect("the rest is whole");
+            let read = Recording::read(&snapshot.to_pickle()[..]).expect("we wrote it");
+            assert_eq!(Program::from_recording(&read, 0).as_ref(), Ok(&program), "{name}");
+            let serve = |conf, start| {
+                let settings = settings(conf);
+                what_if::run(&program, settings, start, None, |_| {}).expect("there is room")
+            };
+            let what = format!("{name} without its first {tenths} tenths");
+            let recorded = serve("default", StartState::Recorded);
+            let end: u64 = snapshot.segments.iter().map(|segment| segment.total_bytes).sum();
+            assert_eq!(recorded.address_mismatches, 0, "{what}");
+            assert_eq!((recorded.peak_reserved_bytes, recorded.is_lower_bound), (end, false), "{what}");
+            assert_eq!(recorded.reserved.last().map(|(_, bytes)| *bytes), Some(end), "{what}");
+            let other = serve("expandable", StartState::LiveBlocks);
+            assert!(other.is_lower_bound && other.peak_reserved_bytes >= other.peak_live_bytes, "{what}");
+            assert_eq!(other.peak_live_bytes, recorded.peak_live_bytes, "{what}");
+        }
+    }
+}
+
+/// What is reserved over time, as the trace itself says it.
+#[test]
+fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
+    use thalweg_memory::snapshot::Action::{SegmentAlloc, SegmentFree};
+    for name in traces::NAMES {
+        let mut reserved = 2 << 20;
+        let mut expected = vec![reserved];
+        for entry in &traces::snapshot(name).device_traces[0] {
+            match entry.action {
+                SegmentAlloc => reserved += entry.size_bytes,
+                SegmentFree => reserved -= entry.size_bytes,
+                _ => continue,
+            }
+            expected.push(reserved);
+        }
+        let outcome = what_if::run(&program(name), settings("default"), StartState::Recorded, None, |_| {});
+        let curve: Vec<u64> =
+            outcome.expect("there is room").reserved.into_iter().map(|(_, bytes)| bytes).collect();
+        assert_eq!(curve, expected, "{name}");
+    }
+}
+
+/// Blocks of a graph's pool do not serve others, also where its addresses were the shared pool's before.
+#[test]
+fn a_private_pool_is_known_by_the_life_of_its_segment() {
+    const MIB: u64 = 1 << 20;
+    use thalweg_memory::snapshot::{Action, TraceEntry};
+    let mut whole = traces::snapshot("gpt_train");
+    whole.segments.truncate(1);
+    let segment = &mut whole.segments[0];
+    let (base, stream) = (64 * MIB, segment.stream);
+    (segment.address, segment.total_bytes, segment.pool_id) = (base, 20 * MIB, (0, 3));
+    segment.class = thalweg_memory::SizeClass::Large;
+    segment.blocks.clear();
+    let entry = |action, address, bytes| TraceEntry::new(action, address, bytes, stream);
+    let life = |address| {
+        [
+            entry(Action::SegmentAlloc, address, 20 * MIB),
+            entry(Action::Alloc, address, 5 * MIB),
+            entry(Action::FreeRequested, address, 5 * MIB),
+            entry(Action::FreeCompleted, address, 5 * MIB),
+        ]
+    };
+    let mut trace = life(base).to_vec();
+    trace.push(entry(Action::SegmentFree, base, 20 * MIB));
+    trace.extend(life(base));
+    trace.extend(life(base + 32 * MIB));
+    whole.device_traces = vec![trace];
+    let program = Program::from_snapshot(&whole, 0).expect("it is a trace");
+    assert_eq!(program.pools(), [(0, 3)]);
+    let pools = program.steps().iter().filter_map(|step| match *step {
+        Step::Allocate { pool, .. } => Some(pool),
+        _ => None,
+    });
+    assert_eq!(pools.collect::<Vec<_>>(), [None, Some(0), None]);
+    serve(&program, settings("default"), None, |replay, _, outcome| {
+        outcome.expect("there is room");
+        assert_eq!((replay.mismatches(), replay.figures().reserved_bytes), (0, 40 * MIB));
+    });
 }
 
 /// PyTorch's default reserves 24 to 28 % more than is ever active.

@@ -1,0 +1,242 @@
+//! Reading a trace into a [`Program`].
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::program::{Program, Step};
+use super::start::{Backwards, OlderBlock, Rebuilding, live_blocks};
+use crate::snapshot::{
+    Action, BlockState, BlockView, Event, Segment, SegmentView, SnapshotError, TraceEntry,
+};
+use crate::stats::SizeClass;
+use crate::upstream::StreamId;
+
+/// A segment after the trace.
+pub(super) struct LastSegment {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamId,
+    pub(super) class: SizeClass,
+    pub(super) pool_id: (u64, u64),
+    pub(super) is_expandable: bool,
+    active: Vec<LastBlock>,
+}
+
+/// A block that is live after the trace, or whose free is pending.
+struct LastBlock {
+    address: u64,
+    size_bytes: u64,
+    requested_bytes: u64,
+}
+
+impl LastSegment {
+    pub(super) fn new(segment: SegmentView, blocks: impl Iterator<Item = BlockView>) -> Self {
+        let SegmentView { address, total_bytes: bytes, stream, class, pool_id, is_expandable, .. } = segment;
+        let active = blocks
+            .filter(|block| block.state != BlockState::Inactive)
+            .map(|block| LastBlock::new(block.address, block.size_bytes, block.requested_bytes));
+        Self { address, bytes, stream, class, pool_id, is_expandable, active: active.collect() }
+    }
+
+    pub(super) fn of(segment: &Segment) -> Self {
+        let &Segment { address, total_bytes: bytes, stream, class, pool_id, is_expandable, .. } = segment;
+        let active = segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive)
+            .map(|block| LastBlock::new(block.address, block.size_bytes, block.requested_bytes));
+        Self { address, bytes, stream, class, pool_id, is_expandable, active: active.collect() }
+    }
+}
+
+impl LastBlock {
+    fn new(address: u64, size_bytes: u64, requested_bytes: u64) -> Self {
+        // The oldest versions do not say what was asked for.
+        let requested_bytes = if requested_bytes == 0 { size_bytes } else { requested_bytes };
+        Self { address, size_bytes, requested_bytes }
+    }
+}
+
+/// What of an entry is needed here.
+pub(super) fn event(entry: &TraceEntry) -> Event {
+    let &TraceEntry { action, address, size_bytes, stream, pool_id, time_us, .. } = entry;
+    Event { action, address, size_bytes, stream, pool_id, time_us, stack: None }
+}
+
+/// Reads the trace of a device.
+pub(super) fn read(
+    last: Vec<LastSegment>,
+    trace: impl DoubleEndedIterator<Item = Event> + Clone,
+    device: usize,
+) -> Result<Program, SnapshotError> {
+    if trace.clone().next().is_none() {
+        return Err(SnapshotError::new(format!(
+            "the snapshot has no trace of device {device}; record one with the history enabled before the work begins"
+        )));
+    }
+    let mut found = Backwards::over(&last, trace.clone());
+    let mut reading = Reading { pools: std::mem::take(&mut found.of_allocations), ..Reading::default() };
+    let mut rest = trace.clone().enumerate().peekable();
+    while let Some((index, event)) = rest.next() {
+        let next = rest.peek().map(|(_, next)| next);
+        reading
+            .entry(index, &event, next)
+            .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
+    }
+    reading.find_live_on(&last);
+    let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
+    if reading.older.is_empty() && !tells_of_segments {
+        // It begins with the program, and somebody has left the segments out: which were there before is not known.
+        found.segments.clear();
+    }
+    reading.learn_sizes(trace);
+    Ok(reading.finish(found))
+}
+
+fn is_of_segments(action: Action) -> bool {
+    use Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
+}
+
+/// A trace that is being read: what is known of the state after the entries so far.
+#[derive(Default)]
+struct Reading {
+    program: Program,
+    /// The pools of the allocations to come, the next one last.
+    pools: Vec<Option<u16>>,
+    /// The numbers of the live blocks that were allocated in the trace, by address.
+    live: FxHashMap<u64, u32>,
+    pending: FxHashMap<u64, u32>,
+    /// The blocks that were live when the trace began, by address.
+    older: BTreeMap<u64, OlderBlock>,
+}
+
+impl Reading {
+    fn entry(&mut self, index: usize, event: &Event, next: Option<&Event>) -> Result<(), String> {
+        let address = event.address;
+        match event.action {
+            Action::Alloc => self.allocate(index, event)?,
+            Action::FreeRequested => {
+                let block = self.take_live(index, event);
+                let at_once =
+                    next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
+                // The entry that follows finds it pending, and adds no step for one that was freed at once.
+                self.step(index, if at_once { Step::Free { block } } else { Step::FreePending { block } });
+                self.pending.insert(address, block);
+            }
+            Action::FreeCompleted => match self.pending.remove(&address) {
+                Some(block) if self.program.steps.last() == Some(&Step::Free { block }) => {}
+                Some(block) => self.step(index, Step::Complete { block }),
+                None => {
+                    let block = self.take_live(index, event);
+                    self.step(index, Step::Free { block });
+                }
+            },
+            Action::SegmentAlloc => {
+                self.program.segments.push((address, event.size_bytes));
+                self.program.opened_for.push(None);
+            }
+            Action::SegmentFree => {
+                if self.program.steps.last() != Some(&Step::EmptyCache) {
+                    self.step(index, Step::EmptyCache);
+                }
+            }
+            Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::Oom | Action::Annotate => {
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, index: usize, event: &Event) -> Result<(), String> {
+        let &Event { address, size_bytes: bytes, stream, .. } = event;
+        let block = self.add_block(bytes);
+        if self.live.insert(address, block).is_some() || self.pending.contains_key(&address) {
+            return Err(format!("{address:#x} is allocated, and was not freed before"));
+        }
+        // A new segment's first block is at its beginning.
+        if let (Some(&(segment, _)), Some(opened_for @ None)) =
+            (self.program.segments.last(), self.program.opened_for.last_mut())
+            && segment == address
+        {
+            *opened_for = Some(block);
+        }
+        let pool = self.pools.pop().flatten();
+        self.step(index, Step::Allocate { block, pool, bytes, stream, recorded_address: address });
+        Ok(())
+    }
+
+    fn step(&mut self, entry: usize, step: Step) {
+        self.program.steps.push(step);
+        self.program.entries.push(entry as u32);
+    }
+
+    fn add_block(&mut self, requested_bytes: u64) -> u32 {
+        self.program.requested_bytes.push(requested_bytes);
+        u32::try_from(self.program.requested_bytes.len() - 1)
+            .expect("a recording has fewer than 2^32 entries")
+    }
+
+    /// The live block that an entry frees. One that was never allocated in the trace was live before it.
+    fn take_live(&mut self, index: usize, event: &Event) -> u32 {
+        if let Some(block) = self.live.remove(&event.address) {
+            return block;
+        }
+        let &Event { address, size_bytes: requested_bytes, stream, .. } = event;
+        let number = self.add_block(requested_bytes);
+        let block = OlderBlock { number, requested_bytes, size_bytes: None, stream, freed: Some(index) };
+        self.older.insert(address, block);
+        number
+    }
+
+    /// Finds the blocks that were live before the trace and still are after it.
+    fn find_live_on(&mut self, last: &[LastSegment]) {
+        for segment in last {
+            let stream = segment.stream;
+            for &LastBlock { address, size_bytes, requested_bytes } in &segment.active {
+                let is_seen = self.live.contains_key(&address)
+                    || self.pending.contains_key(&address)
+                    || self.older.contains_key(&address);
+                if !is_seen {
+                    let (number, size_bytes) = (self.add_block(requested_bytes), Some(size_bytes));
+                    let block = OlderBlock { number, requested_bytes, size_bytes, stream, freed: None };
+                    self.older.insert(address, block);
+                }
+            }
+        }
+    }
+
+    /// Finds out how large blocks were that were live before the trace and are freed in it: a block that is allocated close behind
+    /// such a one begins where that ends.
+    fn learn_sizes(&mut self, trace: impl Iterator<Item = Event>) {
+        if self.older.is_empty() {
+            return;
+        }
+        for (index, event) in trace.enumerate().filter(|(_, event)| event.action == Action::Alloc) {
+            if let Some((&address, before)) = self.older.range_mut(..event.address).next_back()
+                && before.freed.is_some_and(|freed| freed > index)
+            {
+                before.learn_size(event.address - address);
+            }
+        }
+    }
+
+    /// Adds what makes the state before the trace.
+    fn finish(self, found: Backwards) -> Program {
+        let Self { mut program, older, .. } = self;
+        let Rebuilding { steps, mut segments, mut opened_for, .. } =
+            Rebuilding::of(&found, &older, &mut program.requested_bytes);
+        segments.append(&mut program.segments);
+        opened_for.append(&mut program.opened_for);
+        let live_start = (!older.is_empty()).then(|| live_blocks(&found, &older));
+        Program {
+            recorded_start: steps,
+            live_start,
+            older_blocks: older.len(),
+            segments,
+            opened_for,
+            pools: found.pools,
+            ..program
+        }
+    }
+}
