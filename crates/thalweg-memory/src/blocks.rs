@@ -386,8 +386,10 @@ impl<Tag: Copy> Blocks<Tag> {
         if let Some(previous) = previous.some().filter(|previous| self.is_alike(*previous, state)) {
             absorbed[0] = Some(self.span(previous));
             self.absorb(previous, block);
-            planted!(MergesWithTaken, (), self.records[previous].state = state);
-            first = previous;
+            first = planted!(MergesWithTaken, previous, {
+                self.records[previous].state = state;
+                previous
+            });
         }
         if let Some(next) = next.some().filter(|next| self.is_alike(*next, state)) {
             absorbed[1] = Some(self.span(next));
