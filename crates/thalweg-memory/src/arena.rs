@@ -38,7 +38,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
 
 use crate::allocator::Cold;
-use crate::bins::{Bins, Entry};
+use crate::bins::{self, Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use crate::common::Common;
 use crate::error::AllocationError;
@@ -359,10 +359,16 @@ impl Arena {
 
     /// Takes a plain segment from where this arena's segments come from.
     pub(crate) fn take_segment(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        match &self.source {
+        let address = match &self.source {
             Some(source) => source.allocate(bytes, self.home.stream),
             None => self.common.upstream.allocate(bytes, self.home.stream),
+        }?;
+        if let Err(refusal) = bins::check_range(address, bytes) {
+            // It is nobody's then; a source that breaks its contract may break it here too.
+            let _ = self.return_segment(address, bytes);
+            return Err(UpstreamError::Other(refusal.into()));
         }
+        Ok(address)
     }
 
     /// Gives one back.

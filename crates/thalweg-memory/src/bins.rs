@@ -185,6 +185,21 @@ impl Bin {
 /// Below this every size has its own bin.
 const LINEAR_BYTES: u64 = 64 << 10;
 const UNIT_BYTES: u64 = 512;
+
+/// No device has addresses of more bits.
+const ADDRESS_BITS: u32 = 57;
+
+/// Checks that blocks of a range can be kept here: what a source of segments hands out is not ours to assert.
+pub(crate) fn check_range(address: u64, size_bytes: u64) -> Result<(), String> {
+    let is_unit = |value: u64| value.is_multiple_of(UNIT_BYTES) && value < 1 << ADDRESS_BITS;
+    if address > 0 && is_unit(address) && is_unit(size_bytes) {
+        return Ok(());
+    }
+    Err(format!(
+        "a source of segments handed out {size_bytes} bytes at {address:#x}: addresses are positive multiples of \
+         {UNIT_BYTES} below 2^{ADDRESS_BITS}"
+    ))
+}
 const LINEAR_BINS: usize = (LINEAR_BYTES / UNIT_BYTES) as usize;
 /// Bins an octave, as a power of two.
 const OCTAVE_SHIFT: u32 = 5;

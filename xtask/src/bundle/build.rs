@@ -41,7 +41,7 @@ pub fn build(root: &Path) -> Result<Vec<Program>, String> {
         .current_dir(root)
         .args(["build", "--workspace", "--profile", "bundle", "--bins", "--examples"])
         .args(WITHOUT_CARDS.iter().flat_map(|name| ["--exclude", *name]))
-        .args(["--test", "*", "--bench", "*", "--message-format", "json-render-diagnostics"])
+        .args(["--test", "it", "--bench", "*", "--message-format", "json-render-diagnostics"])
         // Flags of this machine (`target-cpu=native`, say) would make programs that others cannot run.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

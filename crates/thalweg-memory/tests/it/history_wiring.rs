@@ -289,6 +289,33 @@ impl SegmentSource for Lender {
     }
 }
 
+/// A source that breaks its contract.
+struct Careless(u64);
+
+impl SegmentSource for Careless {
+    fn allocate(&self, _bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
+        Ok(self.0)
+    }
+
+    fn free(&self, _address: u64, _bytes: u64, _stream: StreamId) -> Result<(), UpstreamError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn addresses_that_no_device_has_are_an_error() {
+    for address in [0, 511, (1 << 20) + 1, 1 << 57, u64::MAX - 511] {
+        let (_upstream, allocator) = allocator(pytorch());
+        let source = Some(Arc::new(Careless(address)) as Arc<dyn SegmentSource>);
+        let pool = allocator.create_pool_with(PoolOptions { source, ..PoolOptions::default() });
+        let scope = allocator.use_pool(pool).expect("it is there");
+        let error = allocator.allocate(1000, stream(1)).expect_err("nothing can be done with that address");
+        assert!(format!("{error:?}").contains("multiples of 512"), "{error:?}");
+        drop(scope);
+        allocator.allocate(1000, stream(1)).expect("the shared pool is as it was");
+    }
+}
+
 #[test]
 fn events_of_a_pool_outlive_it() {
     let (upstream, allocator) = allocator(pytorch());
