@@ -1,11 +1,13 @@
 //! How many small programs a controlled simulator runs in a second, on one core: make a driver, three streams and two
-//! events, submit twenty commands with the order between them, wait, drop the driver.
+//! events, submit twenty commands with the order between them, wait, drop the driver. With all checks (`checked`: the referee
+//! in front), and without.
 //!
 //! `cargo bench -p thalweg-device --bench controlled` prints a table; with `-- --json`, one JSON object a line.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use thalweg_device::check::CheckedDriver;
 use thalweg_device::sim::schedules::{Eager, Late, PriorityChange, Random};
 use thalweg_device::sim::{Schedule, SimConfig, SimDriver};
 use thalweg_device::{
@@ -24,29 +26,31 @@ fn main() -> Result<()> {
     let kernel: Arc<dyn HostKernel> = Arc::new(|launch: &HostLaunch<'_>| {
         let address = u64::from_le_bytes(launch.arguments.try_into().expect("eight bytes"));
         for word in launch.write::<u32>(DevicePointer::new(address), 16)? {
-            *word = word.wrapping_add(1);
+            *word = 1;
         }
         Ok(())
     });
     // Made once: the default asks the operating system for the number of processors.
     let config = SimConfig { memory_bytes: 64 << 20, workers: 1, ..SimConfig::default() };
-    let module = HostModule::single("increment", kernel);
+    let module = HostModule::single("set", kernel);
     let schedules: [(&str, MakeSchedule); 4] = [
         ("late", |seed| Box::new(Late::new(seed))),
         ("eager", |seed| Box::new(Eager::new(seed))),
         ("random", |seed| Box::new(Random::new(seed))),
         ("priority_change", |seed| Box::new(PriorityChange::new(seed, 3, 60))),
     ];
-    for (name, schedule) in schedules {
+    let runs = schedules.into_iter().flat_map(|schedule| [(false, schedule), (true, schedule)]);
+    for (checked, (name, schedule)) in runs {
         let mut best = f64::INFINITY;
         for _ in 0..ROUNDS {
             let start = Instant::now();
             for seed in 0..SCENARIOS {
-                scenario(&module, config.clone(), schedule(seed))?;
+                scenario(&module, config.clone(), schedule(seed), checked)?;
             }
             best = best.min(start.elapsed().as_secs_f64());
         }
         let rate = SCENARIOS as f64 / best;
+        let name = if checked { format!("{name}_checked") } else { name.to_owned() };
         if json {
             println!("{{\"name\": \"scenarios_{name}\", \"value\": {rate:.0}, \"unit\": \"scenarios/s\"}}");
         } else {
@@ -56,10 +60,25 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn scenario(module: &HostModule, config: SimConfig, schedule: Box<dyn Schedule>) -> Result<()> {
-    let driver = SimDriver::controlled(config, schedule)?;
+fn scenario(
+    module: &HostModule,
+    config: SimConfig,
+    schedule: Box<dyn Schedule>,
+    checked: bool,
+) -> Result<()> {
+    let machine = SimDriver::controlled(config, schedule)?;
+    if !checked {
+        return program(&*machine, module);
+    }
+    let referee = CheckedDriver::new(machine);
+    program(&*referee, module)?;
+    assert!(referee.findings().is_empty(), "the program is right");
+    Ok(())
+}
+
+fn program(driver: &dyn Driver, module: &HostModule) -> Result<()> {
     let loaded = driver.module_load(0, Image::Host(module))?;
-    let function = driver.function_get(loaded, "increment")?;
+    let function = driver.function_get(loaded, "set")?;
     let streams = [driver.stream_create(0, 0)?, driver.stream_create(0, 0)?, driver.stream_create(0, 0)?];
     let events =
         [driver.event_create(0, EventFlags::default())?, driver.event_create(0, EventFlags::default())?];
@@ -74,8 +93,8 @@ fn scenario(module: &HostModule, config: SimConfig, schedule: Box<dyn Schedule>)
                 block: [16, 1, 1],
                 shared_memory_bytes: 0,
                 arguments: &target.address().to_le_bytes(),
-                accesses: &[Access::read_write(target, 64)],
-                label: Label::here("increment"),
+                accesses: &[Access::write(target, 64)],
+                label: Label::here("set"),
             },
         )?;
         if command % 4 == 3 {
