@@ -33,6 +33,10 @@ pub struct Environment {
     /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
     /// watched, as `thalweg sim` asks for.
     pub sim_check: Option<CheckedProgram>,
+    /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is no number is left alone.
+    pub check_seed: Option<u64>,
+    /// `THALWEG_SEEDS`: how many seeds a check tries, from 0 on. What is no number is left alone.
+    pub check_seeds: Option<u64>,
     /// `PYTORCH_NVML_BASED_CUDA_CHECK=1`: [`crate::is_available`] must not initialise the driver, which would break
     /// `fork`. Without it the answer is the driver's own.
     pub nvml_based_check: bool,
@@ -109,6 +113,8 @@ impl Environment {
             sim_devices,
             sim_memory_bytes,
             sim_check,
+            check_seed: variable("THALWEG_SEED").and_then(|seed| seed.parse().ok()),
+            check_seeds: variable("THALWEG_SEEDS").and_then(|count| count.parse().ok()),
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),
             allocator,
             mistakes,

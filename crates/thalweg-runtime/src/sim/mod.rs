@@ -44,6 +44,8 @@ pub use self::run::Outcome;
 use self::run::{Plan, Program, Run};
 use thalweg_memory::Settings;
 
+use crate::Environment;
+
 /// How many seeds a check tries if nobody says otherwise.
 const SEEDS: u64 = 100;
 
@@ -176,8 +178,8 @@ impl Check {
     }
 
     fn seeds_to_try(&self) -> Range<u64> {
-        let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-        match (number("THALWEG_SEED"), number("THALWEG_SEEDS")) {
+        let environment = Environment::get();
+        match (environment.check_seed, environment.check_seeds) {
             (Some(seed), _) => seed..seed.saturating_add(1),
             (None, Some(count)) => 0..count,
             (None, None) => self.seeds.clone(),
