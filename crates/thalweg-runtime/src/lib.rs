@@ -25,7 +25,7 @@ mod error;
 mod event;
 mod foreach;
 mod forgotten;
-mod graph;
+pub mod graph;
 mod kernel;
 mod library;
 mod mem_pool;

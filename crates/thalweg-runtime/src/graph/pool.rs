@@ -1,0 +1,60 @@
+//! Private pools: memory whose addresses stay put for as long as a graph, or a handle of the pool, lives.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_memory::{PoolId, StreamId, planted};
+
+use crate::Device;
+
+/// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one may reuse each other's freed
+/// memory, so replay them in the order of their capture. Clones are the same pool.
+#[derive(Clone, Debug)]
+pub struct GraphPool(Arc<PoolOwner>);
+
+#[derive(Debug)]
+struct PoolOwner {
+    device: Device,
+    id: PoolId,
+    /// Where graphs of the pool were replayed.
+    replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
+}
+
+impl GraphPool {
+    /// A new pool on a device.
+    pub fn new(device: &Device) -> Self {
+        let id = device.allocator().create_pool();
+        // The graphs' pinned memory is in a pool of the same name.
+        let retained = device.host_allocator().retain_pool(id);
+        debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
+        Self(Arc::new(PoolOwner { device: device.clone(), id, replayed_on: Mutex::default() }))
+    }
+
+    /// The allocator's name of the pool.
+    pub fn id(&self) -> PoolId {
+        self.0.id
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Work of this stream touches the pool's memory, and goes on when the graph is gone.
+    pub(super) fn was_replayed_on(&self, stream: StreamId) {
+        let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+}
+
+impl Drop for PoolOwner {
+    fn drop(&mut self) {
+        let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let released = self.device.allocator().release_pool_behind(self.id, streams);
+        debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
+        let host = self.device.host_allocator();
+        let released = planted!(HostPoolNotReleased, host.release_pool(self.id), Ok(()));
+        debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
+    }
+}
