@@ -126,14 +126,14 @@ impl Arguments {
         outputs: &[u64],
         scalars: &[u64],
     ) -> Self {
-        let body = &kernel.body;
-        assert_eq!(inputs.len(), body.inputs.len(), "{}: one address an input", kernel.name);
-        assert_eq!(outputs.len(), body.outputs.len(), "{}: one address an output", kernel.name);
-        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word a scalar", kernel.name);
+        let addresses: SmallVec<[u64; 8]> = inputs.iter().chain(outputs).copied().collect();
+        assert_eq!(inputs.len(), kernel.body.inputs.len(), "{}: one address an input", kernel.name);
+        Self::behind(kernel, &addresses, scalars, &Self::sizes(kernel, geometry))
+    }
+
+    /// The words that follow addresses and scalars: they are the same for every launch of this geometry.
+    pub fn sizes(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[u64; 16]> {
         let mut words = SmallVec::new();
-        words.extend_from_slice(inputs);
-        words.extend_from_slice(outputs);
-        words.extend_from_slice(scalars);
         words.push(geometry.rows());
         words.push(geometry.points());
         if !kernel.class.contiguous {
@@ -150,6 +150,20 @@ impl Arguments {
                 OperandGeometry::Strided { .. } => {}
             }
         }
+        words
+    }
+
+    /// The arguments of a launch whose [`sizes`](Self::sizes) are known: `addresses` are those of the inputs, then of the
+    /// outputs.
+    pub fn behind(kernel: &Kernel, addresses: &[u64], scalars: &[u64], sizes: &[u64]) -> Self {
+        let body = &kernel.body;
+        let operands = body.inputs.len() + body.outputs.len();
+        assert_eq!(addresses.len(), operands, "{}: one address an operand", kernel.name);
+        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word a scalar", kernel.name);
+        let mut words = SmallVec::with_capacity(addresses.len() + scalars.len() + sizes.len());
+        words.extend_from_slice(addresses);
+        words.extend_from_slice(scalars);
+        words.extend_from_slice(sizes);
         Self { words }
     }
 

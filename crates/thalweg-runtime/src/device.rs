@@ -20,6 +20,7 @@ use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
 use crate::kernel::KernelTable;
+use crate::launch::LaunchTable;
 use crate::memory::DriverUpstream;
 use crate::stream::{StreamPool, StreamState};
 use crate::{Error, Result, Stream};
@@ -43,6 +44,7 @@ struct DeviceState {
     default_stream: Arc<StreamState>,
     streams: StreamPool,
     kernels: KernelTable,
+    launches: LaunchTable,
     captures: Captures,
 }
 
@@ -191,6 +193,10 @@ impl Device {
         &self.0.kernels
     }
 
+    pub(crate) fn launches(&self) -> &LaunchTable {
+        &self.0.launches
+    }
+
     pub(crate) fn captures(&self) -> &Captures {
         &self.0.captures
     }
@@ -298,6 +304,7 @@ impl System {
             default_stream: Arc::new(StreamState::default_of(driver, index)?),
             streams: StreamPool::new(self.forgotten.clone()),
             kernels: KernelTable::default(),
+            launches: LaunchTable::default(),
             captures: Captures::default(),
             driver: driver.clone(),
             index,

@@ -11,15 +11,16 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_device::{
-    Access, AccessMode, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
-    HostLaunch, HostModule, Image, ImageKind, Label, Launch, ModuleHandle, Touch,
+    Access, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel, HostLaunch,
+    HostModule, Image, ImageKind, ModuleHandle,
 };
 use thalweg_ir::host::{Cells, Program, Slice, Source};
-use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel, OperandGeometry};
+use thalweg_ir::{Class, DType, Kernel};
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
-use crate::{Device, Error, Result, Stream};
+use crate::launch::{accesses, extents};
+use crate::{Device, Error, Result};
 
 /// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
 /// class. Looking one up must be cheap, so this is all numbers.
@@ -67,6 +68,10 @@ impl LoadedKernel {
     /// The kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    pub(crate) fn function(&self) -> FunctionHandle {
+        self.function
     }
 }
 
@@ -212,117 +217,6 @@ fn compiled(
     Ok(image)
 }
 
-impl Stream {
-    /// Queues a kernel of the loop IR. Addresses are those of each operand's first element; nothing happens where there
-    /// are no rows.
-    pub fn launch(
-        &self,
-        loaded: &LoadedKernel,
-        geometry: &Geometry,
-        inputs: &[DevicePointer],
-        outputs: &[DevicePointer],
-        scalars: &[u64],
-        label: Label,
-    ) -> Result<()> {
-        if geometry.rows() == 0 {
-            return Ok(());
-        }
-        let kernel = loaded.kernel();
-        let address = |pointers: &[DevicePointer]| -> SmallVec<[u64; 8]> {
-            pointers.iter().map(|p| p.address()).collect()
-        };
-        let arguments = Arguments::pack(kernel, geometry, &address(inputs), &address(outputs), scalars);
-        let gaps = self.device().driver().instrument().is_some();
-        let accesses = accesses(kernel, geometry, inputs, outputs, gaps);
-        let multi_processors = self.device().properties().multi_processor_count;
-        let shape = thalweg_ir::cuda::launch_shape(kernel, geometry, multi_processors);
-        let launch = Launch {
-            function: loaded.function,
-            grid: shape.grid,
-            block: shape.block,
-            shared_memory_bytes: 0,
-            arguments: arguments.as_bytes(),
-            accesses: &accesses,
-            label,
-        };
-        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
-    }
-}
-
-/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written. Which
-/// bytes of a range are touched is said where somebody asks for it.
-fn accesses(
-    kernel: &Kernel,
-    geometry: &Geometry,
-    inputs: &[DevicePointer],
-    outputs: &[DevicePointer],
-    gaps: bool,
-) -> SmallVec<[Access; 8]> {
-    let touch = |operand: usize, dtype: DType| {
-        if gaps { touch_of_operand(geometry, operand, dtype.size_bytes() as u64) } else { Touch::All }
-    };
-    let bytes = |operand: usize, dtype: DType| geometry.span(operand) * dtype.size_bytes() as u64;
-    let mut list: SmallVec<[Access; 8]> = SmallVec::new();
-    for (index, (output, pointer)) in kernel.body.outputs.iter().zip(outputs).enumerate() {
-        let operand = inputs.len() + index;
-        let access = Access::write(*pointer, bytes(operand, output.dtype));
-        list.push(access.touching(touch(operand, output.dtype)));
-    }
-    for (index, (input, pointer)) in kernel.body.inputs.iter().zip(inputs).enumerate() {
-        let mut access = Access::read(*pointer, bytes(index, input.dtype));
-        access.touch = touch(index, input.dtype);
-        if access.bytes == 0 || list.contains(&access) {
-            continue;
-        }
-        while let Some(position) = list.iter().position(|other| other.conflicts(&access)) {
-            access = union(&list.swap_remove(position), &access);
-        }
-        list.push(access);
-    }
-    list
-}
-
-fn union(a: &Access, b: &Access) -> Access {
-    let start = a.start.min(b.start);
-    let end = (a.start + a.bytes).max(b.start + b.bytes);
-    let is_one = (a.start, a.bytes, a.touch) == (b.start, b.bytes, b.touch);
-    let touch = if is_one { a.touch } else { Touch::Some };
-    Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
-}
-
-/// Which bytes of its span an operand touches.
-fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
-    match &geometry.operands[operand] {
-        OperandGeometry::Gathered { .. } => Touch::Some,
-        OperandGeometry::Strided { row_strides, inner_strides } => {
-            let rows = geometry.row_shape.iter().zip(row_strides);
-            let inner = geometry.inner_shape.iter().zip(inner_strides);
-            touch_of(rows.chain(inner).map(|(&extent, &stride)| (extent, stride)), element_bytes)
-        }
-    }
-}
-
-/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements.
-pub(crate) fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
-    let mut dimensions: SmallVec<[(u64, u64); 8]> =
-        dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
-    dimensions.sort_unstable_by_key(|&(_, stride)| stride);
-    let (mut chunk, mut rows) = (1, None);
-    for (extent, stride) in dimensions {
-        match rows {
-            // Within the chunk, or right behind it.
-            None if stride <= chunk => chunk += (extent - 1) * stride,
-            None => rows = Some((stride, extent)),
-            Some((step, count)) if stride == step * count => rows = Some((step, count * extent)),
-            Some(_) => return Touch::Some,
-        }
-    }
-    rows.map_or(Touch::All, |(step, _)| Touch::Rows {
-        chunk_bytes: chunk * element_bytes,
-        step_bytes: step * element_bytes,
-    })
-}
-
 /// A kernel of the loop IR as a host function.
 struct LoopKernel {
     kernel: Arc<Kernel>,
@@ -346,13 +240,8 @@ impl HostKernel for LoopKernel {
             addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>()
         };
         // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
-        let declared = accesses(
-            &self.kernel,
-            geometry,
-            &pointers(&arguments.inputs),
-            &pointers(&arguments.outputs),
-            false,
-        );
+        let extents = extents(&self.kernel, geometry, false);
+        let declared = accesses(&extents, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
         let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
         for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
             let elements = geometry.span(body.inputs.len() + index);
@@ -410,68 +299,7 @@ pub(crate) fn cells<'a>(
 
 #[cfg(test)]
 mod tests {
-    use smallvec::smallvec;
-    use thalweg_ir::{BodyBuilder, OperandGeometry, Place};
-
     use super::*;
-
-    /// The accesses of a kernel over four floats an operand: inputs and output at these bytes.
-    fn of(inputs: &[u64], output: u64) -> Vec<(u64, u64, AccessMode)> {
-        let builder = BodyBuilder::new();
-        let sum =
-            inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
-        builder.output(sum, DType::F32, Place::Point);
-        let class =
-            Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
-        let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
-        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
-        let geometry = Geometry {
-            row_shape: smallvec![4],
-            inner_shape: smallvec![],
-            operands: vec![operand; inputs.len() + 1],
-        };
-        let inputs: Vec<_> = inputs.iter().copied().map(DevicePointer::new).collect();
-        let mut found: Vec<_> = accesses(&kernel, &geometry, &inputs, &[DevicePointer::new(output)], true)
-            .into_iter()
-            .map(|access| (access.start, access.bytes, access.mode))
-            .collect();
-        found.sort_by_key(|access| access.0);
-        found
-    }
-
-    #[test]
-    fn operands_apart_are_ranges_of_their_own() {
-        use AccessMode::{Read, Write};
-        assert_eq!(of(&[100, 200], 300), [(100, 16, Read), (200, 16, Read), (300, 16, Write)]);
-        assert_eq!(of(&[100, 100], 300), [(100, 16, Read), (300, 16, Write)], "the same input twice");
-        assert_eq!(of(&[100, 108], 300), [(100, 16, Read), (108, 16, Read), (300, 16, Write)]);
-        assert_eq!(of(&[100], 116), [(100, 16, Read), (116, 16, Write)], "neighbours do not meet");
-    }
-
-    #[test]
-    fn inputs_that_meet_the_output_are_one_range_with_it() {
-        use AccessMode::{Read, ReadWrite};
-        assert_eq!(of(&[100], 100), [(100, 16, ReadWrite)]);
-        assert_eq!(of(&[100, 100, 200], 100), [(100, 16, ReadWrite), (200, 16, Read)]);
-        assert_eq!(of(&[92, 108], 100), [(92, 32, ReadWrite)]);
-        // Whatever their order, also those that meet only what met the output.
-        assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
-        assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
-        assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);
-    }
-
-    #[test]
-    fn the_gaps_of_strided_operands_are_told() {
-        let touch = |dimensions: &[(u64, u64)]| touch_of(dimensions.iter().copied(), 4);
-        let rows = |chunk_bytes, step_bytes| Touch::Rows { chunk_bytes, step_bytes };
-        assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
-        assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
-        assert_eq!(touch(&[(3, 8), (4, 1)]), rows(16, 32), "columns of a matrix");
-        assert_eq!(touch(&[(5, 2)]), rows(4, 8), "every other element");
-        assert_eq!(touch(&[(2, 24), (3, 8), (4, 1)]), rows(16, 32), "planes that follow one another");
-        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), Touch::Some, "planes with gaps between them");
-        assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
-    }
 
     #[test]
     fn older_architectures_of_the_same_generation_run() {

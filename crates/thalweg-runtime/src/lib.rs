@@ -7,7 +7,7 @@
 //! - [`Stream`], [`Event`]: order. Which stream is current is a property of the thread.
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
-//! - [`LoadedKernel`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
+//! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a referee.
 //!
@@ -27,6 +27,7 @@ mod foreach;
 mod forgotten;
 pub mod graph;
 mod kernel;
+mod launch;
 mod library;
 mod mem_pool;
 mod memory;
@@ -40,6 +41,7 @@ pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
+pub use launch::{LaunchKey, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;

@@ -14,7 +14,8 @@ use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
 use thalweg_ir::matmul::{self, Matmul, Operand};
 
-use crate::kernel::{slice, touch_of};
+use crate::kernel::slice;
+use crate::launch::touch_of;
 use crate::{Buffer, Error, Result, Stream};
 
 /// Scratch memory that cuBLASLt may use for a product of at least [`WORKSPACE_FLOPS`]: enough for its split-k algorithms.

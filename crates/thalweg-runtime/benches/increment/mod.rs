@@ -2,14 +2,15 @@
 
 use smallvec::smallvec;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
-use thalweg_runtime::{Buffer, KernelKey, Label, Result, Stream};
+use thalweg_runtime::{Buffer, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream};
 
 const CLASS: Class =
     Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
 
-/// What the kernel is known by, and the shape of its launches.
+/// What the kernel and its launch are known by, and the shape of its launches.
 pub struct Increment {
     key: KernelKey,
+    name: LaunchKey,
     geometry: Geometry,
 }
 
@@ -22,14 +23,18 @@ impl Increment {
             inner_shape: smallvec![],
             operands: vec![operand.clone(), operand],
         };
-        Self { key: KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS }, geometry }
+        let key = KernelKey { body: 0, dtypes: smallvec![DType::F32], class: CLASS };
+        Self { key, name: smallvec![elements], geometry }
     }
 
-    /// Looks the kernel up and queues it, as an operator does.
+    /// Looks the launch up and queues it, as an operator does.
     pub fn launch(&self, stream: &Stream, data: &Buffer, label: Label) -> Result<()> {
-        let kernel = stream.device().kernel(&self.key, increment)?;
+        let device = stream.device();
+        let prepared = device.prepared_launch(&self.name, || {
+            Ok(PreparedLaunch::new(device, device.kernel(&self.key, increment)?, &self.geometry))
+        })?;
         let data = [data.pointer()];
-        stream.launch(&kernel, &self.geometry, &data, &data, &[], label)
+        stream.launch(&prepared, &data, &data, &[], label)
     }
 }
 

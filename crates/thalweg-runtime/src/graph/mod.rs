@@ -102,7 +102,7 @@ impl Graph {
         }
         let pool = pool.unwrap_or_else(|| GraphPool::new(device));
         same_device("graph capture: the stream", device, stream.device())?;
-        same_device("graph capture: the pool", device, &pool.device())?;
+        same_device("graph capture: the pool", device, pool.device())?;
         if stream.is_capturing()? {
             return Err(Error::invalid(format!(
                 "graph capture: {stream:?} captures already; capture on another stream"

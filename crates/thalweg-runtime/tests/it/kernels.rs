@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use smallvec::smallvec;
 use thalweg_device::DevicePointer;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
-use thalweg_runtime::{Device, KernelKey, Label, Result, Stream};
+use thalweg_runtime::{Device, KernelKey, Label, PreparedLaunch, Result, Stream};
 
 use crate::support::{buffer_of, device, read};
 
@@ -43,7 +43,8 @@ pub fn launch_sum(
         inner_shape: smallvec![],
         operands: vec![operand; inputs.len() + 1],
     };
-    stream.launch(&kernel, &geometry, inputs, &[output], &[], label)
+    let prepared = PreparedLaunch::new(stream.device(), kernel, &geometry);
+    stream.launch(&prepared, inputs, &[output], &[], label)
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
 use thalweg_ops::{
-    DTypes, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan,
-    scalar_bits,
+    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
+    kernel, plan, scalar_bits,
 };
-use thalweg_runtime::{Error, KernelKey, Label, Result};
+use thalweg_runtime::{Device, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call};
@@ -35,34 +35,67 @@ pub(crate) struct LoopLaunch<'a> {
 }
 
 impl LoopLaunch<'_> {
-    /// Plans, loads and queues the launch on the current stream.
+    /// Plans, loads and queues the launch on the current stream. A launch of this shape is planned once.
     pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
         let device = outputs[0].device();
-        let pointers = |tensor: &Tensor| tensor.pointer();
-        let inputs: SmallVec<[_; 8]> = inputs.iter().map(|tensor| pointers(tensor)).collect();
-        let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(pointers).collect();
-        let addresses = inputs.iter().chain(&output_pointers).fold(0, |all, pointer| all | pointer.address());
+        let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
+        let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
+        let addresses =
+            input_pointers.iter().chain(&output_pointers).fold(0, |all, pointer| all | pointer.address());
+        let alignment_bytes = 1 << addresses.trailing_zeros().min(8);
+        let prepared =
+            device.prepared_launch(&self.key(alignment_bytes), || self.prepare(device, alignment_bytes))?;
+        let stream = device.current_stream();
+        stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
+    }
+
+    /// Everything that the plan depends on.
+    fn key(&self, alignment_bytes: u64) -> LaunchKey {
+        let body = self.body;
+        let inputs = body.inputs.iter().map(|input| input.dtype);
+        let dtypes = inputs.chain(body.outputs.iter().map(|output| output.dtype)).chain([self.compute]);
+        let mut key = LaunchKey::new();
+        key.push(self.id);
+        key.push(alignment_bytes << 32 | (self.rows.len() as u64) << 16 | self.inner.len() as u64);
+        // Eight dtypes a word. How many there are follows from the body.
+        let mut packed = 0;
+        for (index, dtype) in dtypes.enumerate() {
+            packed = packed << 8 | dtype as u64;
+            if index % 8 == 7 {
+                key.push(packed);
+            }
+        }
+        key.push(packed);
+        key.extend(self.rows.iter().chain(self.inner).map(|&extent| extent as u64));
+        for placement in &self.placements {
+            match placement {
+                // A placement has strides for all inner dimensions, or for none.
+                Placement::Strided { rows, inner } => {
+                    key.push(u64::from(inner.is_empty()));
+                    key.extend_from_slice(rows);
+                    key.extend_from_slice(inner);
+                }
+                Placement::Gathered(elements) => key.extend_from_slice(&[2, *elements]),
+            }
+        }
+        key
+    }
+
+    fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
         let iteration = Iteration {
             rows: widen(self.rows),
             inner: widen(self.inner),
-            operands: self.placements,
-            alignment_bytes: 1 << addresses.trailing_zeros().min(8),
+            operands: self.placements.clone(),
+            alignment_bytes,
         };
-        let plan = plan(self.body, &iteration);
         let body = self.body;
+        let plan = plan(body, &iteration);
         let mut dtypes: DTypes = body.inputs.iter().map(|input| input.dtype).collect();
         dtypes.extend(body.outputs.iter().map(|output| output.dtype));
         dtypes.push(self.compute);
         let key = KernelKey { body: self.id, dtypes, class: plan.class };
         let loaded = device.kernel(&key, || kernel(self.name, self.compute, body.clone(), plan.class))?;
-        device.current_stream().launch(
-            &loaded,
-            &plan.geometry,
-            &inputs,
-            &output_pointers,
-            self.scalars,
-            self.label,
-        )
+        Ok(PreparedLaunch::new(device, loaded, &plan.geometry))
     }
 }
 
@@ -72,6 +105,9 @@ pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
 
 /// The placement of a tensor that is broadcast over the rows of an elementwise operator.
 fn broadcast_placement(tensor: &Tensor, shape: &[usize]) -> Result<Placement> {
+    if tensor.shape() == shape {
+        return Ok(Placement::Strided { rows: widen(tensor.layout().strides()), inner: Dimensions::new() });
+    }
     let layout = tensor.layout().expand(shape)?;
     Ok(Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() })
 }
@@ -201,7 +237,8 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
             Tensor::empty_on(&extents.output_shape(output.place), output.dtype, &stream, call.label)
         })
         .collect::<Result<Tensors>>()?;
-    launch_into(operator, &signature, &extents, call.tensors, call.arguments, &outputs, call.label)?;
+    let body = Prepared { operator, body: &prepared, compute: signature.compute };
+    launch_into(&body, &extents, call.tensors, call.arguments, &outputs, call.label)?;
     Ok(outputs)
 }
 
@@ -215,35 +252,42 @@ pub(crate) fn run_into(
 ) -> Result<()> {
     let signature = signature_of(operator, tensors, arguments)?;
     let extents = Extents::Elementwise(outputs[0].shape().into());
-    launch_into(operator, &signature, &extents, tensors, arguments, outputs, label)?;
+    let body = Prepared { operator, body: &forward(operator, &signature), compute: signature.compute };
+    launch_into(&body, &extents, tensors, arguments, outputs, label)?;
     outputs.iter().for_each(Tensor::bump_version);
     Ok(())
 }
 
-fn launch_into(
+/// An operator with its body for the dtypes of a call.
+struct Prepared<'a> {
     operator: &'static LoopOp,
-    signature: &Signature,
+    body: &'a ForwardBody,
+    compute: DType,
+}
+
+fn launch_into(
+    prepared: &Prepared<'_>,
     extents: &Extents,
     tensors: &[&Tensor],
     arguments: &Arguments,
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
-    let prepared = forward(operator, signature);
+    let &Prepared { operator, body: &ForwardBody { id, ref body }, compute } = prepared;
     let mut placements =
         tensors.iter().map(|tensor| extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
     placements
         .extend(outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor, place)));
     let (rows, inner) = extents.rows_and_inner();
     LoopLaunch {
-        id: prepared.id,
+        id,
         name: operator.name,
-        body: &prepared.body,
-        compute: signature.compute,
+        body,
+        compute,
         rows: &rows,
         inner: &inner,
         placements,
-        scalars: &bits_of(&prepared.body, arguments),
+        scalars: &bits_of(body, arguments),
         label,
     }
     .run(tensors, outputs)
@@ -296,11 +340,7 @@ struct LoopBackward {
 
 impl LoopBackward {
     /// The gradients of the outputs that the derived body reads; a missing one is zero.
-    fn used_gradients(
-        &self,
-        gradients: &[Option<Tensor>],
-        device: &thalweg_runtime::Device,
-    ) -> Result<Tensors> {
+    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
         self.derived
             .used_outputs
             .iter()
@@ -354,7 +394,7 @@ impl Backward for LoopBackward {
 }
 
 impl LoopBackward {
-    fn launch(&self, used: &[Tensor], device: &thalweg_runtime::Device) -> Result<Tensors> {
+    fn launch(&self, used: &[Tensor], device: &Device) -> Result<Tensors> {
         let body = &self.derived.body;
         let saved = self.saved.iter().map(Saved::get).collect::<Result<SmallVec<[&Tensor; 4]>>>()?;
         let inputs: SmallVec<[&Tensor; 8]> = saved.into_iter().chain(used).collect();

@@ -1,0 +1,263 @@
+//! Launches of loop kernels: what of a launch is the same each time is worked out once.
+//!
+//! A program repeats its calls: the same kernel over the same shapes and strides, with other addresses and numbers. All
+//! else of a launch follows from those: the grid, the words of the arguments that say sizes and strides, how many bytes
+//! from its first element on each operand touches. That is a [`PreparedLaunch`]. A device keeps the ones it met by what
+//! their caller names them with ([`Device::prepared_launch`]), so that an eager call costs a hash, the addresses, and the
+//! driver's call.
+//!
+//! # Invariants
+//! - The table is bounded: [`CAPACITY`] entries, then it is emptied. Shapes that change with each call cost what they would
+//!   without a table.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_device::{Access, AccessMode, DevicePointer, Label, Launch, Touch};
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::{Arguments, Geometry, Kernel, OperandGeometry};
+
+use crate::kernel::LoadedKernel;
+use crate::{Device, Result, Stream};
+
+/// How many prepared launches a device keeps: a few times what the largest models have, at about half a kilobyte each.
+const CAPACITY: usize = 1 << 14;
+
+/// What a caller names a prepared launch with: numbers that no launch of another kernel or geometry has.
+pub type LaunchKey = SmallVec<[u64; 40]>;
+
+/// The prepared launches of one device.
+pub(crate) type LaunchTable = RwLock<FxHashMap<LaunchKey, Arc<PreparedLaunch>>>;
+
+/// A launch that lacks only its addresses and scalars.
+#[derive(Debug)]
+pub struct PreparedLaunch {
+    loaded: Arc<LoadedKernel>,
+    rows: u64,
+    shape: LaunchShape,
+    /// How much each operand touches.
+    extents: SmallVec<[Extent; 8]>,
+    /// The words of the arguments that follow the scalars.
+    sizes: SmallVec<[u64; 16]>,
+}
+
+/// What an operand touches, from its first element on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    bytes: u64,
+    touch: Touch,
+}
+
+impl PreparedLaunch {
+    /// Works out what a launch of this geometry has on the kernel's device.
+    pub fn new(device: &Device, loaded: Arc<LoadedKernel>, geometry: &Geometry) -> Self {
+        let kernel = loaded.kernel();
+        let shape =
+            thalweg_ir::cuda::launch_shape(kernel, geometry, device.properties().multi_processor_count);
+        let sizes = Arguments::sizes(kernel, geometry);
+        let extents = extents(kernel, geometry, device.driver().instrument().is_some());
+        Self { rows: geometry.rows(), shape, extents, sizes, loaded }
+    }
+}
+
+impl Device {
+    /// The prepared launch of this name, made if it is not there yet.
+    pub fn prepared_launch(
+        &self,
+        key: &LaunchKey,
+        make: impl FnOnce() -> Result<PreparedLaunch>,
+    ) -> Result<Arc<PreparedLaunch>> {
+        let table = self.launches();
+        if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Ok(found.clone());
+        }
+        let made = Arc::new(make()?);
+        let mut launches = table.write().unwrap_or_else(PoisonError::into_inner);
+        if launches.len() >= CAPACITY {
+            launches.clear();
+        }
+        launches.insert(key.clone(), made.clone());
+        Ok(made)
+    }
+}
+
+impl Stream {
+    /// Queues a kernel of the loop IR. Addresses are those of each operand's first element; nothing happens where there
+    /// are no rows.
+    pub fn launch(
+        &self,
+        prepared: &PreparedLaunch,
+        inputs: &[DevicePointer],
+        outputs: &[DevicePointer],
+        scalars: &[u64],
+        label: Label,
+    ) -> Result<()> {
+        if prepared.rows == 0 {
+            return Ok(());
+        }
+        let kernel = prepared.loaded.kernel();
+        let addresses: SmallVec<[u64; 8]> =
+            inputs.iter().chain(outputs).map(|pointer| pointer.address()).collect();
+        let arguments = Arguments::behind(kernel, &addresses, scalars, &prepared.sizes);
+        let accesses = accesses(&prepared.extents, inputs, outputs);
+        let launch = Launch {
+            function: prepared.loaded.function(),
+            grid: prepared.shape.grid,
+            block: prepared.shape.block,
+            shared_memory_bytes: 0,
+            arguments: arguments.as_bytes(),
+            accesses: &accesses,
+            label,
+        };
+        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+    }
+}
+
+/// What each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where somebody asks for
+/// it (`gaps`).
+pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> SmallVec<[Extent; 8]> {
+    let inputs = kernel.body.inputs.iter().map(|input| input.dtype);
+    let dtypes = inputs.chain(kernel.body.outputs.iter().map(|output| output.dtype));
+    dtypes
+        .enumerate()
+        .map(|(operand, dtype)| {
+            let element_bytes = dtype.size_bytes() as u64;
+            let touch = if gaps { touch_of_operand(geometry, operand, element_bytes) } else { Touch::All };
+            Extent { bytes: geometry.span(operand) * element_bytes, touch }
+        })
+        .collect()
+}
+
+/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
+pub(crate) fn accesses(
+    extents: &[Extent],
+    inputs: &[DevicePointer],
+    outputs: &[DevicePointer],
+) -> SmallVec<[Access; 8]> {
+    let mut list: SmallVec<[Access; 8]> = SmallVec::new();
+    let (reads, writes) = extents.split_at(inputs.len());
+    for (extent, pointer) in writes.iter().zip(outputs) {
+        list.push(Access::write(*pointer, extent.bytes).touching(extent.touch));
+    }
+    for (extent, pointer) in reads.iter().zip(inputs) {
+        let mut access = Access::read(*pointer, extent.bytes);
+        access.touch = extent.touch;
+        if access.bytes == 0 || list.contains(&access) {
+            continue;
+        }
+        while let Some(position) = list.iter().position(|other| other.conflicts(&access)) {
+            access = union(&list.swap_remove(position), &access);
+        }
+        list.push(access);
+    }
+    list
+}
+
+fn union(a: &Access, b: &Access) -> Access {
+    let start = a.start.min(b.start);
+    let end = (a.start + a.bytes).max(b.start + b.bytes);
+    let is_one = (a.start, a.bytes, a.touch) == (b.start, b.bytes, b.touch);
+    let touch = if is_one { a.touch } else { Touch::Some };
+    Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
+}
+
+/// Which bytes of its span an operand touches.
+fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
+    match &geometry.operands[operand] {
+        OperandGeometry::Gathered { .. } => Touch::Some,
+        OperandGeometry::Strided { row_strides, inner_strides } => {
+            let rows = geometry.row_shape.iter().zip(row_strides);
+            let inner = geometry.inner_shape.iter().zip(inner_strides);
+            touch_of(rows.chain(inner).map(|(&extent, &stride)| (extent, stride)), element_bytes)
+        }
+    }
+}
+
+/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements.
+pub(crate) fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
+    let mut dimensions: SmallVec<[(u64, u64); 8]> =
+        dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
+    dimensions.sort_unstable_by_key(|&(_, stride)| stride);
+    let (mut chunk, mut rows) = (1, None);
+    for (extent, stride) in dimensions {
+        match rows {
+            // Within the chunk, or right behind it.
+            None if stride <= chunk => chunk += (extent - 1) * stride,
+            None => rows = Some((stride, extent)),
+            Some((step, count)) if stride == step * count => rows = Some((step, count * extent)),
+            Some(_) => return Touch::Some,
+        }
+    }
+    rows.map_or(Touch::All, |(step, _)| Touch::Rows {
+        chunk_bytes: chunk * element_bytes,
+        step_bytes: step * element_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+    use thalweg_ir::{BodyBuilder, Class, DType, OperandGeometry, Place};
+
+    use super::*;
+
+    /// The accesses of a kernel over four floats an operand: inputs and output at these bytes.
+    fn of(inputs: &[u64], output: u64) -> Vec<(u64, u64, AccessMode)> {
+        let builder = BodyBuilder::new();
+        let sum =
+            inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
+        builder.output(sum, DType::F32, Place::Point);
+        let class =
+            Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+        let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
+        let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
+        let geometry = Geometry {
+            row_shape: smallvec![4],
+            inner_shape: smallvec![],
+            operands: vec![operand; inputs.len() + 1],
+        };
+        let inputs: Vec<_> = inputs.iter().copied().map(DevicePointer::new).collect();
+        let mut found: Vec<_> =
+            accesses(&extents(&kernel, &geometry, true), &inputs, &[DevicePointer::new(output)])
+                .into_iter()
+                .map(|access| (access.start, access.bytes, access.mode))
+                .collect();
+        found.sort_by_key(|access| access.0);
+        found
+    }
+
+    #[test]
+    fn operands_apart_are_ranges_of_their_own() {
+        use AccessMode::{Read, Write};
+        assert_eq!(of(&[100, 200], 300), [(100, 16, Read), (200, 16, Read), (300, 16, Write)]);
+        assert_eq!(of(&[100, 100], 300), [(100, 16, Read), (300, 16, Write)], "the same input twice");
+        assert_eq!(of(&[100, 108], 300), [(100, 16, Read), (108, 16, Read), (300, 16, Write)]);
+        assert_eq!(of(&[100], 116), [(100, 16, Read), (116, 16, Write)], "neighbours do not meet");
+    }
+
+    #[test]
+    fn inputs_that_meet_the_output_are_one_range_with_it() {
+        use AccessMode::{Read, ReadWrite};
+        assert_eq!(of(&[100], 100), [(100, 16, ReadWrite)]);
+        assert_eq!(of(&[100, 100, 200], 100), [(100, 16, ReadWrite), (200, 16, Read)]);
+        assert_eq!(of(&[92, 108], 100), [(92, 32, ReadWrite)]);
+        // Whatever their order, also those that meet only what met the output.
+        assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
+        assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
+        assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);
+    }
+
+    #[test]
+    fn the_gaps_of_strided_operands_are_told() {
+        let touch = |dimensions: &[(u64, u64)]| touch_of(dimensions.iter().copied(), 4);
+        let rows = |chunk_bytes, step_bytes| Touch::Rows { chunk_bytes, step_bytes };
+        assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
+        assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
+        assert_eq!(touch(&[(3, 8), (4, 1)]), rows(16, 32), "columns of a matrix");
+        assert_eq!(touch(&[(5, 2)]), rows(4, 8), "every other element");
+        assert_eq!(touch(&[(2, 24), (3, 8), (4, 1)]), rows(16, 32), "planes that follow one another");
+        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), Touch::Some, "planes with gaps between them");
+        assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
+    }
+}
