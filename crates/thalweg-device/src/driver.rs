@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -456,6 +456,32 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// An executable of the graph for one device. Blocks while it is built.
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+
+    /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would
+    /// do, launches that were queued before are not affected. It costs a fraction of an instantiation.
+    ///
+    /// The graphs must have the same shape. Nodes that nothing depends on are paired in their order, and what paired nodes
+    /// depend on is paired in the order of the edges, so two captures of one program fit. Paired nodes are of one kind. A
+    /// kernel may be replaced by any other of the same device and stream priority; a copy keeps the devices and the kinds of
+    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a card may
+    /// insist on its size; stream-ordered allocations and frees cannot be updated at all. Where any of this does not hold, the
+    /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
+    ///
+    /// The executable's nodes keep their names: those of the graph that it was instantiated from.
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
+
+    /// Gives a kernel of an executable graph other work: another kernel of the same device, grid, block, arguments, and the
+    /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
+    ///
+    /// `node` is named as in the graph that the executable was instantiated from, which must still be there, and was a
+    /// [`launch`](Self::launch) when it was captured. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
+    /// what `launch` would refuse.
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()>;
 
     /// Gives the executable up; a launch that is under way runs to its end.
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;

@@ -44,7 +44,8 @@ pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAcc
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;
 pub use graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphExecUpdate, GraphNode,
+    GraphNodeKind, UpdateReason, UpdateRefusal,
 };
 pub use handle::{
     CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,

@@ -11,6 +11,7 @@ mod it {
     mod litmus;
     mod processes;
     mod referee;
+    mod referee_graphs;
     mod referee_lifetimes;
     mod referee_orders;
     mod referee_support;

@@ -61,7 +61,7 @@ impl Model {
         self.captures[position] = graph;
     }
 
-    fn work(&mut self, capture: u64, site: SiteId, call: CapturedCall<'_>) -> NodeWork {
+    pub(super) fn work(&mut self, capture: u64, site: SiteId, call: CapturedCall<'_>) -> NodeWork {
         let accesses = match call {
             CapturedCall::Accesses(accesses) => accesses,
             CapturedCall::Allocate { start, bytes } => return NodeWork::Allocate { start, bytes },
@@ -119,12 +119,12 @@ impl Model {
     /// The graph can be launched under a new handle.
     pub(super) fn instantiated(&mut self, graph: u64, executable: u64) {
         let Some(graph) = self.graphs.get(&graph) else { return };
-        let nodes: Arc<[Node]> = graph.nodes.as_slice().into();
+        let (capture, nodes, names) = (graph.capture, graph.nodes.clone(), graph.handles.clone());
         let (places, count) = chains(&nodes);
         let actor = Actor::Chain { graph: executable, stream: 0 };
         let strands = (0..count).map(|_| self.strand(actor)).collect();
-        let last = Clock::default();
-        self.executables.insert(executable, Executable { nodes, places: places.into(), strands, last });
+        let (places, last) = (places.into(), Clock::default());
+        self.executables.insert(executable, Executable { capture, nodes, names, places, strands, last });
     }
 
     /// The executable is given up.

@@ -16,7 +16,9 @@ use super::{CheckedDriver, Instrument, take_label};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription};
+use crate::graph::{
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphExecUpdate,
+};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -696,6 +698,27 @@ impl Driver for CheckedDriver {
         let executable = self.inner.graph_instantiate(graph, device)?;
         self.lock().instantiated(graph.raw(), executable.raw());
         Ok(executable)
+    }
+
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        let answer = self.inner.graph_exec_update(exec, graph)?;
+        if answer.is_updated() {
+            self.lock().exec_updated(exec.raw(), graph.raw());
+        }
+        Ok(answer)
+    }
+
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.inner.graph_exec_kernel_node_set_params(exec, node, launch)?;
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        model.kernel_node_set(exec.raw(), node, launch);
+        self.answer(&model, found, launch.label.operator, ())
     }
 
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {

@@ -85,7 +85,11 @@ pub(super) struct Place {
 
 /// An executable graph.
 pub(super) struct Executable {
-    pub(super) nodes: Arc<[Node]>,
+    /// The capture that built the graph that it was instantiated from.
+    pub(super) capture: u64,
+    pub(super) nodes: Vec<Node>,
+    /// Its nodes by the names that they have in that graph.
+    pub(super) names: FxHashMap<GraphNodeHandle, u32>,
     pub(super) places: Arc<[Place]>,
     /// One a chain.
     pub(super) strands: SmallVec<[Strand; 2]>,

@@ -18,7 +18,7 @@
 //! # How it is built
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
-//! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`: captured work.
+//! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `update`: captured work.
 //! - `collective`: which parts meet.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
 //!
@@ -45,6 +45,7 @@ mod shadow;
 mod site;
 mod space;
 mod touch;
+mod update;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

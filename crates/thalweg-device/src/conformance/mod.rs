@@ -30,6 +30,7 @@ mod devices;
 mod events;
 mod faults;
 mod fixture;
+mod graph_updates;
 mod graphs;
 mod handles;
 pub(crate) mod json;
@@ -117,6 +118,7 @@ pub fn cases() -> &'static [Case] {
             capture::CASES,
             capture_rules::CASES,
             graphs::CASES,
+            graph_updates::CASES,
             threads::CASES,
         ]
         .concat()

@@ -21,7 +21,7 @@ use super::sys::DeviceAttribute;
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::HostFunction;
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
@@ -380,6 +380,10 @@ impl Driver for CudaDriver {
         fn graph_describe(graph: GraphHandle) -> GraphDescription;
         fn graph_destroy(graph: GraphHandle) -> ();
         fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;
+        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> GraphExecUpdate;
+        fn graph_exec_kernel_node_set_params(
+            exec: GraphExecHandle, node: GraphNodeHandle, launch: &Launch<'_>
+        ) -> ();
         fn graph_exec_destroy(exec: GraphExecHandle) -> ();
         fn graph_launch(exec: GraphExecHandle, stream: StreamHandle) -> ();
     }

@@ -11,9 +11,10 @@
 //! Locks are taken in this order: entries of tables, the captures, one graph. Nothing waits for an entry while it holds the
 //! captures.
 //!
-//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock.
+//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; where both are
+//! needed, the executable's is taken first.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -28,16 +29,20 @@ use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, 
 
 /// A graph.
 pub(super) struct Graph {
-    raw: Mutex<RawGraph>,
-    device: u32,
+    pub(super) raw: Mutex<RawGraph>,
+    pub(super) device: u32,
     /// While a capture builds it: the capture's number, and the stream through which it is known.
     capture: Mutex<Option<(u64, StreamHandle)>>,
+    /// Its nodes, once a finished graph has been asked for one of them: it gets no more.
+    nodes: OnceLock<FxHashSet<RawGraphNode>>,
 }
 
 /// An executable graph.
 pub(super) struct GraphExec {
-    raw: Mutex<RawGraphExec>,
-    device: u32,
+    pub(super) raw: Mutex<RawGraphExec>,
+    pub(super) device: u32,
+    /// What it was instantiated from: its nodes are named as there.
+    pub(super) template: GraphHandle,
 }
 
 /// The graphs under construction, by the number of their capture.
@@ -48,6 +53,12 @@ pub(super) struct UnderConstruction {
     handle: GraphHandle,
     /// Nodes of it that callers were told of. A capture only adds nodes, so they stay its own.
     known: FxHashSet<RawGraphNode>,
+}
+
+impl Graph {
+    fn new(raw: RawGraph, device: u32, capture: Option<(u64, StreamHandle)>) -> Self {
+        Self { raw: Mutex::new(raw), device, capture: Mutex::new(capture), nodes: OnceLock::new() }
+    }
 }
 
 /// How many predecessors a node has that a first question has room for.
@@ -85,7 +96,7 @@ const fn node_kind(number: u32) -> GraphNodeKind {
     }
 }
 
-fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
+pub(super) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
     GraphNodeHandle::from_raw(node.0 as u64)
 }
 
@@ -189,8 +200,7 @@ impl CudaDriver {
             *lock(&entry.capture) = None;
             return Ok(graph);
         }
-        let graph = Graph { raw: Mutex::new(raw), device: stream.device, capture: Mutex::new(None) };
-        Ok(GraphHandle::from_raw(self.graphs.insert(graph)))
+        Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
     }
 
     pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
@@ -212,8 +222,7 @@ impl CudaDriver {
             }
         };
         let graph = captures.entry(info.id).or_insert_with(|| {
-            let capture = Mutex::new(Some((info.id, handle)));
-            let graph = Graph { raw: Mutex::new(info.graph), device: stream.device, capture };
+            let graph = Graph::new(info.graph, stream.device, Some((info.id, handle)));
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
@@ -298,7 +307,7 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
+    pub(super) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
         if lock(&graph.capture).is_none() {
             return Ok(());
         }
@@ -319,6 +328,15 @@ impl CudaDriver {
             nodes.truncate(count);
         }
         Ok(nodes)
+    }
+
+    /// Whether a finished graph has this node.
+    pub(super) fn has_node(&self, graph: &Graph, node: RawGraphNode) -> Result<bool> {
+        if let Some(nodes) = graph.nodes.get() {
+            return Ok(nodes.contains(&node));
+        }
+        let nodes = self.raw_nodes(*lock(&graph.raw))?.into_iter().collect();
+        Ok(graph.nodes.get_or_init(|| nodes).contains(&node))
     }
 
     fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
@@ -441,9 +459,9 @@ impl CudaDriver {
         })
     }
 
-    pub(super) fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+    pub(super) fn graph_instantiate(&self, template: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         let call = "cuGraphInstantiate";
-        let graph = self.graphs.get(graph.raw(), call)?;
+        let graph = self.graphs.get(template.raw(), call)?;
         self.enter(device)?;
         Self::check_finished(&graph, call)?;
         let mut raw = RawGraphExec::default();
@@ -455,7 +473,8 @@ impl CudaDriver {
         let outcome = unsafe { self.cuda.table.graph_instantiate(&raw mut raw, *source, flags) };
         drop(source);
         self.cuda.check(outcome, || format!("a graph for device {device}"))?;
-        Ok(GraphExecHandle::from_raw(self.execs.insert(GraphExec { raw: Mutex::new(raw), device })))
+        let exec = GraphExec { raw: Mutex::new(raw), device, template };
+        Ok(GraphExecHandle::from_raw(self.execs.insert(exec)))
     }
 
     pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {

@@ -116,6 +116,8 @@ fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
             cuGraphNodeGetDependencies_v2(_, _, _, _);
             cuGraphNodeGetType(_, _);
             cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphExecUpdate_v2(_, _, _);
+            cuGraphExecKernelNodeSetParams_v2(_, _, _);
             cuGraphLaunch(_, _);
             cuGraphDestroy(_);
             cuGraphExecDestroy(_);
@@ -293,6 +295,21 @@ fn layouts_of_structs() {
         kind = type_,
         reserved = reserved,
     });
+    same_struct!(UpdateResult, cuda::CUgraphExecUpdateResultInfo {
+        result = result,
+        error_node = errorNode,
+        error_from_node = errorFromNode,
+    });
+    same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
+        function = func,
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        parameters = kernelParams,
+        extra = extra,
+        kernel = kern,
+        context = ctx,
+    });
     same_struct!([u8; 16], cuda::CUuuid {});
     same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
     same_struct!([u8; 64], cuda::CUmemFabricHandle {});
@@ -379,6 +396,19 @@ fn constants_of_the_driver() {
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0;
         sys::INSTANTIATE_USE_NODE_PRIORITY =>
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        sys::UPDATE_TOPOLOGY_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        sys::UPDATE_NODE_TYPE_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        sys::UPDATE_FUNCTION_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_FUNCTION_CHANGED;
+        sys::UPDATE_PARAMETERS_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+        sys::UPDATE_NOT_SUPPORTED => cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+        sys::UPDATE_UNSUPPORTED_FUNCTION_CHANGE =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
+        sys::UPDATE_ATTRIBUTES_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
         sys::USER_OBJECT_NO_DESTRUCTOR_SYNC => cuda::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
         sys::GRAPH_USER_OBJECT_MOVE => cuda::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE;
         sys::LAUNCH_PARAMETER_END => cuda::CU_LAUNCH_PARAM_END_AS_INT;

@@ -118,6 +118,31 @@ pub(super) struct EdgeData {
     pub(super) reserved: [u8; 5],
 }
 
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UpdateResult {
+    pub(super) result: c_uint,
+    pub(super) error_node: RawGraphNode,
+    pub(super) error_from_node: RawGraphNode,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS`, of CUDA 12.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelNodeParameters {
+    pub(super) function: RawFunction,
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) parameters: *mut *mut c_void,
+    pub(super) extra: *mut *mut c_void,
+    /// Used where there is no function.
+    pub(super) kernel: usize,
+    /// Ignored where there is a function.
+    pub(super) context: RawContext,
+}
+
 pub(super) const ALLOCATION_PINNED: c_uint = 1;
 pub(super) const LOCATION_DEVICE: c_uint = 1;
 pub(super) const LOCATION_HOST: c_uint = 2;
@@ -160,6 +185,13 @@ pub(super) const DEPENDENCIES_ADD: c_uint = 0;
 pub(super) const DEPENDENCIES_SET: c_uint = 1;
 pub(super) const INSTANTIATE_AUTO_FREE_ON_LAUNCH: c_ulonglong = 1;
 pub(super) const INSTANTIATE_USE_NODE_PRIORITY: c_ulonglong = 8;
+pub(super) const UPDATE_TOPOLOGY_CHANGED: c_uint = 2;
+pub(super) const UPDATE_NODE_TYPE_CHANGED: c_uint = 3;
+pub(super) const UPDATE_FUNCTION_CHANGED: c_uint = 4;
+pub(super) const UPDATE_PARAMETERS_CHANGED: c_uint = 5;
+pub(super) const UPDATE_NOT_SUPPORTED: c_uint = 6;
+pub(super) const UPDATE_UNSUPPORTED_FUNCTION_CHANGE: c_uint = 7;
+pub(super) const UPDATE_ATTRIBUTES_CHANGED: c_uint = 8;
 pub(super) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 pub(super) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 pub(super) const LAUNCH_PARAMETER_END: usize = 0;
@@ -382,6 +414,10 @@ entry_points! {
             (node: RawGraphNode, kind: *mut c_uint);
         graph_instantiate = "cuGraphInstantiateWithFlags" @ 11040 c"cuGraphInstantiateWithFlags"
             (exec: *mut RawGraphExec, graph: RawGraph, flags: c_ulonglong);
+        graph_exec_update = "cuGraphExecUpdate" @ 12000 c"cuGraphExecUpdate_v2"
+            (exec: RawGraphExec, graph: RawGraph, result: *mut UpdateResult);
+        graph_exec_kernel_node_set = "cuGraphExecKernelNodeSetParams" @ 12000 c"cuGraphExecKernelNodeSetParams_v2"
+            (exec: RawGraphExec, node: RawGraphNode, parameters: *const KernelNodeParameters);
         graph_launch = "cuGraphLaunch" @ 10000 c"cuGraphLaunch" (exec: RawGraphExec, stream: RawStream);
         graph_destroy = "cuGraphDestroy" @ 10000 c"cuGraphDestroy" (graph: RawGraph);
         graph_exec_destroy = "cuGraphExecDestroy" @ 10000 c"cuGraphExecDestroy" (exec: RawGraphExec);

@@ -78,20 +78,25 @@ impl State {
 
     pub(super) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> Outcome<()> {
         let own = self.enter(stream)?;
+        let task = self.kernel_task(self.stream(own).device, launch)?;
+        self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
+    }
+
+    /// What a launch on a stream of the device does.
+    pub(super) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> Outcome<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;
-        let device = self.stream(own).device;
         if function.device != device {
             return Err(Refusal::new(
                 Code::InvalidHandle,
                 format!(
-                    "`{}`: a kernel of device {} cannot be launched on a stream of device {device}",
+                    "`{}`: a kernel of device {} cannot be launched on device {device}",
                     launch.label, function.device
                 ),
             ));
         }
         check_shape(launch)?;
-        let task = Task {
+        Ok(Task {
             device,
             label: launch.label,
             accesses: SmallVec::from_slice(launch.accesses),
@@ -101,8 +106,7 @@ impl State {
                 block: launch.block,
                 arguments: SmallVec::from_slice(launch.arguments),
             },
-        };
-        self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
+        })
     }
 
     pub(super) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> Outcome<()> {

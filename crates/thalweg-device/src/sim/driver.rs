@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::capture;
-use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
+use super::code::MAX_THREADS_PER_BLOCK;
 use super::control::Step;
 use super::executor::{Body, CommandId, Frontier};
 use super::faults::Point;
@@ -12,21 +12,19 @@ use super::machine::Locked;
 use super::memory::Sharing;
 use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
-use super::stream::PRIORITY_RANGE;
 use super::task::{HostTarget, Task, Work};
 use super::transfer::take_away;
-use super::virtual_memory::GRANULARITY_BYTES;
 use super::{SimDriver, collective, transfer};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
 use crate::memory::{
     HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags, PoolAttributes, PoolUsage,
     ShareableHandle,
 };
 use crate::module::Image;
-use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
+use crate::properties::{DeviceProperties, Version};
 use crate::{
     Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle,
     GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
@@ -99,39 +97,7 @@ impl Driver for SimDriver {
 
     fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
         self.enter("cuDeviceGetAttribute", |state| state.device(device).map(|_| ()))?;
-        let mut uuid = *b"thalweg-sim-gpu\0";
-        uuid[15] = device as u8;
-        Ok(DeviceProperties {
-            name: self.config.name.clone(),
-            compute_capability: ComputeCapability { major: 9, minor: 0 },
-            image_kind: ImageKind::Host,
-            total_memory_bytes: self.config.memory_bytes,
-            multi_processor_count: self.config.workers as u32,
-            warp_size: 32,
-            max_threads_per_block: MAX_THREADS_PER_BLOCK,
-            max_threads_per_multi_processor: 2048,
-            shared_memory_per_block_bytes: 48 << 10,
-            shared_memory_per_block_optin_bytes: MAX_SHARED_MEMORY_BYTES,
-            registers_per_multi_processor: 64 << 10,
-            l2_cache_bytes: 50 << 20,
-            clock_rate_khz: 0,
-            memory_clock_rate_khz: 0,
-            memory_bus_width_bits: 0,
-            pci_bus_id: format!("0000:{device:02x}:00.0"),
-            uuid,
-            is_integrated: false,
-            virtual_memory: true,
-            virtual_memory_granularity_bytes: GRANULARITY_BYTES,
-            shares_file_descriptors: true,
-            shares_fabric_handles: true,
-            gpu_direct_rdma_with_virtual_memory: false,
-            memory_pools: true,
-            managed_memory: true,
-            concurrent_managed_access: true,
-            host_register: true,
-            stream_priority_range: PRIORITY_RANGE,
-            libraries: LibrarySupport { matmul: true },
-        })
+        Ok(self.properties(device))
     }
 
     fn context_is_active(&self, device: u32) -> Result<bool> {
@@ -773,6 +739,21 @@ impl Driver for SimDriver {
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         self.enter("cuGraphInstantiate", |state| {
             state.graph_instantiate(graph.raw(), device).map(GraphExecHandle::from_raw)
+        })
+    }
+
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        self.enter("cuGraphExecUpdate", |state| state.graph_exec_update(exec.raw(), graph.raw()))
+    }
+
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.enter("cuGraphExecKernelNodeSetParams", |state| {
+            state.graph_exec_kernel_node_set_params(exec.raw(), node, launch)
         })
     }
 

@@ -25,7 +25,7 @@ const GRAPH_BITS: u32 = 24;
 pub(super) struct Graph {
     /// Unique among the graphs of the driver.
     serial: u64,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     /// Whether its capture is over.
     pub(super) is_complete: bool,
 }
@@ -41,7 +41,9 @@ pub(super) struct Node {
 
 /// A graph that can be launched.
 pub(super) struct Executable {
-    nodes: Arc<[Node]>,
+    /// The handle of the graph that it was instantiated from: its nodes have their names, and their numbers.
+    pub(super) template: u64,
+    pub(super) nodes: Arc<[Node]>,
     /// The nodes that no other comes after.
     sinks: SmallVec<[u32; 2]>,
     last_launch: Frontier,
@@ -111,7 +113,7 @@ impl Graph {
     }
 }
 
-fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
+pub(super) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
     let mut has_successor = vec![false; nodes.len()];
     for &predecessor in nodes.iter().flat_map(|node| &node.predecessors) {
         has_successor[predecessor as usize] = true;
@@ -125,7 +127,7 @@ impl State {
         self.last_graph_serial
     }
 
-    fn graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(super) fn graph(&self, handle: u64) -> Outcome<&Graph> {
         self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
     }
 
@@ -167,7 +169,13 @@ impl State {
         let graph = self.graph(handle)?;
         let (nodes, serial): (Arc<[Node]>, u64) = (graph.nodes.as_slice().into(), graph.serial);
         let memory = self.hold_graph_memory(serial);
-        let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new(), memory };
+        let executable = Executable {
+            template: handle,
+            sinks: sinks(&nodes),
+            nodes,
+            last_launch: Frontier::new(),
+            memory,
+        };
         Ok(self.executables.insert(executable))
     }
 

@@ -6,8 +6,8 @@ use thalweg_device::check::{BlockKind, CheckedDriver, Finding, FindingKind, Inst
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
     Access, CaptureMode, Copy, DevicePointer, Driver, Endpoint, EventFlags, EventHandle, FunctionHandle,
-    GraphExecHandle, HostFlags, HostKernel, HostLaunch, HostModule, HostPointer, Image, Label, Launch,
-    StreamHandle,
+    GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch, HostModule, HostPointer, Image, Label,
+    Launch, StreamHandle,
 };
 
 /// A checked machine of two devices, with streams, events and memory that has been written.
@@ -50,7 +50,13 @@ impl World {
     /// Work that touches these ranges.
     #[track_caller]
     pub fn work(&self, stream: StreamHandle, operator: &'static str, accesses: &[Access]) {
-        let launch = Launch {
+        self.driver.launch(stream, &self.kernel(operator, accesses)).unwrap();
+    }
+
+    /// A launch that touches these ranges.
+    #[track_caller]
+    pub fn kernel<'a>(&self, operator: &'static str, accesses: &'a [Access]) -> Launch<'a> {
+        Launch {
             function: self.function,
             grid: [1; 3],
             block: [1; 3],
@@ -58,8 +64,7 @@ impl World {
             arguments: &[],
             accesses,
             label: Label::here(operator),
-        };
-        self.driver.launch(stream, &launch).unwrap();
+        }
     }
 
     #[track_caller]
@@ -151,11 +156,16 @@ impl World {
 
     // ---- Graphs ---------------------------------------------------------------------------------------------------
 
-    /// Captures what `body` does, from the stream on.
-    pub fn capture(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphExecHandle {
+    /// The graph of what `body` does, from the stream on.
+    pub fn graph(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphHandle {
         self.driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
         body();
-        let graph = self.driver.stream_end_capture(stream).unwrap();
+        self.driver.stream_end_capture(stream).unwrap()
+    }
+
+    /// Captures what `body` does, from the stream on.
+    pub fn capture(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphExecHandle {
+        let graph = self.graph(stream, body);
         let exec = self.driver.graph_instantiate(graph, 0).unwrap();
         self.driver.graph_destroy(graph).unwrap();
         exec
