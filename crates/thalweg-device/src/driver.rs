@@ -30,11 +30,13 @@
 //! context: handles know their device.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
+use crate::description::GraphDescription;
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -448,8 +450,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         node: GraphNodeHandle,
     ) -> Result<Vec<GraphNodeHandle>>;
 
-    /// The graph as data.
+    /// The graph as data, also while a capture builds it. Takes a few calls a node on a card.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;
+
+    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz, `verbose` with everything. A
+    /// file that cannot be written is [`OperatingSystem`](crate::Code::OperatingSystem), or
+    /// [`InvalidValue`](crate::Code::InvalidValue) where the path is none. For a text that is the same on every driver see
+    /// [`GraphDescription::to_dot`].
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
 
     /// Gives the graph up. Its executables live on.
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;

@@ -1,7 +1,6 @@
 //! Stream capture and graphs, as the driver speaks of them.
 
 use crate::GraphNodeHandle;
-use crate::command::Label;
 
 /// Which calls of which threads a capture forbids (`cudaStreamCaptureMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -101,52 +100,4 @@ pub enum UpdateReason {
     NotSupported,
     /// Something else, which the driver does not say.
     Other,
-}
-
-/// What a node of a graph does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum GraphNodeKind {
-    /// A kernel, or library work that the library submitted as a kernel.
-    Kernel,
-    /// Library work of the simulator.
-    Library,
-    /// A copy.
-    Copy,
-    /// A fill.
-    Fill,
-    /// A host function.
-    Host,
-    /// Nothing but dependencies.
-    Empty,
-    /// A wait for an event from outside the graph.
-    WaitEvent,
-    /// The record of an event for the outside.
-    RecordEvent,
-    /// A stream-ordered allocation.
-    Allocate,
-    /// Its counterpart.
-    Free,
-    /// Something that this version has no name for.
-    Other,
-}
-
-/// A graph as data.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct GraphDescription {
-    /// The nodes, in an order in which they may run where the driver knows one.
-    pub nodes: Vec<GraphNode>,
-    /// The edges: the second node runs after the first. Indices into `nodes`.
-    pub edges: Vec<(usize, usize)>,
-}
-
-/// One node as data.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GraphNode {
-    /// Its handle.
-    pub handle: GraphNodeHandle,
-    /// What it does.
-    pub kind: GraphNodeKind,
-    /// Who submitted it, where the driver knows.
-    pub label: Option<Label>,
 }

@@ -17,6 +17,7 @@
 mod anonymous;
 pub mod collective;
 mod command;
+mod description;
 pub mod driver;
 mod error;
 mod foreign;
@@ -40,12 +41,12 @@ pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reductio
 pub use command::{
     Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, Touch,
 };
+pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;
 pub use graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphExecUpdate, GraphNode,
-    GraphNodeKind, UpdateReason, UpdateRefusal,
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,
 };
 pub use handle::{
     CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,

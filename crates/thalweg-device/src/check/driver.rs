@@ -15,10 +15,9 @@ use super::touch::Manner;
 use super::{CheckedDriver, Instrument, take_label};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::description::GraphDescription;
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphExecUpdate,
-};
+use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -262,6 +261,7 @@ impl Driver for CheckedDriver {
         fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
         fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
         fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
+        fn graph_debug_dot_print(graph: GraphHandle, path: &std::path::Path, verbose: bool) -> Result<()>;
     }
 
     // ---- Synchronisation ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 //! state, how it is opened, and the list that ties the two together.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::blaslt::BlasLt;
@@ -20,8 +21,9 @@ use super::stream::{Event, Stream};
 use super::sys::DeviceAttribute;
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::description::GraphDescription;
 use crate::driver::HostFunction;
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
@@ -378,6 +380,7 @@ impl Driver for CudaDriver {
         fn thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
         fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Vec<GraphNodeHandle>;
         fn graph_describe(graph: GraphHandle) -> GraphDescription;
+        fn graph_debug_dot_print(graph: GraphHandle, path: &Path, verbose: bool) -> ();
         fn graph_destroy(graph: GraphHandle) -> ();
         fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;
         fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> GraphExecUpdate;

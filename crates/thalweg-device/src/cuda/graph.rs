@@ -22,9 +22,7 @@ use super::driver::CudaDriver;
 use super::handles::lock;
 use super::stream::Stream;
 use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
-use crate::graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
-};
+use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
 /// A graph.
@@ -77,22 +75,6 @@ const fn mode_number(mode: CaptureMode) -> u32 {
         CaptureMode::Global => sys::MODE_GLOBAL,
         CaptureMode::ThreadLocal => sys::MODE_THREAD_LOCAL,
         CaptureMode::Relaxed => sys::MODE_RELAXED,
-    }
-}
-
-/// `CUgraphNodeType`.
-const fn node_kind(number: u32) -> GraphNodeKind {
-    match number {
-        0 => GraphNodeKind::Kernel,
-        1 => GraphNodeKind::Copy,
-        2 => GraphNodeKind::Fill,
-        3 => GraphNodeKind::Host,
-        5 => GraphNodeKind::Empty,
-        6 => GraphNodeKind::WaitEvent,
-        7 => GraphNodeKind::RecordEvent,
-        10 => GraphNodeKind::Allocate,
-        11 => GraphNodeKind::Free,
-        _ => GraphNodeKind::Other,
     }
 }
 
@@ -290,7 +272,7 @@ impl CudaDriver {
 
     /// A looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture that
     /// builds it, if one does, from ending.
-    fn check_alive(
+    pub(super) fn check_alive(
         &self,
         graph: &Graph,
         call: &'static str,
@@ -314,7 +296,7 @@ impl CudaDriver {
         Err(Error::new(Code::IllegalState, call, "the graph belongs to a capture: end the capture first"))
     }
 
-    fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
+    pub(super) fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
         let table = &self.cuda.table;
         let mut count = 0_usize;
         // SAFETY: the graph is alive; with no array only the count is written.
@@ -339,7 +321,7 @@ impl CudaDriver {
         Ok(graph.nodes.get_or_init(|| nodes).contains(&node))
     }
 
-    fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
+    pub(super) fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
         let table = &self.cuda.table;
         let null = std::ptr::null_mut::<RawGraphNode>();
         let mut count = 0_usize;
@@ -418,34 +400,6 @@ impl CudaDriver {
             // The answer may have been cut off: the driver fills the room that there is.
             room *= 4;
         }
-    }
-
-    pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
-        let call = "cuGraphGetNodes";
-        let graph = self.graphs.get(graph.raw(), call)?;
-        let _captures = self.check_alive(&graph, call)?;
-        let raw = lock(&graph.raw);
-        let nodes = self.raw_nodes(*raw)?;
-        let index: FxHashMap<RawGraphNode, usize> =
-            nodes.iter().enumerate().map(|(i, node)| (*node, i)).collect();
-        let mut description = GraphDescription::default();
-        for node in &nodes {
-            let mut kind = u32::MAX;
-            // SAFETY: the node was just read from a graph that is alive; writes one number.
-            let outcome = unsafe { self.cuda.table.graph_node_get_type(*node, &raw mut kind) };
-            self.cuda.check(outcome, || "the kind of a node".to_owned())?;
-            description.nodes.push(GraphNode {
-                handle: handle_of(*node),
-                kind: node_kind(kind),
-                label: None,
-            });
-        }
-        for (from, to) in self.raw_edges(*raw)? {
-            if let (Some(&from), Some(&to)) = (index.get(&from), index.get(&to)) {
-                description.edges.push((from, to));
-            }
-        }
-        Ok(description)
     }
 
     pub(super) fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {

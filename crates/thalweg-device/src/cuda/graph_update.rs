@@ -9,7 +9,7 @@ use super::driver::CudaDriver;
 use super::graph::handle_of;
 use super::handles::lock;
 use super::module::{describe, packed};
-use super::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, UpdateResult};
+use super::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
 use crate::command::Launch;
 use crate::graph::{GraphExecUpdate, UpdateReason, UpdateRefusal};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result};
@@ -94,7 +94,7 @@ impl CudaDriver {
             shared_bytes: launch.shared_memory_bytes,
             parameters: std::ptr::null_mut(),
             extra: if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() },
-            kernel: 0,
+            kernel: RawKernel::default(),
             context: RawContext::default(),
         };
         let raw = lock(&exec.raw);

@@ -116,6 +116,12 @@ fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
             cuGraphNodeGetDependencies_v2(_, _, _, _);
             cuGraphNodeGetType(_, _);
             cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphKernelNodeGetParams_v2(_, _);
+            cuGraphMemcpyNodeGetParams(_, _);
+            cuGraphMemsetNodeGetParams(_, _);
+            cuFuncGetName(_, _);
+            cuKernelGetName(_, _);
+            cuGraphDebugDotPrint(_, _, _);
             cuGraphExecUpdate_v2(_, _, _);
             cuGraphExecKernelNodeSetParams_v2(_, _, _);
             cuGraphLaunch(_, _);
@@ -300,6 +306,21 @@ fn layouts_of_structs() {
         error_node = errorNode,
         error_from_node = errorFromNode,
     });
+    same_struct!(CopyNodeParameters, cuda::CUDA_MEMCPY3D {
+        source = srcXInBytes,
+        target = dstXInBytes,
+        width_bytes = WidthInBytes,
+        height = Height,
+        depth = Depth,
+    });
+    same_struct!(FillNodeParameters, cuda::CUDA_MEMSET_NODE_PARAMS {
+        target = dst,
+        pitch = pitch,
+        value = value,
+        element_bytes = elementSize,
+        width = width,
+        height = height,
+    });
     same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
         function = func,
         grid = gridDimX,
@@ -396,6 +417,7 @@ fn constants_of_the_driver() {
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0;
         sys::INSTANTIATE_USE_NODE_PRIORITY =>
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        sys::DEBUG_DOT_VERBOSE => cuda::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE;
         sys::UPDATE_TOPOLOGY_CHANGED =>
             cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
         sys::UPDATE_NODE_TYPE_CHANGED =>

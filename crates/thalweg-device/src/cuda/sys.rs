@@ -21,7 +21,7 @@ macro_rules! raw_handles {
 }
 
 raw_handles! {
-    RawContext RawStream RawEvent RawModule RawFunction RawGraph RawGraphExec RawGraphNode RawPool RawUserObject
+    RawContext RawStream RawEvent RawModule RawFunction RawKernel RawGraph RawGraphExec RawGraphNode RawPool RawUserObject
 }
 
 /// `CUdevice`.
@@ -138,9 +138,32 @@ pub(super) struct KernelNodeParameters {
     pub(super) parameters: *mut *mut c_void,
     pub(super) extra: *mut *mut c_void,
     /// Used where there is no function.
-    pub(super) kernel: usize,
+    pub(super) kernel: RawKernel,
     /// Ignored where there is a function.
     pub(super) context: RawContext,
+}
+
+/// `CUDA_MEMCPY3D`, of which we read the size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CopyNodeParameters {
+    pub(super) source: [usize; 11],
+    pub(super) target: [usize; 11],
+    pub(super) width_bytes: usize,
+    pub(super) height: usize,
+    pub(super) depth: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FillNodeParameters {
+    pub(super) target: RawPointer,
+    pub(super) pitch: usize,
+    pub(super) value: c_uint,
+    pub(super) element_bytes: c_uint,
+    pub(super) width: usize,
+    pub(super) height: usize,
 }
 
 pub(super) const ALLOCATION_PINNED: c_uint = 1;
@@ -185,6 +208,7 @@ pub(super) const DEPENDENCIES_ADD: c_uint = 0;
 pub(super) const DEPENDENCIES_SET: c_uint = 1;
 pub(super) const INSTANTIATE_AUTO_FREE_ON_LAUNCH: c_ulonglong = 1;
 pub(super) const INSTANTIATE_USE_NODE_PRIORITY: c_ulonglong = 8;
+pub(super) const DEBUG_DOT_VERBOSE: c_uint = 1;
 pub(super) const UPDATE_TOPOLOGY_CHANGED: c_uint = 2;
 pub(super) const UPDATE_NODE_TYPE_CHANGED: c_uint = 3;
 pub(super) const UPDATE_FUNCTION_CHANGED: c_uint = 4;
@@ -412,6 +436,18 @@ entry_points! {
             (node: RawGraphNode, nodes: *mut RawGraphNode, edges: *mut EdgeData, count: *mut usize);
         graph_node_get_type = "cuGraphNodeGetType" @ 10000 c"cuGraphNodeGetType"
             (node: RawGraphNode, kind: *mut c_uint);
+        graph_kernel_node_get = "cuGraphKernelNodeGetParams" @ 12000 c"cuGraphKernelNodeGetParams_v2"
+            (node: RawGraphNode, parameters: *mut KernelNodeParameters);
+        graph_copy_node_get = "cuGraphMemcpyNodeGetParams" @ 10000 c"cuGraphMemcpyNodeGetParams"
+            (node: RawGraphNode, parameters: *mut CopyNodeParameters);
+        graph_fill_node_get = "cuGraphMemsetNodeGetParams" @ 10000 c"cuGraphMemsetNodeGetParams"
+            (node: RawGraphNode, parameters: *mut FillNodeParameters);
+        function_get_name = "cuFuncGetName" @ 12030 c"cuFuncGetName"
+            (name: *mut *const c_char, function: RawFunction);
+        kernel_get_name = "cuKernelGetName" @ 12030 c"cuKernelGetName"
+            (name: *mut *const c_char, kernel: RawKernel);
+        graph_debug_dot_print = "cuGraphDebugDotPrint" @ 11030 c"cuGraphDebugDotPrint"
+            (graph: RawGraph, path: *const c_char, flags: c_uint);
         graph_instantiate = "cuGraphInstantiateWithFlags" @ 11040 c"cuGraphInstantiateWithFlags"
             (exec: *mut RawGraphExec, graph: RawGraph, flags: c_ulonglong);
         graph_exec_update = "cuGraphExecUpdate" @ 12000 c"cuGraphExecUpdate_v2"

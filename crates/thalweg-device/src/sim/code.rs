@@ -28,6 +28,7 @@ pub(super) struct Module {
 /// A kernel of a loaded module.
 pub(super) struct Function {
     device: u32,
+    name: Arc<str>,
     kernel: Arc<dyn HostKernel>,
 }
 
@@ -66,7 +67,7 @@ impl State {
             let detail = format!("the module has no kernel `{name}`; it is {:?}", found.code);
             return Err(Refusal::new(Code::NotFound, detail));
         };
-        let function = Function { device: found.device, kernel: Arc::clone(kernel) };
+        let function = Function { device: found.device, name: name.into(), kernel: Arc::clone(kernel) };
         let handle = self.functions.insert(function);
         found.functions.push((name.to_owned(), handle));
         Ok(handle)
@@ -102,8 +103,10 @@ impl State {
             accesses: SmallVec::from_slice(launch.accesses),
             work: Work::Kernel {
                 kernel: Arc::clone(&function.kernel),
+                name: Some(Arc::clone(&function.name)),
                 grid: launch.grid,
                 block: launch.block,
+                shared_memory_bytes: launch.shared_memory_bytes,
                 arguments: SmallVec::from_slice(launch.arguments),
             },
         })
@@ -117,8 +120,10 @@ impl State {
             accesses: SmallVec::from_slice(launch.accesses),
             work: Work::Kernel {
                 kernel: Arc::clone(launch.host),
+                name: None,
                 grid: [1; 3],
                 block: [1; 3],
+                shared_memory_bytes: 0,
                 arguments: SmallVec::from_slice(launch.arguments),
             },
         };

@@ -1,6 +1,8 @@
 //! The [`Driver`] of the simulator: each call enters the machine, does its part there, waits where the contract says so,
 //! and names itself in its errors.
 
+use std::path::Path;
+
 use smallvec::SmallVec;
 
 use super::capture;
@@ -17,8 +19,9 @@ use super::transfer::take_away;
 use super::{SimDriver, collective, transfer};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::description::GraphDescription;
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription, GraphExecUpdate};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
     HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags, PoolAttributes, PoolUsage,
     ShareableHandle,
@@ -26,7 +29,7 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle,
+    Access, Code, CommunicatorHandle, DevicePointer, Error, EventHandle, ForeignStream, FunctionHandle,
     GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
     PoolHandle, Result, StreamHandle,
 };
@@ -730,6 +733,14 @@ impl Driver for SimDriver {
 
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         self.enter("cuGraphGetNodes", |state| state.graph_describe(graph.raw()))
+    }
+
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, _verbose: bool) -> Result<()> {
+        let call = "cuGraphDebugDotPrint";
+        let description = self.enter(call, |state| state.graph_describe(graph.raw()))?;
+        std::fs::write(path, description.to_dot()).map_err(|error| {
+            Error::new(Code::OperatingSystem, call, format!("writing {}: {error}", path.display()))
+        })
     }
 
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {

@@ -105,6 +105,7 @@ impl Graph {
             handle: self.handle(index as u32),
             kind: node.kind,
             label: node.task.as_ref().map(|task| task.label),
+            work: node.task.as_ref().map(|task| task.describe()).unwrap_or_default(),
         };
         let edges = self.nodes.iter().enumerate().flat_map(|(index, node)| {
             node.predecessors.iter().map(move |&predecessor| (predecessor as usize, index))

@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::snapshot::Snapshot;
 use crate::command::{Access, FillPattern, Label};
 use crate::host::{HostFault, HostKernel, HostLaunch, PhysicalRanges, Resolve};
-use crate::{Code, HostFunction};
+use crate::{Code, GraphNodeWork, HostFunction};
 
 /// Work with the bytes that it touches and the one who asked for it.
 pub(super) struct Task {
@@ -28,7 +28,15 @@ pub(super) struct Task {
 /// What is done.
 pub(super) enum Work {
     /// A kernel, or library work.
-    Kernel { kernel: Arc<dyn HostKernel>, grid: [u32; 3], block: [u32; 3], arguments: SmallVec<[u8; 96]> },
+    Kernel {
+        kernel: Arc<dyn HostKernel>,
+        /// Its name in its module; library work has none.
+        name: Option<Arc<str>>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_memory_bytes: u32,
+        arguments: SmallVec<[u8; 96]>,
+    },
     /// From the first access to the second, as if through a buffer.
     Copy,
     /// From host memory that was put aside to the only access.
@@ -60,6 +68,22 @@ impl Task {
     /// Which rules bind its accesses.
     pub(super) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. }) { Toucher::Kernel } else { Toucher::Copy }
+    }
+
+    /// What a description of it says.
+    pub(super) fn describe(&self) -> GraphNodeWork {
+        let bytes = self.accesses.first().map_or(0, |access| access.bytes);
+        match &self.work {
+            Work::Kernel { name, grid, block, shared_memory_bytes, .. } => GraphNodeWork::Kernel {
+                name: Some(name.as_deref().unwrap_or(self.label.operator).to_owned()),
+                grid: *grid,
+                block: *block,
+                shared_memory_bytes: *shared_memory_bytes,
+            },
+            Work::Copy | Work::CopyIn(_) | Work::CopyOut(_) => GraphNodeWork::Copy { bytes },
+            Work::Fill(_) => GraphNodeWork::Fill { bytes },
+            Work::Host(_) | Work::Part(_) | Work::Joint(_) => GraphNodeWork::Unknown,
+        }
     }
 
     /// Finds its accesses.
@@ -111,7 +135,7 @@ impl Task {
         let bytes = |access: usize| self.accesses[access].bytes as usize;
         let pointer = |access: usize| resolved.pointers[access].map(HostAddress::pointer);
         match &self.work {
-            Work::Kernel { kernel, grid, block, arguments } => {
+            Work::Kernel { kernel, grid, block, arguments, .. } => {
                 let memory = Reach { accesses: &self.accesses, resolved };
                 let launch = HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory);
                 return kernel.run(&launch);
