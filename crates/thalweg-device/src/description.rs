@@ -10,6 +10,7 @@ use std::fmt::{self, Write as _};
 
 use crate::GraphNodeHandle;
 use crate::command::Label;
+use crate::conditional::Conditional;
 
 /// What a node of a graph does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -35,6 +36,8 @@ pub enum GraphNodeKind {
     Allocate,
     /// Its counterpart.
     Free,
+    /// Bodies that run as a value on the device says.
+    Conditional,
     /// Something that this version has no name for.
     Other,
 }
@@ -89,6 +92,13 @@ pub enum GraphNodeWork {
         /// How many.
         bytes: u64,
     },
+    /// Other graphs run, or not, or several times.
+    Conditional {
+        /// Which, as the condition says.
+        conditional: Conditional,
+        /// The graphs.
+        bodies: Vec<GraphDescription>,
+    },
 }
 
 impl fmt::Display for GraphNodeWork {
@@ -106,29 +116,47 @@ impl fmt::Display for GraphNodeWork {
                 }
             }
             Self::Copy { bytes } | Self::Fill { bytes } => write!(f, "{bytes} bytes"),
+            Self::Conditional { conditional, .. } => write!(f, "{conditional}"),
         }
     }
 }
 
 impl GraphDescription {
-    /// The graph in the language of Graphviz: what each node does, its size, and who submitted it.
+    /// The graph in the language of Graphviz: what each node does, its size, and who submitted it. The bodies of conditional
+    /// nodes are frames beside their nodes.
     pub fn to_dot(&self) -> String {
         let mut text =
             String::from("digraph graph_of_commands {\n    node [shape=box fontname=monospace];\n");
-        self.draw(&mut text);
+        self.draw(&mut text, "n", 1);
         text.push_str("}\n");
         text
     }
 
-    fn draw(&self, text: &mut String) {
+    /// Draws nodes and edges; `prefix` begins the names of the nodes.
+    fn draw(&self, text: &mut String, prefix: &str, depth: usize) {
+        let indent = "    ".repeat(depth);
         for (index, node) in self.nodes.iter().enumerate() {
             let mut lines = vec![format!("{index}: {:?}", node.kind)];
             lines.extend(Some(node.work.to_string()).filter(|line| !line.is_empty()));
             lines.extend(node.label.map(|label| label.to_string()));
-            let _ = writeln!(text, "    n{index} [label={}];", quoted(&lines));
+            let _ = writeln!(text, "{indent}{prefix}{index} [label={}];", quoted(&lines));
+            let GraphNodeWork::Conditional { conditional, bodies } = &node.work else { continue };
+            for (number, body) in bodies.iter().enumerate() {
+                let (name, inside) = (conditional.body_name(number), format!("{prefix}{index}_{number}_"));
+                let _ = writeln!(text, "{indent}subgraph cluster_{inside} {{");
+                let _ = writeln!(text, "{indent}    label=\"{name} of {index}\";");
+                body.draw(text, &inside, depth + 1);
+                let _ = writeln!(text, "{indent}}}");
+                if !body.nodes.is_empty() {
+                    let _ = writeln!(
+                        text,
+                        "{indent}{prefix}{index} -> {inside}0 [label=\"{name}\" style=dashed];"
+                    );
+                }
+            }
         }
         for (from, to) in &self.edges {
-            let _ = writeln!(text, "    n{from} -> n{to};");
+            let _ = writeln!(text, "{indent}{prefix}{from} -> {prefix}{to};");
         }
     }
 }
@@ -180,6 +208,37 @@ mod tests {
     n2 [label="2: Host\l"];
     n0 -> n1;
     n1 -> n2;
+}
+"#
+        );
+    }
+
+    #[test]
+    fn bodies_are_drawn_in_frames() {
+        let body = GraphDescription {
+            nodes: vec![node(GraphNodeKind::Fill, GraphNodeWork::Fill { bytes: 4 })],
+            edges: Vec::new(),
+        };
+        let bodies = vec![body, GraphDescription::default()];
+        let work = GraphNodeWork::Conditional { conditional: Conditional::IfElse, bodies };
+        let nodes =
+            vec![node(GraphNodeKind::Conditional, work), node(GraphNodeKind::Host, GraphNodeWork::Unknown)];
+        let graph = GraphDescription { nodes, edges: vec![(0, 1)] };
+        assert_eq!(
+            graph.to_dot(),
+            r#"digraph graph_of_commands {
+    node [shape=box fontname=monospace];
+    n0 [label="0: Conditional\lif and else\l"];
+    subgraph cluster_n0_0_ {
+        label="then of 0";
+        n0_0_0 [label="0: Fill\l4 bytes\l"];
+    }
+    n0 -> n0_0_0 [label="then" style=dashed];
+    subgraph cluster_n0_1_ {
+        label="else of 0";
+    }
+    n1 [label="1: Host\l"];
+    n0 -> n1;
 }
 "#
         );

@@ -16,6 +16,7 @@ mod it {
     mod referee_orders;
     mod referee_support;
     mod sim_capture;
+    mod sim_conditionals;
     mod sim_faults;
     mod sim_memory;
     mod sim_order;

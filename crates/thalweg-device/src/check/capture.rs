@@ -21,6 +21,7 @@ pub(super) enum CapturedCall<'a> {
     Accesses(&'a [Access]),
     Allocate { start: u64, bytes: u64 },
     Free { start: u64 },
+    Bodies(&'a [GraphHandle]),
 }
 
 impl Model {
@@ -66,12 +67,20 @@ impl Model {
             CapturedCall::Accesses(accesses) => accesses,
             CapturedCall::Allocate { start, bytes } => return NodeWork::Allocate { start, bytes },
             CapturedCall::Free { start } => return NodeWork::Free { start },
+            CapturedCall::Bodies(bodies) => {
+                self.families.add(capture, bodies);
+                return NodeWork::Bodies(bodies.into());
+            }
         };
+        let family = self.families.of(capture);
         let accesses = accesses.iter().filter(|access| access.bytes > 0).map(|&access| {
             self.inspect(&access, site);
             let none = Owner { block: 0, serial: 0, is_kept: true };
             let owner = self.owner(access.start).map_or(none, |owner| {
-                let is_kept = self.blocks.get(owner.block).is_some_and(|block| block.capture == capture);
+                let is_kept = self
+                    .blocks
+                    .get(owner.block)
+                    .is_some_and(|block| self.families.of(block.capture) == family);
                 Owner { is_kept, ..owner }
             });
             Captured { access, owner }
@@ -119,7 +128,7 @@ impl Model {
     /// The graph can be launched under a new handle.
     pub(super) fn instantiated(&mut self, graph: u64, executable: u64) {
         let Some(graph) = self.graphs.get(&graph) else { return };
-        let (capture, nodes, names) = (graph.capture, graph.nodes.clone(), graph.handles.clone());
+        let (capture, (nodes, names)) = (graph.capture, self.in_place(graph));
         let (places, count) = chains(&nodes);
         let actor = Actor::Chain { graph: executable, stream: 0 };
         let strands = (0..count).map(|_| self.strand(actor)).collect();
@@ -186,6 +195,7 @@ impl Model {
             }
             &NodeWork::Allocate { start, bytes } => self.given_out(clock, mark, start, bytes),
             &NodeWork::Free { start } => self.taken_back(clock, mark, start),
+            NodeWork::Bodies(_) => unreachable!("an executable has its bodies in their places"),
         }
     }
 

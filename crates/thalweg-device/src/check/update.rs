@@ -18,7 +18,7 @@ impl Model {
             // A graph of before our time: nothing is known of the executable any more.
             return self.executable_destroyed(handle);
         };
-        let nodes = graph.nodes.clone();
+        let (nodes, _) = self.in_place(graph);
         let Some(mut executable) = self.executables.remove(&handle) else { return };
         let pairs = pairs(&executable.nodes, &nodes);
         executable.names.retain(|_, index| match pairs[*index as usize] {

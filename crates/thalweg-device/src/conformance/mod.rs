@@ -25,6 +25,7 @@ mod capture;
 mod capture_rules;
 mod code;
 mod collectives;
+mod conditionals;
 mod copies;
 mod devices;
 mod events;
@@ -119,6 +120,7 @@ pub fn cases() -> &'static [Case] {
             capture_rules::CASES,
             graphs::CASES,
             graph_updates::CASES,
+            conditionals::CASES,
             threads::CASES,
         ]
         .concat()

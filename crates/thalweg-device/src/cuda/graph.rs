@@ -18,6 +18,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::conditional::ConditionalNode;
 use super::driver::CudaDriver;
 use super::handles::lock;
 use super::stream::Stream;
@@ -33,6 +34,10 @@ pub(super) struct Graph {
     capture: Mutex<Option<(u64, StreamHandle)>>,
     /// Its nodes, once a finished graph has been asked for one of them: it gets no more.
     nodes: OnceLock<FxHashSet<RawGraphNode>>,
+    /// Of a body: the graph that it lies in, at some depth.
+    pub(super) root: Option<GraphHandle>,
+    /// The conditional nodes that were put into it.
+    pub(super) conditionals: Mutex<FxHashMap<RawGraphNode, ConditionalNode>>,
 }
 
 /// An executable graph.
@@ -55,7 +60,23 @@ pub(super) struct UnderConstruction {
 
 impl Graph {
     fn new(raw: RawGraph, device: u32, capture: Option<(u64, StreamHandle)>) -> Self {
-        Self { raw: Mutex::new(raw), device, capture: Mutex::new(capture), nodes: OnceLock::new() }
+        Self {
+            raw: Mutex::new(raw),
+            device,
+            capture: Mutex::new(capture),
+            nodes: OnceLock::new(),
+            root: None,
+            conditionals: Mutex::default(),
+        }
+    }
+
+    /// A body of a conditional node.
+    pub(super) fn body(raw: RawGraph, device: u32, root: GraphHandle) -> Self {
+        Self { root: Some(root), ..Self::new(raw, device, None) }
+    }
+
+    pub(super) fn is_under_construction(&self) -> bool {
+        lock(&self.capture).is_some()
     }
 }
 
@@ -70,7 +91,7 @@ struct RawInfo {
     dependencies: Vec<RawGraphNode>,
 }
 
-const fn mode_number(mode: CaptureMode) -> u32 {
+pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
     match mode {
         CaptureMode::Global => sys::MODE_GLOBAL,
         CaptureMode::ThreadLocal => sys::MODE_THREAD_LOCAL,
@@ -169,7 +190,7 @@ impl CudaDriver {
         drop(captures);
         if let Err(error) = ended {
             if let Some(graph) = known {
-                self.graphs.remove(graph.raw(), call, |_| Ok(()))?;
+                self.abandon(graph, call)?;
             }
             return Err(error);
         }
@@ -183,6 +204,33 @@ impl CudaDriver {
             return Ok(graph);
         }
         Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
+    }
+
+    /// A capture is over and gave nothing: its graph is gone, or a body that no capture builds.
+    fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
+        let entry = self.graphs.get(graph.raw(), call)?;
+        if entry.root.is_some() {
+            *lock(&entry.capture) = None;
+            return Ok(());
+        }
+        drop(entry);
+        self.drop_family(graph, call);
+        self.graphs.remove(graph.raw(), call, |_| Ok(()))
+    }
+
+    /// A capture into a body has begun on a stream: from now on it is known as the body's.
+    pub(super) fn body_is_captured(
+        &self,
+        stream: &Stream,
+        handle: StreamHandle,
+        body: GraphHandle,
+        graph: &Graph,
+        captures: &mut FxHashMap<u64, UnderConstruction>,
+    ) -> Result<()> {
+        let info = self.raw_info(stream)?;
+        *lock(&graph.capture) = Some((info.id, handle));
+        captures.insert(info.id, UnderConstruction { handle: body, known: FxHashSet::default() });
+        Ok(())
     }
 
     pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
@@ -289,11 +337,25 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
+    /// Refuses a graph that a capture builds, and one that is a part of another.
     pub(super) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
-        if lock(&graph.capture).is_none() {
+        let detail = if graph.is_under_construction() {
+            "the graph belongs to a capture: end the capture first"
+        } else if graph.root.is_some() {
+            "the graph is a body of a conditional node and belongs to the graph that it is in"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(Code::IllegalState, call, detail))
+    }
+
+    /// Refuses a graph of which a body is being captured.
+    fn check_bodies(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
+        if !self.is_family_under_construction(graph, call) {
             return Ok(());
         }
-        Err(Error::new(Code::IllegalState, call, "the graph belongs to a capture: end the capture first"))
+        let detail = "a body of the graph is being captured: end that capture first";
+        Err(Error::new(Code::IllegalState, call, detail))
     }
 
     pub(super) fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
@@ -402,11 +464,13 @@ impl CudaDriver {
         }
     }
 
-    pub(super) fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+    pub(super) fn graph_destroy(&self, handle: GraphHandle) -> Result<()> {
         let call = "cuGraphDestroy";
-        self.graphs.remove(graph.raw(), call, |graph| {
+        self.graphs.remove(handle.raw(), call, |graph| {
             Self::check_finished(graph, call)?;
+            self.check_bodies(handle, call)?;
             self.enter(graph.device)?;
+            self.drop_family(handle, call);
             // SAFETY: the graph is this driver's, no capture builds it, and nobody else holds its entry.
             let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
             self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
@@ -418,6 +482,7 @@ impl CudaDriver {
         let graph = self.graphs.get(template.raw(), call)?;
         self.enter(device)?;
         Self::check_finished(&graph, call)?;
+        self.check_bodies(template, call)?;
         let mut raw = RawGraphExec::default();
         // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
         // the stream that it was captured on.

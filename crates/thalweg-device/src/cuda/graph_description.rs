@@ -8,8 +8,9 @@ use std::path::Path;
 
 use rustc_hash::FxHashMap;
 
+use super::conditional::ConditionalNode;
 use super::driver::CudaDriver;
-use super::graph::handle_of;
+use super::graph::{Graph, handle_of};
 use super::handles::lock;
 use super::sys::{
     self, CopyNodeParameters, FillNodeParameters, KernelNodeParameters, RawContext, RawFunction,
@@ -31,6 +32,7 @@ const fn node_kind(number: u32) -> GraphNodeKind {
         7 => GraphNodeKind::RecordEvent,
         10 => GraphNodeKind::Allocate,
         11 => GraphNodeKind::Free,
+        sys::NODE_CONDITIONAL => GraphNodeKind::Conditional,
         _ => GraphNodeKind::Other,
     }
 }
@@ -39,7 +41,20 @@ impl CudaDriver {
     pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         let call = "cuGraphGetNodes";
         let graph = self.graphs.get(graph.raw(), call)?;
-        let _captures = self.check_alive(&graph, call)?;
+        let mut description = self.describe_nodes(&graph, call)?;
+        let conditionals = lock(&graph.conditionals).clone();
+        for node in &mut description.nodes {
+            let raw = RawGraphNode(node.handle.raw() as usize);
+            if let Some(ConditionalNode { conditional, bodies }) = conditionals.get(&raw) {
+                let bodies = bodies.iter().map(|body| self.graph_describe(*body)).collect::<Result<_>>()?;
+                node.work = GraphNodeWork::Conditional { conditional: *conditional, bodies };
+            }
+        }
+        Ok(description)
+    }
+
+    fn describe_nodes(&self, graph: &Graph, call: &'static str) -> Result<GraphDescription> {
+        let _captures = self.check_alive(graph, call)?;
         let raw = lock(&graph.raw);
         let nodes = self.raw_nodes(*raw)?;
         let index: FxHashMap<RawGraphNode, usize> =

@@ -40,6 +40,11 @@ impl CudaDriver {
         let graph = self.graphs.get(graph.raw(), call)?;
         self.enter(exec.device)?;
         Self::check_finished(&graph, call)?;
+        // A condition's handle is a part of the work that sets it, and no update is promised to exchange it.
+        if let Some(&node) = lock(&graph.conditionals).keys().next() {
+            let (reason, node) = (UpdateReason::NotSupported, Some(handle_of(node)));
+            return Ok(GraphExecUpdate::Refused(UpdateRefusal { reason, node, dependency: None }));
+        }
         let (target, source) = (lock(&exec.raw), lock(&graph.raw));
         let mut result = UpdateResult::default();
         // SAFETY: both are looked up and locked; writes one struct.

@@ -111,6 +111,9 @@ fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
             cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
             cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
             cuThreadExchangeStreamCaptureMode(_);
+            cuStreamBeginCaptureToGraph(_, _, _, _, _, _);
+            cuGraphConditionalHandleCreate(_, _, _, _, _);
+            cuGraphAddNode_v2(_, _, _, _, _, _);
             cuGraphGetNodes(_, _, _);
             cuGraphGetEdges_v2(_, _, _, _, _);
             cuGraphNodeGetDependencies_v2(_, _, _, _);
@@ -306,6 +309,20 @@ fn layouts_of_structs() {
         error_node = errorNode,
         error_from_node = errorFromNode,
     });
+    same_struct!(ConditionalNodeParameters, cuda::CUgraphNodeParams {});
+    let conditional = offset_of!(cuda::CUgraphNodeParams, __bindgen_anon_1);
+    assert_eq!(
+        ConditionalNodeParameters::offsets(),
+        [
+            offset_of!(cuda::CUgraphNodeParams, type_),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, handle),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, type_),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, size),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, phGraph_out),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, ctx),
+            offset_of!(cuda::CUgraphNodeParams, reserved2),
+        ],
+    );
     same_struct!(CopyNodeParameters, cuda::CUDA_MEMCPY3D {
         source = srcXInBytes,
         target = dstXInBytes,
@@ -417,6 +434,11 @@ fn constants_of_the_driver() {
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0;
         sys::INSTANTIATE_USE_NODE_PRIORITY =>
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        sys::CONDITION_ASSIGN_DEFAULT => cuda::CU_GRAPH_COND_ASSIGN_DEFAULT;
+        sys::CONDITIONAL_IF => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF;
+        sys::CONDITIONAL_WHILE => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE;
+        sys::CONDITIONAL_SWITCH => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_SWITCH;
+        sys::NODE_CONDITIONAL => cuda::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
         sys::DEBUG_DOT_VERBOSE => cuda::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE;
         sys::UPDATE_TOPOLOGY_CHANGED =>
             cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;

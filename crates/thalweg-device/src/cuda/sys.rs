@@ -143,6 +143,54 @@ pub(super) struct KernelNodeParameters {
     pub(super) context: RawContext,
 }
 
+/// `CUgraphNodeParams` of a conditional node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConditionalNodeParameters {
+    kind: c_uint,
+    reserved_before: [c_int; 3],
+    condition: u64,
+    conditional: c_uint,
+    count: c_uint,
+    /// The driver stores here where it has put the bodies.
+    pub(super) bodies: *mut RawGraph,
+    context: RawContext,
+    /// The room of the other kinds of nodes.
+    rest: [u64; 25],
+    reserved_after: i64,
+}
+
+impl ConditionalNodeParameters {
+    /// Where its fields are, for the comparison with generated bindings.
+    #[cfg(test)]
+    pub(super) fn offsets() -> [usize; 7] {
+        use std::mem::offset_of;
+        [
+            offset_of!(Self, kind),
+            offset_of!(Self, condition),
+            offset_of!(Self, conditional),
+            offset_of!(Self, count),
+            offset_of!(Self, bodies),
+            offset_of!(Self, context),
+            offset_of!(Self, reserved_after),
+        ]
+    }
+
+    pub(super) const fn new(condition: u64, conditional: c_uint, count: c_uint, context: RawContext) -> Self {
+        Self {
+            kind: NODE_CONDITIONAL,
+            reserved_before: [0; 3],
+            condition,
+            conditional,
+            count,
+            bodies: std::ptr::null_mut(),
+            context,
+            rest: [0; 25],
+            reserved_after: 0,
+        }
+    }
+}
+
 /// `CUDA_MEMCPY3D`, of which we read the size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -208,6 +256,11 @@ pub(super) const DEPENDENCIES_ADD: c_uint = 0;
 pub(super) const DEPENDENCIES_SET: c_uint = 1;
 pub(super) const INSTANTIATE_AUTO_FREE_ON_LAUNCH: c_ulonglong = 1;
 pub(super) const INSTANTIATE_USE_NODE_PRIORITY: c_ulonglong = 8;
+pub(super) const CONDITION_ASSIGN_DEFAULT: c_uint = 1;
+pub(super) const CONDITIONAL_IF: c_uint = 0;
+pub(super) const CONDITIONAL_WHILE: c_uint = 1;
+pub(super) const CONDITIONAL_SWITCH: c_uint = 2;
+pub(super) const NODE_CONDITIONAL: c_uint = 13;
 pub(super) const DEBUG_DOT_VERBOSE: c_uint = 1;
 pub(super) const UPDATE_TOPOLOGY_CHANGED: c_uint = 2;
 pub(super) const UPDATE_NODE_TYPE_CHANGED: c_uint = 3;
@@ -422,6 +475,14 @@ entry_points! {
             (stream: RawStream, dependencies: *mut RawGraphNode, count: usize, flags: c_uint);
         update_dependencies_v2 = "cuStreamUpdateCaptureDependencies" @ 12030 c"cuStreamUpdateCaptureDependencies_v2"
             (stream: RawStream, dependencies: *mut RawGraphNode, edges: *const EdgeData, count: usize, flags: c_uint);
+        begin_capture_to_graph = "cuStreamBeginCaptureToGraph" @ 12030 c"cuStreamBeginCaptureToGraph"
+            (stream: RawStream, graph: RawGraph, dependencies: *const RawGraphNode, edges: *const EdgeData, count: usize,
+             mode: c_uint);
+        condition_create = "cuGraphConditionalHandleCreate" @ 12030 c"cuGraphConditionalHandleCreate"
+            (condition: *mut u64, graph: RawGraph, context: RawContext, initial: c_uint, flags: c_uint);
+        graph_add_node = "cuGraphAddNode" @ 12030 c"cuGraphAddNode_v2"
+            (node: *mut RawGraphNode, graph: RawGraph, dependencies: *const RawGraphNode, edges: *const EdgeData,
+             count: usize, parameters: *mut ConditionalNodeParameters);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" @ 10010 c"cuThreadExchangeStreamCaptureMode"
             (mode: *mut c_uint);
         graph_get_nodes = "cuGraphGetNodes" @ 10000 c"cuGraphGetNodes"

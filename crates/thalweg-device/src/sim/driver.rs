@@ -16,22 +16,22 @@ use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
 use super::task::{HostTarget, Task, Work};
 use super::transfer::take_away;
-use super::{SimDriver, collective, transfer};
+use super::{SimDriver, collective, graph_memory, transfer};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
-    HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags, PoolAttributes, PoolUsage,
-    ShareableHandle,
+    HostFlags, HostMethod, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, Code, CommunicatorHandle, DevicePointer, Error, EventHandle, ForeignStream, FunctionHandle,
-    GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
-    PoolHandle, Result, StreamHandle,
+    Access, Code, CommunicatorHandle, ConditionHandle, DevicePointer, Error, EventHandle, ForeignStream,
+    FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle,
+    PhysicalHandle, PoolHandle, Result, StreamHandle,
 };
 
 impl SimDriver {
@@ -291,19 +291,7 @@ impl Driver for SimDriver {
     }
 
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
-        self.enter("cuMemAdvise", |state| {
-            use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
-            state.memory.check_managed(pointer.address(), bytes)?;
-            match advice {
-                PreferredLocation(Some(location)) | AccessedBy(location) | NotAccessedBy(location) => {
-                    match location {
-                        MemoryLocation::Device(device) => state.usable(device),
-                        MemoryLocation::Host => Ok(()),
-                    }
-                }
-                PreferredLocation(None) | ReadMostly(_) => Ok(()),
-            }
-        })
+        self.enter("cuMemAdvise", |state| state.memory_advise(pointer.address(), bytes, advice))
     }
 
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
@@ -474,31 +462,8 @@ impl Driver for SimDriver {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<DevicePointer> {
-        self.enter_and_wait("cuMemAllocFromPoolAsync", |mut locked| {
-            let own = locked.enter(stream.raw())?;
-            let pool = locked.pool(pool.raw())?;
-            let device = locked.pools.device(pool);
-            locked.check_alive(device)?;
-            locked.check_capture(own)?;
-            locked.executor.faults.pass(Point::DeviceMemory)?;
-            loop {
-                let State { pools, memory, .. } = &mut *locked;
-                let refusal = match pools.allocate(pool, bytes, memory) {
-                    Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-                    outcome => {
-                        let address = outcome?;
-                        locked.capture_allocation(stream.raw(), address)?;
-                        return Ok(DevicePointer::new(address));
-                    }
-                };
-                // Memory that is free in stream order but not yet in fact is worth waiting for.
-                let frees = locked.pools.pending_frees(pool);
-                if frees.is_empty() {
-                    return Err(refusal);
-                }
-                locked = locked.wait_for(&frees)?;
-                locked.settle();
-            }
+        self.enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
+            graph_memory::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
         })
     }
 
@@ -716,6 +681,49 @@ impl Driver for SimDriver {
     ) -> Result<()> {
         self.enter("cuStreamUpdateCaptureDependencies", |state| {
             state.capture_update(stream.raw(), dependencies, update)
+        })
+    }
+
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+        self.enter("cuGraphConditionalHandleCreate", |state| {
+            state.condition_create(stream.raw(), initial).map(ConditionHandle::from_raw)
+        })
+    }
+
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()> {
+        self.submit("cudaGraphSetConditional", |state| {
+            state.condition_set(stream.raw(), condition.raw(), source, format, label)
+        })
+    }
+
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>> {
+        self.enter("cuGraphAddNode", |state| {
+            let bodies = state.conditional_node_add(stream.raw(), condition.raw(), conditional, label)?;
+            Ok(bodies.into_iter().map(GraphHandle::from_raw).collect())
+        })
+    }
+
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
+        self.enter("cuStreamBeginCaptureToGraph", |state| {
+            state.capture_begin_to_graph(stream.raw(), body.raw(), mode)
         })
     }
 

@@ -30,13 +30,9 @@ impl Mismatch {
 
 impl State {
     pub(super) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> Outcome<GraphExecUpdate> {
-        let source = self.graph(graph)?;
+        let source = self.finished_graph(graph)?;
         let target =
             self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
-        if !source.is_complete {
-            let detail = "the graph is under construction: end its capture first";
-            return Err(Refusal::new(Code::IllegalState, detail));
-        }
         let paired = pair(&target.nodes, &source.nodes).and_then(|pairs| {
             for (old, &new) in target.nodes.iter().zip(&pairs) {
                 check(&self.memory, old, &source.nodes[new as usize])
@@ -82,7 +78,10 @@ impl State {
             refuse(&format!("{node:?} is not a node of the graph that the executable was instantiated from"))
         })?;
         let found = &target.nodes[index as usize];
-        let Some(old) = found.task.as_ref().filter(|_| found.kind == GraphNodeKind::Kernel) else {
+        let is_launch = |task: &&Arc<Task>| {
+            found.kind == GraphNodeKind::Kernel && matches!(task.work, Work::Kernel { .. })
+        };
+        let Some(old) = found.task.as_ref().filter(is_launch) else {
             return Err(refuse(&format!("{node:?} is no kernel: it is a node of kind {:?}", found.kind)));
         };
         let task = self.kernel_task(old.device, launch)?;
@@ -125,16 +124,18 @@ fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
 
 /// Whether a node can take another's place.
 fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
-    use GraphNodeKind::{Allocate, Free, Kernel, Library};
+    use GraphNodeKind::{Allocate, Conditional, Free, Kernel, Library};
     if old.kind != new.kind {
         return Err(UpdateReason::KindChanged);
     }
-    if matches!(old.kind, Allocate | Free) {
+    if matches!(old.kind, Allocate | Free | Conditional) {
         return Err(UpdateReason::NotSupported);
     }
     let (Some(before), Some(after)) = (&old.task, &new.task) else { return Ok(()) };
     match (&before.work, &after.work) {
-        (Work::Part(_), _) => return Err(UpdateReason::NotSupported),
+        (Work::Part(_) | Work::Decide(_), _) | (_, Work::Decide(_)) => {
+            return Err(UpdateReason::NotSupported);
+        }
         (Work::Fill(one), Work::Fill(other)) if one.bytes() != other.bytes() => {
             return Err(UpdateReason::ParametersChanged);
         }

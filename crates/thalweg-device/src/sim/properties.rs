@@ -4,7 +4,7 @@ use super::SimDriver;
 use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use super::stream::PRIORITY_RANGE;
 use super::virtual_memory::GRANULARITY_BYTES;
-use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport};
+use crate::properties::{ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport};
 
 impl SimDriver {
     /// The properties of a device that is there.
@@ -40,6 +40,7 @@ impl SimDriver {
             concurrent_managed_access: true,
             host_register: true,
             stream_priority_range: PRIORITY_RANGE,
+            conditional_nodes: ConditionalSupport { if_and_while: true, else_and_switch: true },
             libraries: LibrarySupport { matmul: true },
         }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::collective::{Joint, Part};
+use super::executor::branches::Condition;
 use super::memory::{HostAddress, Memory, Resolved, Toucher};
 use super::reduction;
 use super::refusal::Refusal;
@@ -45,6 +46,8 @@ pub(super) enum Work {
     CopyOut(HostTarget),
     /// The pattern over the only access.
     Fill(FillPattern),
+    /// The value at the only access, of one byte or four, becomes a condition.
+    Decide(Arc<Condition>),
     /// A function of the host.
     Host(HostFunction),
     /// A rank's part of a collective: it waits for the others, and one of them runs for all.
@@ -67,7 +70,11 @@ impl HostTarget {
 impl Task {
     /// Which rules bind its accesses.
     pub(super) fn toucher(&self) -> Toucher {
-        if matches!(self.work, Work::Kernel { .. }) { Toucher::Kernel } else { Toucher::Copy }
+        if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
+            Toucher::Kernel
+        } else {
+            Toucher::Copy
+        }
     }
 
     /// What a description of it says.
@@ -79,6 +86,12 @@ impl Task {
                 grid: *grid,
                 block: *block,
                 shared_memory_bytes: *shared_memory_bytes,
+            },
+            Work::Decide(_) => GraphNodeWork::Kernel {
+                name: Some(format!("thalweg_condition_u{}", 8 * bytes)),
+                grid: [1; 3],
+                block: [1; 3],
+                shared_memory_bytes: 0,
             },
             Work::Copy | Work::CopyIn(_) | Work::CopyOut(_) => GraphNodeWork::Copy { bytes },
             Work::Fill(_) => GraphNodeWork::Fill { bytes },
@@ -139,6 +152,14 @@ impl Task {
                 let memory = Reach { accesses: &self.accesses, resolved };
                 let launch = HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory);
                 return kernel.run(&launch);
+            }
+            Work::Decide(condition) => {
+                let mut value = [0; 4];
+                if let Some(source) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command, and of one byte or four.
+                    unsafe { std::ptr::copy_nonoverlapping(source, value.as_mut_ptr(), bytes(0).min(4)) };
+                }
+                condition.set(u32::from_le_bytes(value));
             }
             Work::Host(function) => function(),
             Work::Part(_) => unreachable!("a part never runs: its meeting does"),

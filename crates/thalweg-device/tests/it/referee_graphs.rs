@@ -1,7 +1,10 @@
-//! What the referee makes of executables that change, case by case.
+//! What the referee makes of executables that change and of conditional nodes, case by case.
 
 use thalweg_device::check::FindingKind::{self, Race, StaleGraphInput, UseAfterFree};
-use thalweg_device::{Access, DevicePointer, Driver, GraphExecHandle, GraphHandle, GraphNodeHandle};
+use thalweg_device::{
+    Access, CaptureMode, Conditional, DevicePointer, Driver, GraphExecHandle, GraphHandle, GraphNodeHandle,
+    Label,
+};
 
 use super::referee_support::{BYTES, World, verdict};
 
@@ -146,6 +149,110 @@ const CASES: &[Case] = &[
         w.read(w.b, w.x);
     }),
 ];
+
+const CONDITIONALS: &[Case] = &[
+    ("a body comes after what its node comes after", &[], |w| {
+        let exec = w.capture(w.a, || {
+            w.write(w.a, w.x);
+            w.conditional(Conditional::If, &[&|| w.read(w.c, w.x)]);
+            w.write(w.a, w.x);
+        });
+        w.launch(exec, w.a);
+        w.launch(exec, w.b);
+        w.write(w.b, w.x);
+    }),
+    ("a body races with another stream", &[Race], |w| {
+        let exec = w.capture(w.a, || w.conditional(Conditional::If, &[&|| w.write(w.c, w.x)]));
+        w.launch(exec, w.a);
+        w.read(w.b, w.x);
+    }),
+    ("a body races with another branch of its graph", &[Race], |w| {
+        let exec = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.read(w.b, w.x);
+            w.conditional(Conditional::While, &[&|| w.write(w.c, w.x)]);
+            w.order(w.b, w.a);
+        });
+        w.launch(exec, w.a);
+    }),
+    ("a body in a body races with another branch", &[Race], |w| {
+        let exec = w.capture(w.a, || {
+            w.order(w.a, w.b);
+            w.read(w.b, w.x);
+            let label = Label::here("outer");
+            let outer = w.driver.condition_create(w.a, 1).unwrap();
+            let bodies = w.driver.conditional_node_add(w.a, outer, Conditional::If, label).unwrap();
+            let (c, d) = (w.c, w.driver.stream_create(0, 0).unwrap());
+            w.driver.stream_begin_capture_to_graph(c, bodies[0], CaptureMode::Relaxed).unwrap();
+            let inner = w.driver.condition_create(c, 1).unwrap();
+            let within = w.driver.conditional_node_add(c, inner, Conditional::If, label).unwrap();
+            w.driver.stream_begin_capture_to_graph(d, within[0], CaptureMode::Relaxed).unwrap();
+            w.write(d, w.x);
+            w.driver.stream_end_capture(d).unwrap();
+            w.driver.stream_end_capture(c).unwrap();
+            w.order(w.b, w.a);
+        });
+        w.launch(exec, w.a);
+    }),
+    ("two branches of a body race", &[Race], |w| {
+        let exec = w.capture(w.a, || {
+            w.conditional(
+                Conditional::If,
+                &[&|| {
+                    w.order(w.c, w.b);
+                    w.write(w.b, w.x);
+                    w.write(w.c, w.x);
+                    w.order(w.b, w.c);
+                }],
+            );
+        });
+        w.launch(exec, w.a);
+    }),
+    ("two bodies of one node never meet", &[], |w| {
+        let bodies: [&dyn Fn(); 2] = [&|| w.write(w.c, w.x), &|| w.write(w.c, w.x)];
+        let exec = w.capture(w.a, || w.conditional(Conditional::IfElse, &bodies));
+        w.launch(exec, w.a);
+    }),
+    ("a condition's value is read", &[Race], |w| {
+        let exec = w.capture(w.a, || w.conditional(Conditional::If, &[]));
+        w.launch(exec, w.a);
+        w.write(w.b, w.y);
+    }),
+    ("what a body reads has died", &[StaleGraphInput], |w| {
+        let block = w.take(w.a);
+        w.write(w.a, block);
+        let exec = w.capture(w.a, || w.conditional(Conditional::If, &[&|| w.read(w.c, block)]));
+        w.launch(exec, w.a);
+        w.free(block);
+        w.launch(exec, w.a);
+    }),
+    ("memory of a body is memory of its graph", &[], |w| {
+        let exec = w.capture(w.a, || {
+            w.conditional(Conditional::If, &[&|| w.write(w.c, w.take(w.c))]);
+            w.read(w.a, w.x);
+            w.free(w.x);
+        });
+        w.launch(exec, w.a);
+        w.launch(exec, w.a);
+    }),
+    ("memory of a graph is memory of its bodies", &[], |w| {
+        let exec = w.capture(w.a, || {
+            let block = w.take(w.a);
+            w.write(w.a, block);
+            w.conditional(Conditional::While, &[&|| w.read(w.c, block)]);
+            w.free(block);
+        });
+        w.launch(exec, w.a);
+        w.launch(exec, w.a);
+    }),
+];
+
+#[test]
+fn conditional_nodes() {
+    for (name, expected, program) in CONDITIONALS {
+        verdict(name, expected, program);
+    }
+}
 
 #[test]
 fn executables_that_change() {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use thalweg_device::check::{BlockKind, CheckedDriver, Finding, FindingKind, Instrument, UseKind};
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
-    Access, CaptureMode, Copy, DevicePointer, Driver, Endpoint, EventFlags, EventHandle, FunctionHandle,
-    GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch, HostModule, HostPointer, Image, Label,
-    Launch, StreamHandle,
+    Access, CaptureMode, ConditionFormat, Conditional, Copy, DevicePointer, Driver, Endpoint, EventFlags,
+    EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch, HostModule,
+    HostPointer, Image, Label, Launch, StreamHandle,
 };
 
 /// A checked machine of two devices, with streams, events and memory that has been written.
@@ -169,6 +169,20 @@ impl World {
         let exec = self.driver.graph_instantiate(graph, 0).unwrap();
         self.driver.graph_destroy(graph).unwrap();
         exec
+    }
+
+    /// Captures on A a node on the condition at `y`, with bodies that are captured on C.
+    #[track_caller]
+    pub fn conditional(&self, conditional: Conditional, bodies: &[&dyn Fn()]) {
+        let label = Label::here("conditional");
+        let condition = self.driver.condition_create(self.a, 0).unwrap();
+        self.driver.condition_set_async(self.a, condition, self.y, ConditionFormat::U32, label).unwrap();
+        let graphs = self.driver.conditional_node_add(self.a, condition, conditional, label).unwrap();
+        for (graph, body) in graphs.into_iter().zip(bodies) {
+            self.driver.stream_begin_capture_to_graph(self.c, graph, CaptureMode::Relaxed).unwrap();
+            body();
+            assert_eq!(self.driver.stream_end_capture(self.c), Ok(graph));
+        }
     }
 
     pub fn launch(&self, exec: GraphExecHandle, stream: StreamHandle) {
