@@ -117,6 +117,7 @@ mod table {
         NeighbourStaysInBin: "memory/arena", "a block that was merged stays in its bin";
         EmptiedWhileBusy: "memory/arena", "empty_cache unmaps pages before the stream is done with them";
         InboxLosesUses: "memory/arena", "a block that is freed while its arena is locked loses its uses";
+        VigilNotTold: "memory/arena", "a graph does not hear that an input was given back";
         MergesWithTaken: "memory/blocks", "a freed block is merged with a neighbour that somebody has";
         SplitOverlaps: "memory/blocks", "the rest of a block that is cut begins 512 bytes too early";
         HoleUnmappedAtOnce: "memory/grow", "pages that moved are unmapped at their old address at once";
