@@ -1,6 +1,7 @@
 //! Copies and fills.
 
-use thalweg_device::{Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
+use smallvec::SmallVec;
+use thalweg_device::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
 use thalweg_memory::planted;
 
 use crate::{PinnedBuffer, Result, Stream};
@@ -67,7 +68,15 @@ impl Stream {
             return Ok(());
         }
         let copy = Copy { target, source, bytes, label };
-        self.submit(label, || self.device().driver().copy_async(self.handle(), &copy))
+        let ends = [(target, AccessMode::Write), (source, AccessMode::Read)];
+        let accesses: SmallVec<[Access; 2]> = ends
+            .into_iter()
+            .filter_map(|(end, mode)| match end {
+                Endpoint::Device(pointer) => Some(Access::new(pointer.address(), bytes, mode)),
+                Endpoint::Pinned(_) => None,
+            })
+            .collect();
+        self.submit(label, &accesses, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
     /// Copies ordinary host memory to the device. Returns when `source` may change.
@@ -75,7 +84,10 @@ impl Stream {
         if source.is_empty() {
             return Ok(());
         }
-        self.submit(label, || self.device().driver().copy_from_host(self.handle(), target, source, label))
+        let access = Access::write(target, source.len() as u64);
+        self.submit(label, &[access], || {
+            self.device().driver().copy_from_host(self.handle(), target, source, label)
+        })
     }
 
     /// Copies device memory to ordinary host memory. Blocks until the bytes are there.
@@ -94,6 +106,7 @@ impl Stream {
             return Ok(());
         }
         let fill = Fill { target, pattern, count, label };
-        self.submit(label, || self.device().driver().fill_async(self.handle(), &fill))
+        let access = Access::write(target, count.saturating_mul(pattern.bytes()));
+        self.submit(label, &[access], || self.device().driver().fill_async(self.handle(), &fill))
     }
 }

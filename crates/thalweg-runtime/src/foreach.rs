@@ -41,7 +41,7 @@ impl Stream {
                 accesses: &accesses,
                 label,
             };
-            self.submit(label, || device.driver().launch(self.handle(), &launch))?;
+            self.submit(label, &accesses, || device.driver().launch(self.handle(), &launch))?;
         }
         Ok(())
     }

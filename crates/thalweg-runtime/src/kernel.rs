@@ -245,7 +245,7 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(label, &accesses, || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

@@ -85,7 +85,7 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, || self.device().driver().library_async(self.handle(), &launch))
+        self.submit(label, &accesses, || self.device().driver().library_async(self.handle(), &launch))
     }
 
     fn matmul_kernel(
@@ -115,7 +115,7 @@ impl Stream {
             accesses,
             label,
         };
-        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(label, accesses, || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

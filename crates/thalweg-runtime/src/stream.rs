@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
+use thalweg_device::{Access, CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
@@ -328,13 +328,17 @@ impl Stream {
         &self.state
     }
 
-    /// Submits a command: remembers its label, makes the call, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
+    /// Submits a command that touches these ranges of device memory: remembers its label, makes the call, tells the capture
+    /// that it became part of, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
     pub(crate) fn submit(
         &self,
         label: Label,
+        accesses: &[Access],
         call: impl FnOnce() -> thalweg_device::Result<()>,
     ) -> Result<()> {
-        self.submit_numbered(label, call).map(drop)
+        self.submit_numbered(label, call)?;
+        self.device.captures().submitted(self, accesses, label);
+        Ok(())
     }
 
     /// Submits a call that is done when it returns, and so is all that the stream was given before.

@@ -16,7 +16,7 @@ pub struct GraphPool(Arc<PoolOwner>);
 struct PoolOwner {
     device: Device,
     id: PoolId,
-    /// Where graphs of the pool were replayed.
+    /// Where graphs of the pool were replayed that are gone.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
 
@@ -39,11 +39,19 @@ impl GraphPool {
         &self.0.device
     }
 
-    /// Work of this stream touches the pool's memory, and goes on when the graph is gone.
-    pub(super) fn was_replayed_on(&self, stream: StreamId) {
+    /// What the pool has reserved from the driver, in bytes.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        let statistics = self.0.device.allocator().statistics();
+        statistics.reserved_bytes_by_private_pools.get(&self.0.id).map_or(0, |bytes| bytes.current)
+    }
+
+    /// Work of these streams touches the pool's memory, and goes on when its graph is gone.
+    pub(super) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
         let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.contains(&stream) {
-            streams.push(stream);
+        for stream in graphs_streams {
+            if !streams.contains(stream) {
+                streams.push(*stream);
+            }
         }
     }
 }

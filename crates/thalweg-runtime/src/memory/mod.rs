@@ -81,6 +81,7 @@ impl Buffer {
             let (start, kind) = (block.address(), BlockKind::Device);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
+        device.captures().allocated(&block, label);
         Ok(Self { device: device.clone(), block })
     }
 

@@ -2,6 +2,7 @@
 //! on the first GPU, one after the other, where `THALWEG_TEST_DEVICE=cuda` is set.
 
 mod capture;
+mod contract;
 mod current;
 mod devices;
 mod disk_cache;
@@ -10,6 +11,7 @@ mod events;
 mod faults;
 mod graph;
 mod kernels;
+mod lifecycle;
 mod memory;
 mod pinned;
 mod referee;

@@ -1,0 +1,131 @@
+//! A capture that is over: the graph as it was captured, kept, to be looked at and instantiated as often as one likes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_device::check::UseKind;
+use thalweg_device::{GraphDescription, GraphHandle, Label};
+use thalweg_memory::{StreamId, planted};
+
+use super::contract::Contract;
+use super::pool::GraphPool;
+use super::report::GraphMemory;
+use super::{Executable, Graph, dot};
+use crate::pinned::PinnedBlock;
+use crate::{Device, Result};
+
+/// A captured region that is kept as it was captured (`keep_graph` in PyTorch). It is instantiated when it is to run; what was
+/// instantiated does not need it any more.
+#[derive(Debug)]
+pub struct CapturedGraph {
+    pub(super) template: Template,
+    pub(super) content: Arc<Content>,
+}
+
+/// The driver's graph, which no launch can use yet.
+pub(super) struct Template {
+    device: Device,
+    pub(super) handle: GraphHandle,
+}
+
+impl Template {
+    pub(super) fn new(device: &Device, handle: GraphHandle) -> Self {
+        Self { device: device.clone(), handle }
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} on {}", self.handle, self.device)
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        // A graph that its driver no longer knows holds nothing.
+        let _ = self.device.driver().graph_destroy(self.handle);
+    }
+}
+
+/// What a captured graph is and keeps. It is shared by all that was instantiated from it.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) device: Device,
+    pub(super) description: GraphDescription,
+    pub(super) contract: Contract,
+    pub(super) memory: GraphMemory,
+    /// Pinned memory that the captured copies use.
+    pub(super) pinned: Vec<Arc<PinnedBlock>>,
+    /// Where it was replayed.
+    pub(super) replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
+    pub(super) pool: GraphPool,
+}
+
+impl Content {
+    /// Work of this stream uses the graph's memory.
+    pub(super) fn was_replayed_on(&self, stream: StreamId) {
+        let mut streams = self.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+}
+
+impl Drop for Content {
+    /// Replays may be under way. Whoever gets the memory next waits for their streams.
+    fn drop(&mut self) {
+        let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        planted!(ReplayNotAwaited, self.pool.was_replayed_on(streams), ());
+        let used = planted!(ReplayForgetsPinned, &self.pinned[..], &[]);
+        for block in used {
+            streams.iter().for_each(|stream| block.record(*stream, UseKind::UntilFree, REPLAY));
+        }
+    }
+}
+
+/// The label of what a graph that is dropped says of its replays.
+const REPLAY: Label = Label::here("graph replay");
+
+impl CapturedGraph {
+    /// An executable of the graph. Each call makes another one; they use the same memory, so order their replays. *Blocks* while
+    /// the driver builds it.
+    pub fn instantiate(&self) -> Result<Graph> {
+        let device = &self.content.device;
+        let made = device.driver().graph_instantiate(self.template.handle, device.index());
+        let handle = device.check(made).map_err(|error| error.context("graph instantiation"))?;
+        let exec = Executable::new(device, handle);
+        Ok(Graph { exec, content: self.content.clone() })
+    }
+
+    /// Nodes and edges as they were captured.
+    pub fn description(&self) -> &GraphDescription {
+        &self.content.description
+    }
+
+    /// Whether nothing was captured. That is allowed, and seldom meant: the region's work may have gone to a stream that does
+    /// not capture.
+    pub fn is_empty(&self) -> bool {
+        self.content.description.nodes.is_empty()
+    }
+
+    /// The graph for Graphviz (`debug_dump`).
+    pub fn to_dot(&self) -> String {
+        dot::write(&self.content.description)
+    }
+
+    /// What the graph relies on, and what it gives.
+    pub fn contract(&self) -> &Contract {
+        &self.content.contract
+    }
+
+    /// The pool that the graph's memory is in.
+    pub fn pool(&self) -> &GraphPool {
+        &self.content.pool
+    }
+
+    /// What the graph takes of memory.
+    pub fn memory(&self) -> &GraphMemory {
+        &self.content.memory
+    }
+}
