@@ -151,6 +151,7 @@ mod table {
         GraphForgetsPinned: "runtime/graph", "a graph does not keep the pinned memory that it copies from";
         ReplayForgetsPinned: "runtime/graph", "a replay is not recorded as a use of the graph's pinned memory";
         ReplayNotAwaited: "runtime/graph", "a graph's memory is unmapped before a replay is over";
+        SharingUnchecked: "runtime/graph/sharing", "a graph overwrites an output of another that is still wanted";
         GraphDropsPool: "runtime/graph", "a graph does not keep the pool that its memory is in";
         HostPoolNotReleased: "runtime/graph", "the pool of a graph's pinned memory is never released";
         CaptureNeverEnds: "runtime/graph", "the allocator does not hear that a capture has ended";

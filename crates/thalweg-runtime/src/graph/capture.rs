@@ -274,7 +274,7 @@ impl Capture {
         let UnderWay { branches, footprint, pinned, .. } =
             device.captures().take(self.id).expect("it is under way until it is taken here, or dropped");
         branches.name_nodes(&mut description);
-        let Traces { contract, occupied_bytes, allocated_bytes, .. } = footprint.finish();
+        let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
             reserved_after_bytes: self.pool.reserved_bytes(),
@@ -285,8 +285,9 @@ impl Capture {
             pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
         };
         let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
-        let content =
-            Content { device, description, contract, memory, pinned, replayed_on: Mutex::default(), pool };
+        let member = pool.members().join(&contract, written, memory);
+        let replayed_on = Mutex::default();
+        let content = Content { device, description, contract, member, pinned, replayed_on, pool };
         Ok(CapturedGraph { template, content: Arc::new(content) })
     }
 }

@@ -11,6 +11,7 @@ use thalweg_memory::{StreamId, planted};
 use super::contract::Contract;
 use super::pool::GraphPool;
 use super::report::GraphMemory;
+use super::sharing::Member;
 use super::{Executable, Graph, dot};
 use crate::pinned::PinnedBlock;
 use crate::{Device, Result};
@@ -54,7 +55,8 @@ pub(super) struct Content {
     pub(super) device: Device,
     pub(super) description: GraphDescription,
     pub(super) contract: Contract,
-    pub(super) memory: GraphMemory,
+    /// Its part in the pool.
+    pub(super) member: Arc<Member>,
     /// Pinned memory that the captured copies use.
     pub(super) pinned: Vec<Arc<PinnedBlock>>,
     /// Where it was replayed.
@@ -75,6 +77,7 @@ impl Content {
 impl Drop for Content {
     /// Replays may be under way. Whoever gets the memory next waits for their streams.
     fn drop(&mut self) {
+        self.member.leave();
         let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
         planted!(ReplayNotAwaited, self.pool.was_replayed_on(streams), ());
         let used = planted!(ReplayForgetsPinned, &self.pinned[..], &[]);
@@ -126,6 +129,6 @@ impl CapturedGraph {
 
     /// What the graph takes of memory.
     pub fn memory(&self) -> &GraphMemory {
-        &self.content.memory
+        &self.content.member.memory
     }
 }

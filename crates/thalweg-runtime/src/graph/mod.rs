@@ -27,6 +27,8 @@
 //! | `captured` | what is kept of a capture |
 //! | `contract` | inputs and outputs, and whether they are still there |
 //! | `pool`, `report` | private pools, and what is in them |
+//! | `sharing` | what graphs of one pool do to each other's outputs |
+//! | `outputs` | outputs that borrow from their graph |
 //! | `dot` | graphs as pictures |
 //!
 //! # Note: dropping a graph while a replay is under way
@@ -49,9 +51,11 @@ mod captured;
 mod contract;
 mod dot;
 mod footprint;
+mod outputs;
 mod pool;
 mod ranges;
 mod report;
+mod sharing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,8 +65,10 @@ use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, Label};
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
 pub use contract::{Contract, Input, InputKind, Output};
+pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
 pub use report::{GraphMemory, PoolMemory};
+pub use sharing::Sharing;
 
 pub(crate) use capture::Captures;
 
@@ -158,7 +164,8 @@ impl Graph {
     /// Queues the whole graph on a stream of its device. Replays of one graph run one after the other, whatever their streams.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or the stream is of another device;
+    /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or a live output of another graph of the
+    /// pool would be overwritten ([`Sharing`]), or the stream is of another device;
     /// [`Error::is_capture`] if the stream captures: the capture goes on unharmed. Nothing is launched then.
     #[track_caller]
     pub fn replay_on(&self, stream: &Stream) -> Result<()> {
@@ -173,13 +180,22 @@ impl Graph {
                 "graph replay: {stream:?} captures, and a graph cannot be replayed into a capture; replay it on another                  stream, or capture its region as a part of this one"
             )));
         }
-        self.content.contract.check().map_err(|error| error.context("graph replay"))?;
+        let Content { contract, member, pool, .. } = &*self.content;
+        let named = |error: Error| error.context("graph replay");
+        contract.check().map_err(named)?;
+        let kept = pool.members().before_replay(member, stream, label).map_err(named)?;
         if let Some(instrument) = device.driver().instrument() {
             instrument.label_next(label);
         }
         stream.submit(label, &[], || device.driver().graph_launch(*handle, stream.handle()))?;
         self.content.was_replayed_on(stream.id());
-        Ok(())
+        pool.members().after_replay(member, kept, stream, label)
+    }
+
+    /// Says that the outputs of the last replay are not needed any more: other graphs of the pool may overwrite them
+    /// ([`Sharing`]). Buffers that are dropped need no word.
+    pub fn release_outputs(&self) {
+        self.content.member.release_outputs();
     }
 
     /// Gives the executable up, and the memory with it unless somebody else keeps it: the [`CapturedGraph`], other graphs of the
@@ -242,6 +258,6 @@ impl Graph {
 
     /// What the graph takes of memory.
     pub fn memory(&self) -> &GraphMemory {
-        &self.content.memory
+        &self.content.member.memory
     }
 }

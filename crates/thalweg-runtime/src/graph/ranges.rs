@@ -28,6 +28,9 @@ impl Ranges {
 
     /// The part of `start..end` that is in the set, as far as its first gap.
     pub(super) fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        if start >= end {
+            return None;
+        }
         let before = self.ends.range(..=start).next_back().filter(|(_, other_end)| **other_end > start);
         let (&other, &other_end) = before.or_else(|| self.ends.range(start..end).next())?;
         Some((start.max(other), end.min(other_end)))
@@ -60,7 +63,7 @@ mod tests {
                 assert_eq!(ranges.bytes(), model.iter().filter(|is_in| **is_in).count() as u64);
                 let starts = (0..64).filter(|&place| model[place] && (place == 0 || !model[place - 1]));
                 assert_eq!(ranges.ends.len(), starts.count(), "no two ranges touch: {ranges:?}");
-                let (from, to) = (next(32), 32 + next(32));
+                let (from, to) = (next(33), 32 + next(32));
                 let first = (from..to).find(|place| model[*place as usize]);
                 let end = first.map(|first| (first..to).find(|place| !model[*place as usize]).unwrap_or(to));
                 assert_eq!(ranges.overlap(from, to), first.zip(end), "{from}..{to} of {ranges:?}");

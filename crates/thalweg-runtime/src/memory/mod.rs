@@ -117,6 +117,19 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
+    /// A copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA cannot make
+    /// without a stream.)
+    ///
+    /// # Errors
+    /// Those of an allocation and of a copy.
+    #[track_caller]
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let label = Label::here("duplicate");
+        let copy = Self::labelled(stream, self.size_bytes(), label)?;
+        stream.copy_on_device(copy.pointer(), self.pointer(), self.size_bytes(), label)?;
+        Ok(copy)
+    }
+
     fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {
         if let Some(instrument) = self.device.driver().instrument() {
             instrument.block_recorded(self.block.address(), stream.handle(), kind, label);

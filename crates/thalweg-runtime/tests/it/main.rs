@@ -14,6 +14,7 @@ mod kernels;
 mod lifecycle;
 mod memory;
 mod pinned;
+mod pool_sharing;
 mod referee;
 mod sharing;
 mod sim_check;
