@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use thalweg_device::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
 use thalweg_memory::planted;
 
+use crate::graph::Command;
 use crate::{PinnedBuffer, Result, Stream};
 
 impl Stream {
@@ -76,7 +77,10 @@ impl Stream {
                 Endpoint::Pinned(_) => None,
             })
             .collect();
-        self.submit(label, &accesses, || self.device().driver().copy_async(self.handle(), &copy))
+        let parameters = [address(target), address(source), bytes];
+        let parameters = bytemuck::bytes_of(&parameters);
+        let command = Command::Other { label, accesses: &accesses, parameters };
+        self.submit(command, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
     /// Copies ordinary host memory to the device. Returns when `source` may change.
@@ -85,9 +89,8 @@ impl Stream {
             return Ok(());
         }
         let access = Access::write(target, source.len() as u64);
-        self.submit(label, &[access], || {
-            self.device().driver().copy_from_host(self.handle(), target, source, label)
-        })
+        let command = Command::Other { label, accesses: &[access], parameters: &[] };
+        self.submit(command, || self.device().driver().copy_from_host(self.handle(), target, source, label))
     }
 
     /// Copies device memory to ordinary host memory. Blocks until the bytes are there.
@@ -107,6 +110,21 @@ impl Stream {
         }
         let fill = Fill { target, pattern, count, label };
         let access = Access::write(target, count.saturating_mul(pattern.bytes()));
-        self.submit(label, &[access], || self.device().driver().fill_async(self.handle(), &fill))
+        let (unit, value) = match pattern {
+            FillPattern::U8(value) => (1, u64::from(value)),
+            FillPattern::U16(value) => (2, u64::from(value)),
+            FillPattern::U32(value) => (4, u64::from(value)),
+        };
+        let parameters: [u64; 4] = [target.address(), unit, value, count];
+        let parameters = bytemuck::bytes_of(&parameters);
+        let command = Command::Other { label, accesses: &[access], parameters };
+        self.submit(command, || self.device().driver().fill_async(self.handle(), &fill))
+    }
+}
+
+fn address(end: Endpoint) -> u64 {
+    match end {
+        Endpoint::Device(pointer) => pointer.address(),
+        Endpoint::Pinned(pointer) => pointer.address(),
     }
 }

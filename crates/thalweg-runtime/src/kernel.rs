@@ -19,6 +19,7 @@ use thalweg_ir::{Arguments, Class, DType, Geometry, Kernel, OperandGeometry};
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
+use crate::graph::Command;
 use crate::{Device, Error, Result, Stream};
 
 /// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
@@ -245,7 +246,7 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, &accesses, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

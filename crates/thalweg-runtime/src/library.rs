@@ -14,6 +14,7 @@ use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
 use thalweg_ir::matmul::{self, Matmul, Operand};
 
+use crate::graph::Command;
 use crate::kernel::{slice, touch_of};
 use crate::{Buffer, Error, Result, Stream};
 
@@ -85,7 +86,9 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, &accesses, || self.device().driver().library_async(self.handle(), &launch))
+        let parameters = launch.arguments;
+        let command = Command::Other { label, accesses: &accesses, parameters };
+        self.submit(command, || self.device().driver().library_async(self.handle(), &launch))
     }
 
     fn matmul_kernel(
@@ -115,7 +118,7 @@ impl Stream {
             accesses,
             label,
         };
-        self.submit(label, accesses, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

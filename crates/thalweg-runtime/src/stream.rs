@@ -13,11 +13,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use thalweg_device::{Access, CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
+use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::forgotten::ForgottenStreams;
+use crate::graph::Command;
 use crate::memory::outside_capture;
 use crate::{Error, Event, Result};
 
@@ -328,16 +329,19 @@ impl Stream {
         &self.state
     }
 
-    /// Submits a command that touches these ranges of device memory: remembers its label, makes the call, tells the capture
-    /// that it became part of, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
+    /// Submits a command: remembers its label, makes the call, tells the capture that it became part of, waits where
+    /// `CUDA_LAUNCH_BLOCKING` asks for it.
     pub(crate) fn submit(
         &self,
-        label: Label,
-        accesses: &[Access],
+        command: Command<'_>,
         call: impl FnOnce() -> thalweg_device::Result<()>,
     ) -> Result<()> {
-        self.submit_numbered(label, call)?;
-        self.device.captures().submitted(self, accesses, label);
+        let captures = self.device.captures();
+        let before = captures.info(self);
+        self.submit_numbered(command.label(), call)?;
+        if let Some(before) = before {
+            captures.submitted(self, &before, &command);
+        }
         Ok(())
     }
 

@@ -5,16 +5,14 @@
 
 use std::fmt::Write as _;
 
-use rustc_hash::{FxHashMap, FxHashSet};
-use thalweg_device::{Driver, GraphDescription, GraphHandle, GraphNodeHandle, Label};
+use rustc_hash::FxHashSet;
+use thalweg_device::{Driver, GraphHandle, GraphNodeHandle, Label};
 
 use crate::Stream;
 
 /// The streams of a capture. The first is the one that it began on.
 pub(super) struct Branches {
     branches: Vec<Branch>,
-    /// Who submitted each node that we know of.
-    labels: FxHashMap<GraphNodeHandle, Label>,
 }
 
 struct Branch {
@@ -24,8 +22,7 @@ struct Branch {
 
 impl Branches {
     pub(super) fn new(origin: &Stream) -> Self {
-        let branches = vec![Branch { stream: origin.clone(), last: None }];
-        Self { branches, labels: FxHashMap::default() }
+        Self { branches: vec![Branch { stream: origin.clone(), last: None }] }
     }
 
     /// The stream takes part.
@@ -33,12 +30,9 @@ impl Branches {
         self.branch(stream);
     }
 
-    /// The stream was given a command, which became these nodes.
-    pub(super) fn submitted(&mut self, stream: &Stream, nodes: &[GraphNodeHandle], label: Label) {
+    /// The stream was given a command.
+    pub(super) fn submitted(&mut self, stream: &Stream, label: Label) {
         self.branch(stream).last = Some(label);
-        for node in nodes {
-            self.labels.entry(*node).or_insert(label);
-        }
     }
 
     fn branch(&mut self, stream: &Stream) -> &mut Branch {
@@ -50,13 +44,6 @@ impl Branches {
             }
         };
         &mut self.branches[place]
-    }
-
-    /// Gives the nodes of a description the labels that the driver does not know.
-    pub(super) fn name_nodes(&self, description: &mut GraphDescription) {
-        for node in description.nodes.iter_mut().filter(|node| node.label.is_none()) {
-            node.label = self.labels.get(&node.handle).copied();
-        }
     }
 
     /// Which streams the origin does not wait for, in words; `None` if there is none. To be asked while the capture is under

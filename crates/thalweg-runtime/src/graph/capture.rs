@@ -3,16 +3,17 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
-use thalweg_device::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Driver, Label, StreamHandle};
+use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Driver, Label, StreamHandle};
 use thalweg_memory::{Block, StreamFilter, StreamId, planted};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
 use super::footprint::{Footprint, Traces};
 use super::report::GraphMemory;
+use super::steps::{Command, Steps};
 use super::{GraphPool, REGION};
 use crate::memory::from_allocation;
 use crate::pinned::PinnedBlock;
@@ -44,6 +45,7 @@ struct UnderWay {
     thread: ThreadId,
     pool: GraphPool,
     branches: Branches,
+    steps: Steps,
     footprint: Footprint,
     /// The pinned memory that its copies use.
     pinned: Vec<Arc<PinnedBlock>>,
@@ -61,10 +63,13 @@ impl Captures {
     }
 
     /// What a stream captures, if it does.
-    fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
-        if !self.are_under_way() {
-            return None;
-        }
+    #[inline]
+    pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
+        if self.are_under_way() { Self::ask(stream) } else { None }
+    }
+
+    #[cold]
+    fn ask(stream: &Stream) -> Option<CaptureInfo> {
         let info = stream.device().driver().stream_capture_info(stream.handle()).ok()?;
         (info.status == CaptureStatus::Active).then_some(info)
     }
@@ -86,15 +91,14 @@ impl Captures {
         });
     }
 
-    /// The stream was given a command that touches these ranges.
-    #[inline]
-    pub(crate) fn submitted(&self, stream: &Stream, accesses: &[Access], label: Label) {
-        if self.are_under_way() {
-            self.note(stream, |capture, info| {
-                capture.branches.submitted(stream, &info.dependencies, label);
-                capture.footprint.touched(accesses, label);
-            });
-        }
+    /// The stream was given a command, when it took part in the capture that `before` tells of.
+    pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
+        self.note(stream, |capture, after| {
+            let label = command.label();
+            capture.branches.submitted(stream, label);
+            capture.steps.submitted(&before.dependencies, &after.dependencies, command);
+            capture.footprint.touched(command.accesses(), label);
+        });
     }
 
     /// A block was handed out. If it is of the pool of a capture, it is the capture's own.
@@ -226,6 +230,7 @@ impl Capture {
             thread,
             pool: pool.clone(),
             branches: Branches::new(stream),
+            steps: Steps::default(),
             footprint: Footprint::new(device.allocator(), pool.id()),
             pinned: Vec::new(),
         });
@@ -257,9 +262,13 @@ impl Capture {
         let device = self.stream.device().clone();
         let driver = device.driver();
         let unjoined = {
-            let under_way = device.captures().lock();
-            let capture = under_way.iter().find(|capture| capture.id == self.id);
-            capture.and_then(|capture| capture.branches.unjoined(&**driver, self.id))
+            let mut under_way = device.captures().lock();
+            let capture = under_way.iter_mut().find(|capture| capture.id == self.id);
+            capture.and_then(|capture| {
+                let end = driver.stream_capture_info(self.stream.handle()).ok()?;
+                capture.steps.ended(&end.dependencies);
+                capture.branches.unjoined(&**driver, self.id)
+            })
         };
         self.open = false;
         let ended = device.check(driver.stream_end_capture(self.stream.handle()));
@@ -268,12 +277,9 @@ impl Capture {
             let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
             unjoined.into_iter().fold(error, Error::context)
         })?;
-        let template = Template::new(&device, handle);
-        let described = driver.graph_describe(template.handle);
-        let mut description = device.check(described)?;
-        let UnderWay { branches, footprint, pinned, .. } =
+        let template = Arc::new(Template::new(&device, handle));
+        let UnderWay { steps, footprint, pinned, .. } =
             device.captures().take(self.id).expect("it is under way until it is taken here, or dropped");
-        branches.name_nodes(&mut description);
         let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
@@ -286,9 +292,18 @@ impl Capture {
         };
         let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
         let member = pool.members().join(&contract, written, memory);
-        let replayed_on = Mutex::default();
-        let content = Content { device, description, contract, member, pinned, replayed_on, pool };
-        Ok(CapturedGraph { template, content: Arc::new(content) })
+        let content = Content {
+            device,
+            template,
+            steps,
+            description: OnceLock::new(),
+            contract,
+            member,
+            pinned,
+            replayed_on: Mutex::default(),
+            pool,
+        };
+        Ok(CapturedGraph { content: Arc::new(content) })
     }
 }
 

@@ -1,7 +1,8 @@
 //! A capture that is over: the graph as it was captured, kept, to be looked at and instantiated as often as one likes.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_device::check::UseKind;
@@ -12,7 +13,9 @@ use super::contract::Contract;
 use super::pool::GraphPool;
 use super::report::GraphMemory;
 use super::sharing::Member;
-use super::{Executable, Graph, dot};
+use super::steps::Steps;
+use super::update::UpdateCounts;
+use super::{Executable, Graph};
 use crate::pinned::PinnedBlock;
 use crate::{Device, Result};
 
@@ -20,11 +23,10 @@ use crate::{Device, Result};
 /// instantiated does not need it any more.
 #[derive(Debug)]
 pub struct CapturedGraph {
-    pub(super) template: Template,
     pub(super) content: Arc<Content>,
 }
 
-/// The driver's graph, which no launch can use yet.
+/// The driver's graph, which no launch can use by itself. An executable's nodes go by its names, so it is kept for that.
 pub(super) struct Template {
     device: Device,
     pub(super) handle: GraphHandle,
@@ -53,7 +55,10 @@ impl Drop for Template {
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) device: Device,
-    pub(super) description: GraphDescription,
+    pub(super) template: Arc<Template>,
+    pub(super) steps: Steps,
+    /// Made when it is asked for: to ask the driver takes longer than all the rest of a capture.
+    pub(super) description: OnceLock<GraphDescription>,
     pub(super) contract: Contract,
     /// Its part in the pool.
     pub(super) member: Arc<Member>,
@@ -65,6 +70,17 @@ pub(super) struct Content {
 }
 
 impl Content {
+    /// Nodes and edges as they were captured.
+    pub(super) fn description(&self) -> Result<&GraphDescription> {
+        if let Some(description) = self.description.get() {
+            return Ok(description);
+        }
+        let described = self.device.driver().graph_describe(self.template.handle);
+        let mut description = self.device.check(described)?;
+        self.steps.name_nodes(&mut description);
+        Ok(self.description.get_or_init(|| description))
+    }
+
     /// Work of this stream uses the graph's memory.
     pub(super) fn was_replayed_on(&self, stream: StreamId) {
         let mut streams = self.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,26 +111,36 @@ impl CapturedGraph {
     /// the driver builds it.
     pub fn instantiate(&self) -> Result<Graph> {
         let device = &self.content.device;
-        let made = device.driver().graph_instantiate(self.template.handle, device.index());
+        let made = device.driver().graph_instantiate(self.content.template.handle, device.index());
         let handle = device.check(made).map_err(|error| error.context("graph instantiation"))?;
-        let exec = Executable::new(device, handle);
-        Ok(Graph { exec, content: self.content.clone() })
+        let template = Arc::clone(&self.content.template);
+        let nodes = Some(self.content.steps.nodes());
+        let exec = Executable { device: device.clone(), handle, _template: template, nodes };
+        Ok(Graph { exec, content: self.content.clone(), updates: UpdateCounts::default() })
     }
 
-    /// Nodes and edges as they were captured.
-    pub fn description(&self) -> &GraphDescription {
-        &self.content.description
+    /// Nodes and edges as they were captured, with who submitted them. The driver is asked when this is called first.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn description(&self) -> Result<&GraphDescription> {
+        self.content.description()
     }
 
     /// Whether nothing was captured. That is allowed, and seldom meant: the region's work may have gone to a stream that does
     /// not capture.
     pub fn is_empty(&self) -> bool {
-        self.content.description.nodes.is_empty()
+        self.content.steps.is_empty()
     }
 
-    /// The graph for Graphviz (`debug_dump`).
-    pub fn to_dot(&self) -> String {
-        dot::write(&self.content.description)
+    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz (`debug_dump`), `verbose` with
+    /// everything. A text that is the same on every driver is [`GraphDescription::to_dot`].
+    ///
+    /// # Errors
+    /// The driver's, for a file that cannot be written.
+    pub fn debug_dump(&self, path: &Path, verbose: bool) -> Result<()> {
+        let Content { device, template, .. } = &*self.content;
+        device.check(device.driver().graph_debug_dot_print(template.handle, path, verbose))
     }
 
     /// What the graph relies on, and what it gives.

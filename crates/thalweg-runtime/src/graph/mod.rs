@@ -22,14 +22,14 @@
 //! | module | what it knows |
 //! |---|---|
 //! | `capture` | captures under way, how they begin and end |
-//! | `branches` | their streams: the labels of nodes, forks that were not joined |
+//! | `branches` | their streams: forks that were not joined |
 //! | `footprint` | the memory that their commands touch |
 //! | `captured` | what is kept of a capture |
 //! | `contract` | inputs and outputs, and whether they are still there |
 //! | `pool`, `report` | private pools, and what is in them |
 //! | `sharing` | what graphs of one pool do to each other's outputs |
 //! | `outputs` | outputs that borrow from their graph |
-//! | `dot` | graphs as pictures |
+//! | `steps`, `update` | what was captured, and how an executable becomes another capture |
 //!
 //! # Note: dropping a graph while a replay is under way
 //! Nothing waits. The driver runs the launch to its end; the pool's segments are no one's but the pool's until they go
@@ -42,25 +42,26 @@
 //! Captures of one thread do not nest.
 //!
 //! # Note: what a capture costs
-//! Each command asks the driver once which capture its stream is in and which node it became, and looks up the ranges that it
+//! Each command asks the driver behind which nodes it comes and which node it became, and looks up the ranges that it
 //! touches in ordered maps. Nothing walks the graph, except at the end of a capture on several streams, once.
 
 mod branches;
 mod capture;
 mod captured;
 mod contract;
-mod dot;
 mod footprint;
 mod outputs;
 mod pool;
 mod ranges;
 mod report;
 mod sharing;
+mod steps;
+mod update;
 
 use std::fmt;
 use std::sync::Arc;
 
-use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, Label};
+use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNodeHandle, Label};
 
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
@@ -69,12 +70,14 @@ pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
 pub use report::{GraphMemory, PoolMemory};
 pub use sharing::Sharing;
+pub use update::{Update, UpdateCounts};
 
 pub(crate) use capture::Captures;
+pub(crate) use steps::Command;
 
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
-use captured::Content;
+use captured::{Content, Template};
 
 /// What errors of a capture begin with.
 const REGION: &str = "graph capture";
@@ -91,18 +94,17 @@ const REGION: &str = "graph capture";
 pub struct Graph {
     exec: Executable,
     content: Arc<Content>,
+    updates: UpdateCounts,
 }
 
 /// The driver's executable graph.
 struct Executable {
     device: Device,
     handle: GraphExecHandle,
-}
-
-impl Executable {
-    fn new(device: &Device, handle: GraphExecHandle) -> Self {
-        Self { device: device.clone(), handle }
-    }
+    /// What it was instantiated from: its nodes go by those names.
+    _template: Arc<Template>,
+    /// Those names in the order of submission; `None` if it is not known any more which is which.
+    nodes: Option<Arc<[GraphNodeHandle]>>,
 }
 
 impl fmt::Debug for Executable {
@@ -173,7 +175,7 @@ impl Graph {
     }
 
     fn launch(&self, stream: &Stream, label: Label) -> Result<()> {
-        let Executable { device, handle } = &self.exec;
+        let Executable { device, handle, .. } = &self.exec;
         same_device("graph replay: the stream", device, stream.device())?;
         if device.captures().are_under_way() && stream.is_capturing()? {
             return Err(Error::capture(format!(
@@ -187,7 +189,9 @@ impl Graph {
         if let Some(instrument) = device.driver().instrument() {
             instrument.label_next(label);
         }
-        stream.submit(label, &[], || device.driver().graph_launch(*handle, stream.handle()))?;
+        stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
+            device.driver().graph_launch(*handle, stream.handle())
+        })?;
         self.content.was_replayed_on(stream.id());
         pool.members().after_replay(member, kept, stream, label)
     }
@@ -236,19 +240,17 @@ impl Graph {
         &self.content.pool
     }
 
-    /// Nodes and edges as they were captured.
-    pub fn description(&self) -> &GraphDescription {
-        &self.content.description
+    /// Nodes and edges as they were captured: see [`CapturedGraph::description`].
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn description(&self) -> Result<&GraphDescription> {
+        self.content.description()
     }
 
     /// Whether the graph has no node: see [`CapturedGraph::is_empty`].
     pub fn is_empty(&self) -> bool {
-        self.description().nodes.is_empty()
-    }
-
-    /// The graph for Graphviz.
-    pub fn to_dot(&self) -> String {
-        dot::write(self.description())
+        self.content.steps.is_empty()
     }
 
     /// What the graph relies on, and what it gives.

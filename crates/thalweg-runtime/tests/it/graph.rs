@@ -204,7 +204,7 @@ fn a_description_has_the_nodes_and_edges() {
         launch_sum(&stream, &[data.pointer()], data.pointer(), 4)
     })
     .unwrap();
-    let description = graph.description();
+    let description = graph.description().unwrap();
     let mut kinds: Vec<_> = description.nodes.iter().map(|node| format!("{:?}", node.kind)).collect();
     kinds.sort();
     assert_eq!(kinds, ["Copy", "Fill", "Kernel", "Kernel"]);
@@ -225,7 +225,7 @@ fn an_empty_region_is_an_empty_graph() {
     let device = device();
     let (graph, value) = Graph::capture(&device, CaptureOptions::default(), || Ok(7)).unwrap();
     assert_eq!(value, 7);
-    assert!(graph.description().nodes.is_empty());
+    assert!(graph.description().unwrap().nodes.is_empty());
     let stream = Stream::new(&device).unwrap();
     let _current = stream.make_current();
     graph.replay().unwrap();

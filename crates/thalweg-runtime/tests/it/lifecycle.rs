@@ -27,7 +27,7 @@ fn a_captured_graph_is_kept_and_instantiated_as_often_as_one_likes() {
     let stream = Stream::new(&device).unwrap();
     let data = buffer_of(&stream, &[0.0]);
     let captured = increments(&device, &data, 3).unwrap();
-    assert_eq!(captured.description().nodes.len(), 3);
+    assert_eq!(captured.description().unwrap().nodes.len(), 3);
     assert_eq!(read(&stream, &data), [0.0], "nothing ran");
     let [first, second] = [(); 2].map(|()| captured.instantiate().unwrap());
     first.replay_on(&stream).unwrap();
@@ -182,9 +182,9 @@ fn nodes_know_who_submitted_them_and_so_does_the_picture() {
     launch_sum(capture.stream(), &[data.pointer()], data.pointer(), 4).unwrap();
     let captured = capture.end().unwrap();
     let operators: Vec<_> =
-        captured.description().nodes.iter().map(|node| node.label.unwrap().operator).collect();
+        captured.description().unwrap().nodes.iter().map(|node| node.label.unwrap().operator).collect();
     assert_eq!(operators, ["zero", "sum"]);
-    let dot = captured.to_dot();
+    let dot = captured.description().unwrap().to_dot();
     assert!(dot.starts_with("digraph"), "{dot}");
     assert!(dot.contains("n0 -> n1;") && dot.contains("zero at ") && dot.contains("lifecycle.rs"), "{dot}");
     assert_eq!(dot.matches('{').count(), dot.matches('}').count());

@@ -10,6 +10,7 @@ mod environment;
 mod events;
 mod faults;
 mod graph;
+mod graph_updates;
 mod kernels;
 mod lifecycle;
 mod memory;
