@@ -4,6 +4,7 @@
 //! wait is missing is known here, because every command passes by with its stream and its label.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashSet;
 use thalweg_device::{Driver, GraphHandle, GraphNodeHandle, Label};
@@ -48,7 +49,12 @@ impl Branches {
 
     /// Which streams the origin does not wait for, in words; `None` if there is none. To be asked while the capture is under
     /// way. A capture on one stream asks nothing of the driver; one on several walks its graph once.
-    pub(super) fn unjoined(&self, driver: &dyn Driver, capture: u64) -> Option<String> {
+    pub(super) fn unjoined(
+        &self,
+        driver: &dyn Driver,
+        capture: u64,
+        questions: &AtomicU64,
+    ) -> Option<String> {
         let (origin, others) = self.branches.split_first()?;
         let ends = |branch: &Branch| {
             let info = driver.stream_capture_info(branch.stream.handle()).ok()?;
@@ -61,7 +67,7 @@ impl Branches {
         }
         let (graph, from) = ends(origin)?;
         let wanted = open.iter().flat_map(|(_, nodes)| nodes).copied().collect();
-        let missing = not_before(driver, graph, from, wanted);
+        let missing = not_before(driver, graph, from, wanted, questions);
         let mut text = String::new();
         for (branch, _) in open.iter().filter(|(_, ends)| ends.iter().any(|node| missing.contains(node))) {
             let separator = if text.is_empty() { "" } else { "; " };
@@ -87,6 +93,7 @@ fn not_before(
     graph: GraphHandle,
     from: Vec<GraphNodeHandle>,
     mut wanted: FxHashSet<GraphNodeHandle>,
+    questions: &AtomicU64,
 ) -> FxHashSet<GraphNodeHandle> {
     let mut seen: FxHashSet<GraphNodeHandle> = FxHashSet::default();
     let mut unvisited = from;
@@ -98,6 +105,7 @@ fn not_before(
         if wanted.is_empty() {
             break;
         }
+        questions.fetch_add(1, Ordering::Relaxed);
         unvisited.extend(driver.graph_node_predecessors(graph, node).unwrap_or_default());
     }
     wanted

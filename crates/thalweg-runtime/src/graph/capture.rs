@@ -49,6 +49,8 @@ struct UnderWay {
     footprint: Footprint,
     /// The pinned memory that its copies use.
     pinned: Vec<Arc<PinnedBlock>>,
+    /// What was asked of the driver for it.
+    questions: Arc<AtomicU64>,
 }
 
 impl Captures {
@@ -78,6 +80,7 @@ impl Captures {
     fn note(&self, stream: &Stream, note: impl FnOnce(&mut UnderWay, &CaptureInfo)) {
         let Some(info) = self.info(stream) else { return };
         if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id) {
+            capture.questions.fetch_add(1, Ordering::Relaxed);
             note(capture, &info);
         }
     }
@@ -94,6 +97,8 @@ impl Captures {
     /// The stream was given a command, when it took part in the capture that `before` tells of.
     pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
         self.note(stream, |capture, after| {
+            // The one before it, too.
+            capture.questions.fetch_add(1, Ordering::Relaxed);
             let label = command.label();
             capture.branches.submitted(stream, label);
             capture.steps.submitted(&before.dependencies, &after.dependencies, command);
@@ -203,7 +208,8 @@ impl Capture {
             device.synchronize()?;
         }
         let id = Arc::new(AtomicU64::new(0));
-        let filter = streams_of_capture(driver, &id);
+        let questions = Arc::default();
+        let filter = streams_of_capture(driver, &id, &questions);
         let named = |error| from_allocation(device, error);
         device.allocator().begin_allocate_to_pool(pool.id(), filter.clone()).map_err(named)?;
         if let Err(error) = device.host_allocator().begin_allocate_to_pool(pool.id(), filter) {
@@ -233,6 +239,7 @@ impl Capture {
             steps: Steps::default(),
             footprint: Footprint::new(device.allocator(), pool.id()),
             pinned: Vec::new(),
+            questions,
         });
         device.captures().count.fetch_add(1, Ordering::Release);
         drop(under_way);
@@ -267,7 +274,7 @@ impl Capture {
             capture.and_then(|capture| {
                 let end = driver.stream_capture_info(self.stream.handle()).ok()?;
                 capture.steps.ended(&end.dependencies);
-                capture.branches.unjoined(&**driver, self.id)
+                capture.branches.unjoined(&**driver, self.id, &capture.questions)
             })
         };
         self.open = false;
@@ -278,7 +285,7 @@ impl Capture {
             unjoined.into_iter().fold(error, Error::context)
         })?;
         let template = Arc::new(Template::new(&device, handle));
-        let UnderWay { steps, footprint, pinned, .. } =
+        let UnderWay { steps, footprint, pinned, questions, .. } =
             device.captures().take(self.id).expect("it is under way until it is taken here, or dropped");
         let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
@@ -295,6 +302,7 @@ impl Capture {
         let content = Content {
             device,
             template,
+            questions: questions.load(Ordering::Relaxed),
             steps,
             description: OnceLock::new(),
             contract,
@@ -364,10 +372,15 @@ fn nested() -> Error {
 }
 
 /// The streams that take part in the capture of this number.
-fn streams_of_capture(driver: &Arc<dyn Driver>, id: &Arc<AtomicU64>) -> StreamFilter {
-    let (driver, id) = (driver.clone(), id.clone());
+fn streams_of_capture(
+    driver: &Arc<dyn Driver>,
+    id: &Arc<AtomicU64>,
+    questions: &Arc<AtomicU64>,
+) -> StreamFilter {
+    let (driver, id, questions) = (driver.clone(), id.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
         let id = id.load(Ordering::Acquire);
+        questions.fetch_add(u64::from(id != 0), Ordering::Relaxed);
         let info = (id != 0).then(|| driver.stream_capture_info(StreamHandle::from_raw(stream.raw())));
         info.is_some_and(|info| info.is_ok_and(|info| info.id == id))
     }))

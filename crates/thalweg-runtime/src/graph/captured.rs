@@ -11,7 +11,7 @@ use thalweg_memory::{StreamId, planted};
 
 use super::contract::Contract;
 use super::pool::GraphPool;
-use super::report::GraphMemory;
+use super::report::{CaptureCost, GraphMemory};
 use super::sharing::Member;
 use super::steps::Steps;
 use super::update::UpdateCounts;
@@ -57,6 +57,7 @@ pub(super) struct Content {
     pub(super) device: Device,
     pub(super) template: Arc<Template>,
     pub(super) steps: Steps,
+    pub(super) questions: u64,
     /// Made when it is asked for: to ask the driver takes longer than all the rest of a capture.
     pub(super) description: OnceLock<GraphDescription>,
     pub(super) contract: Contract,
@@ -141,6 +142,11 @@ impl CapturedGraph {
     pub fn debug_dump(&self, path: &Path, verbose: bool) -> Result<()> {
         let Content { device, template, .. } = &*self.content;
         device.check(device.driver().graph_debug_dot_print(template.handle, path, verbose))
+    }
+
+    /// What the capture asked of the driver.
+    pub fn cost(&self) -> CaptureCost {
+        CaptureCost { commands: self.content.steps.len() as u64, driver_calls: self.content.questions }
     }
 
     /// What the graph relies on, and what it gives.

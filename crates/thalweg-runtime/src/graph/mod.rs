@@ -68,7 +68,7 @@ pub use captured::CapturedGraph;
 pub use contract::{Contract, Input, InputKind, Output};
 pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
-pub use report::{GraphMemory, PoolMemory};
+pub use report::{CaptureCost, GraphMemory, PoolMemory};
 pub use sharing::Sharing;
 pub use update::{Update, UpdateCounts};
 

@@ -1,4 +1,4 @@
-//! What graphs take of memory: one graph, and all of a pool.
+//! What graphs take of memory: one graph, and all of a pool. And what a capture takes of the driver.
 
 /// What one graph takes of memory, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,4 +28,14 @@ pub struct PoolMemory {
     pub held_bytes: u64,
     /// Its graphs, oldest first.
     pub graphs: Vec<GraphMemory>,
+}
+
+/// What a capture cost, in numbers that no clock is needed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CaptureCost {
+    /// The commands that were captured through Thalweg.
+    pub commands: u64,
+    /// How often the driver was asked where a stream stands in the capture, and behind which nodes a node comes, beyond the
+    /// commands themselves and what the allocator asks to use memory again. It grows with the commands, and no faster.
+    pub driver_calls: u64,
 }

@@ -368,3 +368,43 @@ fn the_lifecycle_holds_under_every_schedule() {
         Ok(())
     });
 }
+
+#[test]
+fn a_command_costs_the_same_in_a_large_capture() {
+    let device = sim(1).remove(0);
+    let streams = [(); 3].map(|()| Stream::new(&device).unwrap());
+    let inputs: Vec<_> = (0..8).map(|_| buffer_of(&streams[0], &[0.0; 4])).collect();
+    // Forks, joins, and memory that goes from one stream to another.
+    let capture = |commands: usize| {
+        let options = CaptureOptions { stream: Some(streams[0].clone()), ..Default::default() };
+        let capture = Graph::capture_begin(&device, options).unwrap();
+        for turn in 0..commands / 4 {
+            let side = &streams[1 + turn % 2];
+            let between = Buffer::new(&streams[0], 16).unwrap();
+            let input = inputs[turn % inputs.len()].pointer();
+            launch_sum(&streams[0], &[input], between.pointer(), 4).unwrap();
+            side.wait_stream(&streams[0]).unwrap();
+            launch_sum(side, &[between.pointer()], between.pointer(), 4).unwrap();
+            launch_sum(side, &[between.pointer()], between.pointer(), 4).unwrap();
+            between.record_use(side);
+            drop(between);
+            streams[0].wait_stream(side).unwrap();
+            launch_sum(&streams[0], &[input], input, 4).unwrap();
+        }
+        capture.end().unwrap()
+    };
+    let [small, large] = [100, 10_000].map(|commands| {
+        let captured = capture(commands);
+        let cost = captured.cost();
+        assert_eq!(cost.commands, commands as u64);
+        assert_eq!(captured.contract().inputs().len(), 8);
+        assert!(
+            captured.memory().occupied_bytes < 100 << 10,
+            "memory is used again: {:?}",
+            captured.memory()
+        );
+        cost.driver_calls as f64 / cost.commands as f64
+    });
+    assert!(large <= 1.05 * small, "{small} calls a command in a small capture, {large} in a large one");
+    assert!(small < 8.0, "{small} calls a command");
+}
