@@ -30,19 +30,23 @@
 //! context: handles know their device.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::conditional::{ConditionFormat, Conditional};
+use crate::description::GraphDescription;
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result, StreamHandle,
+    CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
+    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
+    StreamHandle,
 };
 
 /// How an event is made.
@@ -436,6 +440,50 @@ pub trait Driver: Send + Sync + fmt::Debug {
         update: DependencyUpdate,
     ) -> Result<()>;
 
+    /// A new condition of the graph that the stream captures into, which each launch starts at `initial`. One conditional node
+    /// of this graph, or of a body in it at any depth, reads it: a graph whose conditions are not all read may be refused by
+    /// `graph_instantiate`. It goes with the graph that the capture began.
+    ///
+    /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
+    /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
+    /// [properties](DeviceProperties::conditional_nodes) say. See the [module](crate::conditional).
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
+
+    /// Captures a kernel that sets a condition to the value that is at `source` when it runs: in front of the node that reads
+    /// it, or in a body. A condition of another graph or device is [`InvalidValue`](crate::Code::InvalidValue), and so is a
+    /// `source` that is not aligned to the format. Where two executables of one graph run at once, each may see what the other
+    /// set.
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()>;
+
+    /// Puts a conditional node behind what the next command on the capturing stream would depend on; the next command then
+    /// depends on the node. Answers its bodies, which are empty and to be captured into before the graph is instantiated. A
+    /// condition that another node reads is [`InvalidValue`](crate::Code::InvalidValue).
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>>;
+
+    /// Starts a capture on a stream into a body of a conditional node, which must be empty and of the stream's device; any other
+    /// graph is [`InvalidValue`](crate::Code::InvalidValue). It is ended by `stream_end_capture`, which answers the body. The
+    /// capture that the node belongs to may be over by then or go on meanwhile on its own streams. Commands that cannot be in a
+    /// body are refused when they are captured, when the capture ends or by `graph_instantiate`.
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()>;
+
     /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
@@ -448,14 +496,48 @@ pub trait Driver: Send + Sync + fmt::Debug {
         node: GraphNodeHandle,
     ) -> Result<Vec<GraphNodeHandle>>;
 
-    /// The graph as data.
+    /// The graph as data, also while a capture builds it. Takes a few calls a node on a card.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;
 
-    /// Gives the graph up. Its executables live on.
+    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz, `verbose` with everything. A
+    /// file that cannot be written is [`OperatingSystem`](crate::Code::OperatingSystem), or
+    /// [`InvalidValue`](crate::Code::InvalidValue) where the path is none. For a text that is the same on every driver see
+    /// [`GraphDescription::to_dot`].
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
+
+    /// Gives the graph up, with its bodies and conditions. Its executables live on. A body by itself, and a graph of which a
+    /// body is being captured, is [`IllegalState`](crate::Code::IllegalState).
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
 
-    /// An executable of the graph for one device. Blocks while it is built.
+    /// An executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and a graph
+    /// of which a body is being captured, is [`IllegalState`](crate::Code::IllegalState).
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+
+    /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would
+    /// do, launches that were queued before are not affected. It costs a fraction of an instantiation.
+    ///
+    /// The graphs must have the same shape. Nodes that nothing depends on are paired in their order, and what paired nodes
+    /// depend on is paired in the order of the edges, so two captures of one program fit. Paired nodes are of one kind. A
+    /// kernel may be replaced by any other of the same device and stream priority; a copy keeps the devices and the kinds of
+    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a card may
+    /// insist on its size; stream-ordered allocations and frees, and conditional nodes, cannot be updated at all. Where any of this does not hold, the
+    /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
+    ///
+    /// The executable's nodes keep their names: those of the graph that it was instantiated from.
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
+
+    /// Gives a kernel of an executable graph other work: another kernel of the same device, grid, block, arguments, and the
+    /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
+    ///
+    /// `node` is named as in the graph that the executable was instantiated from, which must still be there, and was a
+    /// [`launch`](Self::launch) when it was captured. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
+    /// what `launch` would refuse.
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()>;
 
     /// Gives the executable up; a launch that is under way runs to its end.
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;

@@ -1,7 +1,6 @@
 //! Stream capture and graphs, as the driver speaks of them.
 
 use crate::GraphNodeHandle;
-use crate::command::Label;
 
 /// Which calls of which threads a capture forbids (`cudaStreamCaptureMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -56,50 +55,49 @@ pub enum DependencyUpdate {
     Set,
 }
 
-/// What a node of a graph does.
+/// What became of an update of a whole executable graph ([`Driver::graph_exec_update`](crate::Driver::graph_exec_update)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GraphExecUpdate {
+    /// Later launches do the other graph's work.
+    Updated,
+    /// The other graph does not fit, and the executable is as it was: instantiate the graph instead.
+    Refused(UpdateRefusal),
+}
+
+impl GraphExecUpdate {
+    /// Whether later launches do the other graph's work.
+    pub const fn is_updated(&self) -> bool {
+        matches!(self, Self::Updated)
+    }
+}
+
+/// Why an executable could not take another graph's work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UpdateRefusal {
+    /// What differs.
+    pub reason: UpdateReason,
+    /// The node of the other graph at which it was noticed; `None` where it is no single node.
+    pub node: Option<GraphNodeHandle>,
+    /// Where the topology differs: the dependency of `node` that has no counterpart, if it is one.
+    pub dependency: Option<GraphNodeHandle>,
+}
+
+/// What may differ between an executable and a graph (`CUgraphExecUpdateResult`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum GraphNodeKind {
-    /// A kernel, or library work that the library submitted as a kernel.
-    Kernel,
-    /// Library work of the simulator.
-    Library,
-    /// A copy.
-    Copy,
-    /// A fill.
-    Fill,
-    /// A host function.
-    Host,
-    /// Nothing but dependencies.
-    Empty,
-    /// A wait for an event from outside the graph.
-    WaitEvent,
-    /// The record of an event for the outside.
-    RecordEvent,
-    /// A stream-ordered allocation.
-    Allocate,
-    /// Its counterpart.
-    Free,
-    /// Something that this version has no name for.
+pub enum UpdateReason {
+    /// The nodes are more or fewer, or depend on one another in another way.
+    TopologyChanged,
+    /// A node does something of another kind.
+    KindChanged,
+    /// A kernel's place is taken by one that cannot run there: it belongs to another device, say.
+    FunctionChanged,
+    /// Parameters changed in a way that needs a new executable: a copy between other kinds of memory, say.
+    ParametersChanged,
+    /// An attribute changed that an executable keeps: the priority of a kernel, say.
+    AttributesChanged,
+    /// Nodes of this kind cannot be updated.
+    NotSupported,
+    /// Something else, which the driver does not say.
     Other,
-}
-
-/// A graph as data.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct GraphDescription {
-    /// The nodes, in an order in which they may run where the driver knows one.
-    pub nodes: Vec<GraphNode>,
-    /// The edges: the second node runs after the first. Indices into `nodes`.
-    pub edges: Vec<(usize, usize)>,
-}
-
-/// One node as data.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct GraphNode {
-    /// Its handle.
-    pub handle: GraphNodeHandle,
-    /// What it does.
-    pub kind: GraphNodeKind,
-    /// Who submitted it, where the driver knows.
-    pub label: Option<Label>,
 }

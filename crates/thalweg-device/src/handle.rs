@@ -48,6 +48,8 @@ handles! {
     GraphExecHandle;
     /// One node of a graph.
     GraphNodeHandle;
+    /// A condition of a graph: a number on the device that conditional nodes read.
+    ConditionHandle;
     /// Physical memory without an address, to be mapped into a reserved range.
     PhysicalHandle;
     /// A pool of the stream-ordered allocator.

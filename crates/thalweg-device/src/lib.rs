@@ -17,6 +17,8 @@
 mod anonymous;
 pub mod collective;
 mod command;
+pub mod conditional;
+mod description;
 pub mod driver;
 mod error;
 mod foreign;
@@ -40,15 +42,17 @@ pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reductio
 pub use command::{
     Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, Touch,
 };
+pub use conditional::{ConditionFormat, Conditional};
+pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;
 pub use graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,
 };
 pub use handle::{
-    CommunicatorHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle,
-    GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
+    CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
+    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
 };
 pub use host::{HostFault, HostKernel, HostLaunch};
 pub use library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
@@ -58,4 +62,6 @@ pub use memory::{
 };
 pub use module::{HostModule, Image};
 pub use process::descriptor_of_process;
-pub use properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
+pub use properties::{
+    ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
+};

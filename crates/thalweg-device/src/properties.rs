@@ -85,8 +85,19 @@ pub struct DeviceProperties {
     pub host_register: bool,
     /// The lowest and the greatest priority of a stream (the greatest is the smaller number: `(0, -5)`).
     pub stream_priority_range: (i32, i32),
+    /// Which conditional nodes its graphs can have.
+    pub conditional_nodes: ConditionalSupport,
     /// Which library calls it can do (see [`crate::CardCall`]).
     pub libraries: LibrarySupport,
+}
+
+/// Which conditional nodes the graphs of a device can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ConditionalSupport {
+    /// `If` and `While`: drivers for CUDA 12.4 and later, and the simulator.
+    pub if_and_while: bool,
+    /// `IfElse` and `Switch`: drivers for CUDA 12.8 and later, and the simulator.
+    pub else_and_switch: bool,
 }
 
 /// Which library calls a device can do.

@@ -11,10 +11,12 @@ mod it {
     mod litmus;
     mod processes;
     mod referee;
+    mod referee_graphs;
     mod referee_lifetimes;
     mod referee_orders;
     mod referee_support;
     mod sim_capture;
+    mod sim_conditionals;
     mod sim_faults;
     mod sim_memory;
     mod sim_order;

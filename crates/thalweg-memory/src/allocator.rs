@@ -644,6 +644,11 @@ impl Block {
         self.stream
     }
 
+    /// The private pool that the memory belongs to; `None` for the shared one.
+    pub fn pool(&self) -> Option<PoolId> {
+        self.arena().home.owner.pool()
+    }
+
     /// Whether this is a null block, which holds no memory.
     pub fn is_null(&self) -> bool {
         self.block == BlockId::NONE

@@ -52,6 +52,7 @@ use crate::pools::{Owner, PoolId};
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, SegmentSource, StreamId, UpstreamError, VirtualMemory};
+use crate::vigil::Vigil;
 use crate::watch::Log;
 
 /// Whose an arena is.
@@ -403,6 +404,8 @@ pub(crate) struct ArenaState {
     pub(crate) holes: FxHashMap<BlockId, Vec<PageId>>,
     /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
+    /// Who wants to hear when a block is given back ([`vigil`](crate::vigil)).
+    pub(crate) watched: FxHashMap<BlockId, Vec<Arc<Vigil>>>,
     pub(crate) order: Order<BlockId>,
     /// Other streams whose work may touch what is free: those that replay the graphs of a pool.
     users: Vec<StreamId>,
@@ -431,6 +434,7 @@ impl ArenaState {
             pages: FxHashMap::default(),
             holes: FxHashMap::default(),
             revoked: FxHashSet::default(),
+            watched: FxHashMap::default(),
             order: Order::default(),
             users: Vec::new(),
             gauges: Gauges::default(),
@@ -640,6 +644,9 @@ impl ArenaState {
     /// Takes a block back from the caller. It is used again when its uses are over.
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
+        if !self.watched.is_empty() {
+            planted!(VigilNotTold, self.tell_vigils(block), ());
+        }
         if self.is_revoked(block) {
             return self.forget_revoked(arena, block, uses);
         }

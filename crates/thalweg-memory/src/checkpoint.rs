@@ -301,7 +301,7 @@ impl ArenaState {
     }
 
     /// The blocks that are in callers' hands.
-    fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let pending: FxHashSet<BlockId> = self.order.pending().collect();
         self.taken_blocks().filter(move |block| !pending.contains(block))
     }
@@ -315,6 +315,7 @@ impl ArenaState {
             self.log.rename(block, heir);
             self.revoked.insert(block);
             if live.contains(&block) {
+                self.tell_vigils(block);
                 freed.push(self.blocks.span(heir).address);
                 self.free(arena, heir, Uses::new(), None);
             } else {

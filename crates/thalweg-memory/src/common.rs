@@ -115,7 +115,7 @@ impl Common {
         arena
     }
 
-    fn arena(&self, number: u32) -> Option<Arc<Arena>> {
+    pub(crate) fn arena(&self, number: u32) -> Option<Arc<Arena>> {
         self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
     }
 

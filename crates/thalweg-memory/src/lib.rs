@@ -56,6 +56,7 @@
 //! | `directory`, `pools` | which arena serves whom | blocks |
 //! | `direct` | the same books for memory that is not cached here | |
 //! | `registry`, `raw`, `exact`, `checkpoint` | blocks by address, at an address, and pools put back to what they were | the upstream |
+//! | `vigil` | which blocks are held, and who hears when one is given back | graphs |
 //! | `sharing`, `imports` | memory for other processes, and theirs | |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
 //! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
@@ -145,6 +146,7 @@ pub mod stats;
 mod summary;
 mod sync;
 pub mod upstream;
+mod vigil;
 mod watch;
 
 pub use advice::Advice;
@@ -169,4 +171,5 @@ pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
     SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
+pub use vigil::{LiveBlock, Vigil};
 pub use watch::SnapshotOptions;

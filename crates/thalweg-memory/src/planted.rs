@@ -117,6 +117,7 @@ mod table {
         NeighbourStaysInBin: "memory/arena", "a block that was merged stays in its bin";
         EmptiedWhileBusy: "memory/arena", "empty_cache unmaps pages before the stream is done with them";
         InboxLosesUses: "memory/arena", "a block that is freed while its arena is locked loses its uses";
+        VigilNotTold: "memory/arena", "a graph does not hear that an input was given back";
         MergesWithTaken: "memory/blocks", "a freed block is merged with a neighbour that somebody has";
         SplitOverlaps: "memory/blocks", "the rest of a block that is cut begins 512 bytes too early";
         HoleUnmappedAtOnce: "memory/grow", "pages that moved are unmapped at their old address at once";
@@ -150,6 +151,7 @@ mod table {
         GraphForgetsPinned: "runtime/graph", "a graph does not keep the pinned memory that it copies from";
         ReplayForgetsPinned: "runtime/graph", "a replay is not recorded as a use of the graph's pinned memory";
         ReplayNotAwaited: "runtime/graph", "a graph's memory is unmapped before a replay is over";
+        SharingUnchecked: "runtime/graph/sharing", "a graph overwrites an output of another that is still wanted";
         GraphDropsPool: "runtime/graph", "a graph does not keep the pool that its memory is in";
         HostPoolNotReleased: "runtime/graph", "the pool of a graph's pinned memory is never released";
         CaptureNeverEnds: "runtime/graph", "the allocator does not hear that a capture has ended";

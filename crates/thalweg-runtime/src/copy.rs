@@ -1,8 +1,10 @@
 //! Copies and fills.
 
-use thalweg_device::{Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
+use smallvec::SmallVec;
+use thalweg_device::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
 use thalweg_memory::planted;
 
+use crate::graph::Command;
 use crate::{PinnedBuffer, Result, Stream};
 
 impl Stream {
@@ -67,7 +69,18 @@ impl Stream {
             return Ok(());
         }
         let copy = Copy { target, source, bytes, label };
-        self.submit(label, || self.device().driver().copy_async(self.handle(), &copy))
+        let ends = [(target, AccessMode::Write), (source, AccessMode::Read)];
+        let accesses: SmallVec<[Access; 2]> = ends
+            .into_iter()
+            .filter_map(|(end, mode)| match end {
+                Endpoint::Device(pointer) => Some(Access::new(pointer.address(), bytes, mode)),
+                Endpoint::Pinned(_) => None,
+            })
+            .collect();
+        let parameters = [address(target), address(source), bytes];
+        let parameters = bytemuck::bytes_of(&parameters);
+        let command = Command::Other { label, accesses: &accesses, parameters };
+        self.submit(command, || self.device().driver().copy_async(self.handle(), &copy))
     }
 
     /// Copies ordinary host memory to the device. Returns when `source` may change.
@@ -75,7 +88,9 @@ impl Stream {
         if source.is_empty() {
             return Ok(());
         }
-        self.submit(label, || self.device().driver().copy_from_host(self.handle(), target, source, label))
+        let access = Access::write(target, source.len() as u64);
+        let command = Command::Other { label, accesses: &[access], parameters: &[] };
+        self.submit(command, || self.device().driver().copy_from_host(self.handle(), target, source, label))
     }
 
     /// Copies device memory to ordinary host memory. Blocks until the bytes are there.
@@ -94,6 +109,22 @@ impl Stream {
             return Ok(());
         }
         let fill = Fill { target, pattern, count, label };
-        self.submit(label, || self.device().driver().fill_async(self.handle(), &fill))
+        let access = Access::write(target, count.saturating_mul(pattern.bytes()));
+        let (unit, value) = match pattern {
+            FillPattern::U8(value) => (1, u64::from(value)),
+            FillPattern::U16(value) => (2, u64::from(value)),
+            FillPattern::U32(value) => (4, u64::from(value)),
+        };
+        let parameters: [u64; 4] = [target.address(), unit, value, count];
+        let parameters = bytemuck::bytes_of(&parameters);
+        let command = Command::Other { label, accesses: &[access], parameters };
+        self.submit(command, || self.device().driver().fill_async(self.handle(), &fill))
+    }
+}
+
+fn address(end: Endpoint) -> u64 {
+    match end {
+        Endpoint::Device(pointer) => pointer.address(),
+        Endpoint::Pinned(pointer) => pointer.address(),
     }
 }

@@ -1,5 +1,6 @@
 //! Events: markers in a stream that other streams and the host can wait for.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_device::{EventFlags, EventHandle};
@@ -20,6 +21,8 @@ pub struct Event {
 struct Recorded {
     device: Device,
     handle: EventHandle,
+    /// The number of the capture that the latest record is a part of; 0 for none.
+    capture: AtomicU64,
 }
 
 impl std::fmt::Debug for Recorded {
@@ -71,16 +74,22 @@ impl Event {
                 None => {
                     let device = stream.device().clone();
                     let handle = device.check(device.driver().event_create(device.index(), self.flags))?;
-                    slot.insert(Arc::new(Recorded { device, handle })).clone()
+                    let capture = AtomicU64::new(0);
+                    slot.insert(Arc::new(Recorded { device, handle, capture })).clone()
                 }
             }
         };
         same_device("the stream to record the event on", &recorded.device, stream.device())?;
         let place = planted!(RecordedElsewhere, stream.handle(), stream.device().default_stream().handle());
-        stream.check(recorded.device.driver().event_record(recorded.handle, place))
+        stream.check(recorded.device.driver().event_record(recorded.handle, place))?;
+        recorded.capture.store(recorded.device.captures().of(stream), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Later work on the stream, which may be one of another device of the same driver, waits for the latest record so far.
+    ///
+    /// # Errors
+    /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which goes on unharmed.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         match planted!(WaitEventDropped, self.recorded(), None) {
             Some(recorded) => {
@@ -91,7 +100,11 @@ impl Event {
                         recorded.device
                     )));
                 }
-                stream.check(stream.device().driver().stream_wait_event(stream.handle(), recorded.handle))
+                let captures = stream.device().captures();
+                captures.check_wait(stream, recorded.capture.load(Ordering::Relaxed))?;
+                stream.check(stream.device().driver().stream_wait_event(stream.handle(), recorded.handle))?;
+                captures.joined(stream);
+                Ok(())
             }
             None => Ok(()),
         }

@@ -7,6 +7,7 @@ use thalweg_device::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, L
 use thalweg_ir::foreach::{BLOCK, CAPACITY, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Program, Source};
 
+use crate::graph::Command;
 use crate::kernel::{cells, slice};
 use crate::{Result, Stream};
 
@@ -41,7 +42,7 @@ impl Stream {
                 accesses: &accesses,
                 label,
             };
-            self.submit(label, || device.driver().launch(self.handle(), &launch))?;
+            self.submit(Command::Launch(&launch), || device.driver().launch(self.handle(), &launch))?;
         }
         Ok(())
     }

@@ -18,6 +18,7 @@ use thalweg_device::{Access, AccessMode, DevicePointer, Label, Launch, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Arguments, Geometry, Kernel, OperandGeometry};
 
+use crate::graph::Command;
 use crate::kernel::LoadedKernel;
 use crate::{Device, Result, Stream};
 
@@ -110,7 +111,7 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

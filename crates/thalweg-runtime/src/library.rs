@@ -14,8 +14,10 @@ use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
 use thalweg_ir::matmul::{self, Matmul, Operand};
 
+use crate::graph::Command;
 use crate::kernel::slice;
 use crate::launch::touch_of;
+
 use crate::{Buffer, Error, Result, Stream};
 
 /// Scratch memory that cuBLASLt may use for a product of at least [`WORKSPACE_FLOPS`]: enough for its split-k algorithms.
@@ -86,7 +88,9 @@ impl Stream {
             accesses: &accesses,
             label,
         };
-        self.submit(label, || self.device().driver().library_async(self.handle(), &launch))
+        let parameters = launch.arguments;
+        let command = Command::Other { label, accesses: &accesses, parameters };
+        self.submit(command, || self.device().driver().library_async(self.handle(), &launch))
     }
 
     fn matmul_kernel(
@@ -116,7 +120,7 @@ impl Stream {
             accesses,
             label,
         };
-        self.submit(label, || self.device().driver().launch(self.handle(), &launch))
+        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_device::{HostPointer, Label};
-use thalweg_memory::{HostBlock, planted};
+use thalweg_device::{HostPointer, Label, StreamHandle};
+use thalweg_memory::{HostBlock, StreamId, planted};
 
 use crate::memory::from_allocation;
 use crate::{Device, Error, Result, Stream};
@@ -31,14 +31,20 @@ pub(crate) struct PinnedBlock {
 
 impl PinnedBlock {
     /// Says that work on the stream uses it: until the free, or so far.
-    pub(crate) fn record(&self, stream: &Stream, kind: UseKind, label: Label) {
+    pub(crate) fn record(&self, stream: StreamId, kind: UseKind, label: Label) {
         match kind {
-            UseKind::UntilFree => self.block.record_stream(stream.id()),
-            UseKind::SoFar => planted!(PinnedUseNotTold, self.block.record_use(stream.id()), ()),
+            UseKind::UntilFree => self.block.record_stream(stream),
+            UseKind::SoFar => planted!(PinnedUseNotTold, self.block.record_use(stream), ()),
         }
         if let Some(instrument) = self.device.driver().instrument() {
-            instrument.block_recorded(self.block.address(), stream.handle(), kind, label);
+            let stream = StreamHandle::from_raw(stream.raw());
+            instrument.block_recorded(self.block.address(), stream, kind, label);
         }
+    }
+
+    /// The bytes that were asked for.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.block.requested_bytes()
     }
 }
 
@@ -70,7 +76,7 @@ impl PinnedBuffer {
 
     /// The bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
-        self.block.block.requested_bytes()
+        self.block.size_bytes()
     }
 
     /// The address.
@@ -123,7 +129,7 @@ impl PinnedBuffer {
     /// Remembers that work the stream was just given uses the memory: the cache keeps it until that work is done, and a graph
     /// that captured the work keeps it for as long as it lives.
     pub(crate) fn record_use(&self, stream: &Stream, label: Label) {
-        self.block.record(stream, UseKind::SoFar, label);
+        self.block.record(stream.id(), UseKind::SoFar, label);
         stream.device().captures().keep(stream, &self.block);
     }
 }

@@ -18,6 +18,7 @@ use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::forgotten::ForgottenStreams;
+use crate::graph::Command;
 use crate::memory::outside_capture;
 use crate::{Error, Event, Result};
 
@@ -328,13 +329,20 @@ impl Stream {
         &self.state
     }
 
-    /// Submits a command: remembers its label, makes the call, waits where `CUDA_LAUNCH_BLOCKING` asks for it.
+    /// Submits a command: remembers its label, makes the call, tells the capture that it became part of, waits where
+    /// `CUDA_LAUNCH_BLOCKING` asks for it.
     pub(crate) fn submit(
         &self,
-        label: Label,
+        command: Command<'_>,
         call: impl FnOnce() -> thalweg_device::Result<()>,
     ) -> Result<()> {
-        self.submit_numbered(label, call).map(drop)
+        let captures = self.device.captures();
+        let before = captures.info(self);
+        self.submit_numbered(command.label(), call)?;
+        if let Some(before) = before {
+            captures.submitted(self, &before, &command);
+        }
+        Ok(())
     }
 
     /// Submits a call that is done when it returns, and so is all that the stream was given before.

@@ -21,6 +21,7 @@ pub(super) enum CapturedCall<'a> {
     Accesses(&'a [Access]),
     Allocate { start: u64, bytes: u64 },
     Free { start: u64 },
+    Bodies(&'a [GraphHandle]),
 }
 
 impl Model {
@@ -61,17 +62,25 @@ impl Model {
         self.captures[position] = graph;
     }
 
-    fn work(&mut self, capture: u64, site: SiteId, call: CapturedCall<'_>) -> NodeWork {
+    pub(super) fn work(&mut self, capture: u64, site: SiteId, call: CapturedCall<'_>) -> NodeWork {
         let accesses = match call {
             CapturedCall::Accesses(accesses) => accesses,
             CapturedCall::Allocate { start, bytes } => return NodeWork::Allocate { start, bytes },
             CapturedCall::Free { start } => return NodeWork::Free { start },
+            CapturedCall::Bodies(bodies) => {
+                self.families.add(capture, bodies);
+                return NodeWork::Bodies(bodies.into());
+            }
         };
+        let family = self.families.of(capture);
         let accesses = accesses.iter().filter(|access| access.bytes > 0).map(|&access| {
             self.inspect(&access, site);
             let none = Owner { block: 0, serial: 0, is_kept: true };
             let owner = self.owner(access.start).map_or(none, |owner| {
-                let is_kept = self.blocks.get(owner.block).is_some_and(|block| block.capture == capture);
+                let is_kept = self
+                    .blocks
+                    .get(owner.block)
+                    .is_some_and(|block| self.families.of(block.capture) == family);
                 Owner { is_kept, ..owner }
             });
             Captured { access, owner }
@@ -119,12 +128,12 @@ impl Model {
     /// The graph can be launched under a new handle.
     pub(super) fn instantiated(&mut self, graph: u64, executable: u64) {
         let Some(graph) = self.graphs.get(&graph) else { return };
-        let nodes: Arc<[Node]> = graph.nodes.as_slice().into();
+        let (capture, (nodes, names)) = (graph.capture, self.in_place(graph));
         let (places, count) = chains(&nodes);
         let actor = Actor::Chain { graph: executable, stream: 0 };
         let strands = (0..count).map(|_| self.strand(actor)).collect();
-        let last = Clock::default();
-        self.executables.insert(executable, Executable { nodes, places: places.into(), strands, last });
+        let (places, last) = (places.into(), Clock::default());
+        self.executables.insert(executable, Executable { capture, nodes, names, places, strands, last });
     }
 
     /// The executable is given up.
@@ -186,6 +195,7 @@ impl Model {
             }
             &NodeWork::Allocate { start, bytes } => self.given_out(clock, mark, start, bytes),
             &NodeWork::Free { start } => self.taken_back(clock, mark, start),
+            NodeWork::Bodies(_) => unreachable!("an executable has its bodies in their places"),
         }
     }
 

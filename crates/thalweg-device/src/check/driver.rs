@@ -15,17 +15,19 @@ use super::touch::Manner;
 use super::{CheckedDriver, Instrument, take_label};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::conditional::{ConditionFormat, Conditional};
+use crate::description::GraphDescription;
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, AccessMode, CommunicatorHandle, DevicePointer, Endpoint, Error, EventHandle, FunctionHandle,
-    GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
-    Result, StreamHandle,
+    Access, AccessMode, CommunicatorHandle, ConditionHandle, DevicePointer, Endpoint, Error, EventHandle,
+    FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle,
+    PoolHandle, Result, StreamHandle,
 };
 
 /// The methods that order nothing and touch nothing.
@@ -258,8 +260,10 @@ impl Driver for CheckedDriver {
             stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
         ) -> Result<()>;
         fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
+        fn condition_create(stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
         fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
         fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
+        fn graph_debug_dot_print(graph: GraphHandle, path: &std::path::Path, verbose: bool) -> Result<()>;
     }
 
     // ---- Synchronisation ------------------------------------------------------------------------------------------
@@ -672,6 +676,53 @@ impl Driver for CheckedDriver {
         Ok(())
     }
 
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()> {
+        let accesses = [Access::read(source, format.bytes())];
+        self.command(stream, label, &accesses, || {
+            self.inner.condition_set_async(stream, condition, source, format, label)
+        })
+    }
+
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>> {
+        let before = self.capturing(stream);
+        let bodies = self.inner.conditional_node_add(stream, condition, conditional, label)?;
+        if let Some(before) = before {
+            let after = self.inner.stream_capture_info(stream)?;
+            let mut model = self.lock();
+            let site = model.sites.of(label);
+            model.captured(&*self.inner, &before, &after, site, CapturedCall::Bodies(&bodies));
+        }
+        Ok(bodies)
+    }
+
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
+        self.inner.stream_begin_capture_to_graph(stream, body, mode)?;
+        let capture = self.inner.stream_capture_info(stream).map_or(0, |info| info.id);
+        let mut model = self.lock();
+        model.families.begin(capture, body);
+        model.begin_capture(capture, stream.raw());
+        self.captures.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
     fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
         let result = self.inner.stream_end_capture(stream);
         let is_over = result.is_ok()
@@ -688,7 +739,7 @@ impl Driver for CheckedDriver {
 
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
         self.inner.graph_destroy(graph)?;
-        self.lock().graphs.remove(&graph.raw());
+        self.lock().graph_destroyed(graph.raw());
         Ok(())
     }
 
@@ -696,6 +747,27 @@ impl Driver for CheckedDriver {
         let executable = self.inner.graph_instantiate(graph, device)?;
         self.lock().instantiated(graph.raw(), executable.raw());
         Ok(executable)
+    }
+
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        let answer = self.inner.graph_exec_update(exec, graph)?;
+        if answer.is_updated() {
+            self.lock().exec_updated(exec.raw(), graph.raw());
+        }
+        Ok(answer)
+    }
+
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.inner.graph_exec_kernel_node_set_params(exec, node, launch)?;
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        model.kernel_node_set(exec.raw(), node, launch);
+        self.answer(&model, found, launch.label.operator, ())
     }
 
     fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {

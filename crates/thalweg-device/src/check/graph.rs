@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::clock::{Clock, Strand};
 use super::shadow::BlockId;
 use super::site::SiteId;
-use crate::{Access, GraphNodeHandle};
+use crate::{Access, GraphHandle, GraphNodeHandle};
 
 /// Whose memory a captured access touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +42,8 @@ pub(super) enum NodeWork {
     Allocate { start: u64, bytes: u64 },
     /// It frees it.
     Free { start: u64 },
+    /// It runs one of these graphs. In an executable they are in front of it, and the node does nothing more.
+    Bodies(SmallVec<[GraphHandle; 2]>),
 }
 
 /// A captured call.
@@ -85,7 +87,11 @@ pub(super) struct Place {
 
 /// An executable graph.
 pub(super) struct Executable {
-    pub(super) nodes: Arc<[Node]>,
+    /// The capture that built the graph that it was instantiated from.
+    pub(super) capture: u64,
+    pub(super) nodes: Vec<Node>,
+    /// Its nodes by the names that they have in that graph.
+    pub(super) names: FxHashMap<GraphNodeHandle, u32>,
     pub(super) places: Arc<[Place]>,
     /// One a chain.
     pub(super) strands: SmallVec<[Strand; 2]>,

@@ -18,7 +18,7 @@
 //! # How it is built
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
-//! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`: captured work.
+//! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
 //! - `collective`: which parts meet.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
 //!
@@ -31,6 +31,7 @@
 //! memory that a kernel spins on) is not seen.
 
 mod blocks;
+mod bodies;
 mod capture;
 mod clock;
 mod collective;
@@ -45,6 +46,7 @@ mod shadow;
 mod site;
 mod space;
 mod touch;
+mod update;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::blocks::Blocks;
+use super::bodies::Families;
 use super::clock::{Clock, Strand};
 use super::collective::Communicators;
 use super::graph::{Executable, Graph};
@@ -100,6 +101,7 @@ pub(super) struct Model {
     pub(super) captures: Vec<Graph>,
     pub(super) graphs: FxHashMap<u64, Graph>,
     pub(super) executables: FxHashMap<u64, Executable>,
+    pub(super) families: Families,
     /// The device of each module.
     pub(super) modules: FxHashMap<u64, u32>,
     /// The physical object of each handle.
@@ -129,6 +131,7 @@ impl Model {
             captures: Vec::new(),
             graphs: FxHashMap::default(),
             executables: FxHashMap::default(),
+            families: Families::default(),
             modules: FxHashMap::default(),
             physical: FxHashMap::default(),
             exported: FxHashMap::default(),

@@ -7,7 +7,7 @@ use super::fixture::{Fixture, equal, holds, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
 use crate::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, Fill, FillPattern, GraphDescription,
-    GraphNodeHandle, GraphNodeKind, HostFlags, Label,
+    GraphNodeHandle, GraphNodeKind, GraphNodeWork, HostFlags, Label,
 };
 
 group! {
@@ -17,6 +17,8 @@ group! {
     a_fork_and_a_join_become_a_diamond,
     a_fork_reaches_further_streams,
     every_command_becomes_a_node,
+    nodes_tell_of_their_work,
+    a_graph_is_written_to_a_file,
     nodes_keep_their_labels,
     information_follows_the_capture,
     a_forked_stream_tells_of_its_capture,
@@ -158,6 +160,51 @@ fn every_command_becomes_a_node(fixture: &Fixture) -> Outcome {
     equal(kinds, expected, "the kinds of the nodes")?;
     graph.replay(&stream, 1)?;
     equal(pinned.bytes(8)?, vec![7, 0, 0, 0, 7, 0, 0, 0], "what arrived in pinned memory")
+}
+
+fn nodes_tell_of_their_work(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let label = Label::here("a captured command");
+    let (one, two) = (fixture.iota(300, 0)?, fixture.iota(300, 0)?);
+    let fill = Fill { target: one.pointer, pattern: FillPattern::U16(6), count: 100, label };
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        driver.fill_async(stream.handle, &fill)?;
+        fixture.kernels.with_launch(Kernel::Add, Arguments::new(one.pointer, 300, 1), |launch| {
+            driver.launch(stream.handle, &crate::Launch { shared_memory_bytes: 512, ..*launch })
+        })?;
+        Ok(fixture.copy(&stream, two.end(), one.end(), 1200)?)
+    })?;
+    let nodes = driver.graph_describe(graph.handle)?.nodes;
+    let work = |kind| nodes.iter().find(|node| node.kind == kind).map(|node| node.work.clone());
+    equal(work(GraphNodeKind::Fill), Some(GraphNodeWork::Fill { bytes: 200 }), "the size of a fill")?;
+    equal(work(GraphNodeKind::Copy), Some(GraphNodeWork::Copy { bytes: 1200 }), "the size of a copy")?;
+    let Some(GraphNodeWork::Kernel { name, grid, block, shared_memory_bytes }) = work(GraphNodeKind::Kernel)
+    else {
+        return super::fixture::fail("a kernel's node tells of a kernel");
+    };
+    // Drivers before CUDA 12.3 cannot say it.
+    let expected = name.is_some().then(|| Kernel::Add.name().to_owned());
+    equal(name, expected, "the name of the kernel")?;
+    equal((grid, block, shared_memory_bytes), ([3, 1, 1], [128, 1, 1], 512), "the shape of the launch")
+}
+
+fn a_graph_is_written_to_a_file(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(8, 0)?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.add(&stream, &buffer, 1)?))?;
+    let folder =
+        std::env::temp_dir().join(format!("thalweg-graph-{}-{}", std::process::id(), stream.handle.raw()));
+    let path = folder.join("graph.dot");
+    let missing = driver.graph_debug_dot_print(graph.handle, &path, false);
+    holds(missing.is_err(), "a file in a folder that is not there is an error")?;
+    if let Err(error) = std::fs::create_dir(&folder) {
+        return skip(format!("there is no room for a file: {error}"));
+    }
+    let written = driver.graph_debug_dot_print(graph.handle, &path, true);
+    let text = std::fs::read_to_string(&path).unwrap_or_default();
+    let _ = std::fs::remove_dir_all(&folder);
+    written?;
+    holds(text.contains("digraph") && text.contains(Kernel::Add.name()), "the file draws the graph")
 }
 
 fn nodes_keep_their_labels(fixture: &Fixture) -> Outcome {

@@ -109,12 +109,24 @@ fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> Outcome {
     let driver = fixture.driver();
     refused(driver.graph_describe(graph), NO, "graph_describe")?;
     refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
+    let stream = fixture.stream()?;
+    let other = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
+    let exec = driver.graph_instantiate(other.handle, fixture.device)?;
+    refused(driver.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
+    driver.graph_exec_destroy(exec)?;
     refused(driver.graph_destroy(graph), NO, "graph_destroy")
 }
 
 fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> Outcome {
     let stream = fixture.stream()?;
     refused(fixture.driver.graph_launch(exec, stream.handle), NO, "graph_launch")?;
+    let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
+    refused(fixture.driver.graph_exec_update(exec, graph.handle), NO, "graph_exec_update")?;
+    let arguments = Arguments::new(crate::DevicePointer::default(), 0, 0);
+    let set = fixture.kernels.with_launch(Kernel::Add, arguments, |launch| {
+        fixture.driver.graph_exec_kernel_node_set_params(exec, GraphNodeHandle::from_raw(1), launch)
+    });
+    refused(set, NO, "graph_exec_kernel_node_set_params")?;
     refused(fixture.driver.graph_exec_destroy(exec), NO, "graph_exec_destroy")
 }
 

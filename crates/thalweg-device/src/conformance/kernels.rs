@@ -170,19 +170,39 @@ impl KernelSet {
         arguments: Arguments,
         accesses: &[Access],
     ) -> Result<()> {
+        self.describe(kernel, arguments, accesses, |launch| driver.launch(stream, launch))
+    }
+
+    /// Hands `act` the launch that [`launch`](Self::launch) would make.
+    #[track_caller]
+    pub fn with_launch<T>(
+        &self,
+        kernel: Kernel,
+        arguments: Arguments,
+        act: impl FnOnce(&Launch<'_>) -> T,
+    ) -> T {
+        let (accesses, count) = arguments.accesses(kernel);
+        self.describe(kernel, arguments, &accesses[..count], act)
+    }
+
+    #[track_caller]
+    fn describe<T>(
+        &self,
+        kernel: Kernel,
+        arguments: Arguments,
+        accesses: &[Access],
+        act: impl FnOnce(&Launch<'_>) -> T,
+    ) -> T {
         let blocks = arguments.count.div_ceil(u64::from(BLOCK)).clamp(1, u64::from(i32::MAX as u32)) as u32;
-        driver.launch(
-            stream,
-            &Launch {
-                function: self.function(kernel),
-                grid: [blocks, 1, 1],
-                block: [BLOCK, 1, 1],
-                shared_memory_bytes: 0,
-                arguments: &arguments.pack(),
-                accesses,
-                label: Label::here(kernel.name()),
-            },
-        )
+        act(&Launch {
+            function: self.function(kernel),
+            grid: [blocks, 1, 1],
+            block: [BLOCK, 1, 1],
+            shared_memory_bytes: 0,
+            arguments: &arguments.pack(),
+            accesses,
+            label: Label::here(kernel.name()),
+        })
     }
 }
 

@@ -25,11 +25,13 @@ mod capture;
 mod capture_rules;
 mod code;
 mod collectives;
+mod conditionals;
 mod copies;
 mod devices;
 mod events;
 mod faults;
 mod fixture;
+mod graph_updates;
 mod graphs;
 mod handles;
 pub(crate) mod json;
@@ -117,6 +119,8 @@ pub fn cases() -> &'static [Case] {
             capture::CASES,
             capture_rules::CASES,
             graphs::CASES,
+            graph_updates::CASES,
+            conditionals::CASES,
             threads::CASES,
         ]
         .concat()

@@ -13,6 +13,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use super::conditional::Setters;
 use super::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::staging::Staging;
@@ -217,6 +218,7 @@ pub(super) struct Device {
     pub(super) default_stream: OnceLock<StreamHandle>,
     pub(super) fault: std::sync::Arc<Fault>,
     pub(super) staging: Staging,
+    pub(super) setters: Setters,
     context: OnceLock<Context>,
     creation: Mutex<()>,
 }
@@ -236,6 +238,7 @@ impl Device {
             default_stream: OnceLock::new(),
             fault: std::sync::Arc::default(),
             staging: Staging::default(),
+            setters: Setters::new(),
             context: OnceLock::new(),
             creation: Mutex::new(()),
         };

@@ -4,9 +4,11 @@
 //! state, how it is opened, and the list that ties the two together.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::blaslt::BlasLt;
+use super::conditional::{Condition, Families, support};
 use super::context::{Cuda, Device, check_not_forked};
 use super::graph::{Captures, Graph, GraphExec};
 use super::handles::{Table, lock};
@@ -20,15 +22,18 @@ use super::stream::{Event, Stream};
 use super::sys::DeviceAttribute;
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::conditional::{ConditionFormat, Conditional};
+use crate::description::GraphDescription;
 use crate::driver::HostFunction;
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
-    Code, CommunicatorHandle, ComputeCapability, DevicePointer, DeviceProperties, Driver, Error, EventFlags,
-    EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle,
-    HostFlags, HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
-    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+    Code, CommunicatorHandle, ComputeCapability, ConditionHandle, DevicePointer, DeviceProperties, Driver,
+    Error, EventFlags, EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle,
+    GraphNodeHandle, HostFlags, HostPointer, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle,
+    PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle,
+    StreamHandle, Version,
 };
 
 /// NVIDIA's driver.
@@ -48,6 +53,8 @@ pub struct CudaDriver {
     pub(super) ranges: Ranges,
     pub(super) pinned: Pinned,
     pub(super) captures: Captures,
+    pub(super) conditions: Table<Condition>,
+    pub(super) families: Families,
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
     pub(super) communicators: Table<Communicator>,
@@ -114,6 +121,8 @@ impl CudaDriver {
             ranges: Ranges::default(),
             pinned: Pinned::default(),
             captures: Mutex::default(),
+            conditions: Table::new("condition"),
+            families: Mutex::default(),
             environment,
             blas: OnceLock::new(),
             communicators: Table::new("communicator"),
@@ -205,6 +214,7 @@ impl CudaDriver {
             concurrent_managed_access: able(DeviceAttribute::ConcurrentManagedAccess),
             host_register: able(DeviceAttribute::HostRegisterSupported),
             stream_priority_range: self.priority_range(device)?,
+            conditional_nodes: support(cuda.version),
             libraries: LibrarySupport { matmul: self.blas_lt().is_ok() },
         })
     }
@@ -375,11 +385,24 @@ impl Driver for CudaDriver {
         fn stream_update_capture_dependencies(
             stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
         ) -> ();
+        fn condition_create(stream: StreamHandle, initial: u32) -> ConditionHandle;
+        fn condition_set_async(
+            stream: StreamHandle, condition: ConditionHandle, source: DevicePointer, format: ConditionFormat, label: Label
+        ) -> ();
+        fn conditional_node_add(
+            stream: StreamHandle, condition: ConditionHandle, conditional: Conditional, label: Label
+        ) -> Vec<GraphHandle>;
+        fn stream_begin_capture_to_graph(stream: StreamHandle, body: GraphHandle, mode: CaptureMode) -> ();
         fn thread_exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
         fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Vec<GraphNodeHandle>;
         fn graph_describe(graph: GraphHandle) -> GraphDescription;
+        fn graph_debug_dot_print(graph: GraphHandle, path: &Path, verbose: bool) -> ();
         fn graph_destroy(graph: GraphHandle) -> ();
         fn graph_instantiate(graph: GraphHandle, device: u32) -> GraphExecHandle;
+        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> GraphExecUpdate;
+        fn graph_exec_kernel_node_set_params(
+            exec: GraphExecHandle, node: GraphNodeHandle, launch: &Launch<'_>
+        ) -> ();
         fn graph_exec_destroy(exec: GraphExecHandle) -> ();
         fn graph_launch(exec: GraphExecHandle, stream: StreamHandle) -> ();
     }

@@ -11,33 +11,41 @@
 //! Locks are taken in this order: entries of tables, the captures, one graph. Nothing waits for an entry while it holds the
 //! captures.
 //!
-//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock.
+//! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; where both are
+//! needed, the executable's is taken first.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::conditional::ConditionalNode;
 use super::driver::CudaDriver;
 use super::handles::lock;
 use super::stream::Stream;
 use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
-use crate::graph::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphDescription, GraphNode, GraphNodeKind,
-};
+use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
 
 /// A graph.
 pub(super) struct Graph {
-    raw: Mutex<RawGraph>,
-    device: u32,
+    pub(super) raw: Mutex<RawGraph>,
+    pub(super) device: u32,
     /// While a capture builds it: the capture's number, and the stream through which it is known.
     capture: Mutex<Option<(u64, StreamHandle)>>,
+    /// Its nodes, once a finished graph has been asked for one of them: it gets no more.
+    nodes: OnceLock<FxHashSet<RawGraphNode>>,
+    /// Of a body: the graph that it lies in, at some depth.
+    pub(super) root: Option<GraphHandle>,
+    /// The conditional nodes that were put into it.
+    pub(super) conditionals: Mutex<FxHashMap<RawGraphNode, ConditionalNode>>,
 }
 
 /// An executable graph.
 pub(super) struct GraphExec {
-    raw: Mutex<RawGraphExec>,
-    device: u32,
+    pub(super) raw: Mutex<RawGraphExec>,
+    pub(super) device: u32,
+    /// What it was instantiated from: its nodes are named as there.
+    pub(super) template: GraphHandle,
 }
 
 /// The graphs under construction, by the number of their capture.
@@ -48,6 +56,28 @@ pub(super) struct UnderConstruction {
     handle: GraphHandle,
     /// Nodes of it that callers were told of. A capture only adds nodes, so they stay its own.
     known: FxHashSet<RawGraphNode>,
+}
+
+impl Graph {
+    fn new(raw: RawGraph, device: u32, capture: Option<(u64, StreamHandle)>) -> Self {
+        Self {
+            raw: Mutex::new(raw),
+            device,
+            capture: Mutex::new(capture),
+            nodes: OnceLock::new(),
+            root: None,
+            conditionals: Mutex::default(),
+        }
+    }
+
+    /// A body of a conditional node.
+    pub(super) fn body(raw: RawGraph, device: u32, root: GraphHandle) -> Self {
+        Self { root: Some(root), ..Self::new(raw, device, None) }
+    }
+
+    pub(super) fn is_under_construction(&self) -> bool {
+        lock(&self.capture).is_some()
+    }
 }
 
 /// How many predecessors a node has that a first question has room for.
@@ -61,7 +91,7 @@ struct RawInfo {
     dependencies: Vec<RawGraphNode>,
 }
 
-const fn mode_number(mode: CaptureMode) -> u32 {
+pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
     match mode {
         CaptureMode::Global => sys::MODE_GLOBAL,
         CaptureMode::ThreadLocal => sys::MODE_THREAD_LOCAL,
@@ -69,23 +99,7 @@ const fn mode_number(mode: CaptureMode) -> u32 {
     }
 }
 
-/// `CUgraphNodeType`.
-const fn node_kind(number: u32) -> GraphNodeKind {
-    match number {
-        0 => GraphNodeKind::Kernel,
-        1 => GraphNodeKind::Copy,
-        2 => GraphNodeKind::Fill,
-        3 => GraphNodeKind::Host,
-        5 => GraphNodeKind::Empty,
-        6 => GraphNodeKind::WaitEvent,
-        7 => GraphNodeKind::RecordEvent,
-        10 => GraphNodeKind::Allocate,
-        11 => GraphNodeKind::Free,
-        _ => GraphNodeKind::Other,
-    }
-}
-
-fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
+pub(super) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
     GraphNodeHandle::from_raw(node.0 as u64)
 }
 
@@ -176,7 +190,7 @@ impl CudaDriver {
         drop(captures);
         if let Err(error) = ended {
             if let Some(graph) = known {
-                self.graphs.remove(graph.raw(), call, |_| Ok(()))?;
+                self.abandon(graph, call)?;
             }
             return Err(error);
         }
@@ -189,8 +203,34 @@ impl CudaDriver {
             *lock(&entry.capture) = None;
             return Ok(graph);
         }
-        let graph = Graph { raw: Mutex::new(raw), device: stream.device, capture: Mutex::new(None) };
-        Ok(GraphHandle::from_raw(self.graphs.insert(graph)))
+        Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
+    }
+
+    /// A capture is over and gave nothing: its graph is gone, or a body that no capture builds.
+    fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
+        let entry = self.graphs.get(graph.raw(), call)?;
+        if entry.root.is_some() {
+            *lock(&entry.capture) = None;
+            return Ok(());
+        }
+        drop(entry);
+        self.drop_family(graph, call);
+        self.graphs.remove(graph.raw(), call, |_| Ok(()))
+    }
+
+    /// A capture into a body has begun on a stream: from now on it is known as the body's.
+    pub(super) fn body_is_captured(
+        &self,
+        stream: &Stream,
+        handle: StreamHandle,
+        body: GraphHandle,
+        graph: &Graph,
+        captures: &mut FxHashMap<u64, UnderConstruction>,
+    ) -> Result<()> {
+        let info = self.raw_info(stream)?;
+        *lock(&graph.capture) = Some((info.id, handle));
+        captures.insert(info.id, UnderConstruction { handle: body, known: FxHashSet::default() });
+        Ok(())
     }
 
     pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
@@ -212,8 +252,7 @@ impl CudaDriver {
             }
         };
         let graph = captures.entry(info.id).or_insert_with(|| {
-            let capture = Mutex::new(Some((info.id, handle)));
-            let graph = Graph { raw: Mutex::new(info.graph), device: stream.device, capture };
+            let graph = Graph::new(info.graph, stream.device, Some((info.id, handle)));
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
@@ -281,7 +320,7 @@ impl CudaDriver {
 
     /// A looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture that
     /// builds it, if one does, from ending.
-    fn check_alive(
+    pub(super) fn check_alive(
         &self,
         graph: &Graph,
         call: &'static str,
@@ -298,14 +337,28 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
-        if lock(&graph.capture).is_none() {
+    /// Refuses a graph that a capture builds, and one that is a part of another.
+    pub(super) fn check_finished(graph: &Graph, call: &'static str) -> Result<()> {
+        let detail = if graph.is_under_construction() {
+            "the graph belongs to a capture: end the capture first"
+        } else if graph.root.is_some() {
+            "the graph is a body of a conditional node and belongs to the graph that it is in"
+        } else {
             return Ok(());
-        }
-        Err(Error::new(Code::IllegalState, call, "the graph belongs to a capture: end the capture first"))
+        };
+        Err(Error::new(Code::IllegalState, call, detail))
     }
 
-    fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
+    /// Refuses a graph of which a body is being captured.
+    fn check_bodies(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
+        if !self.is_family_under_construction(graph, call) {
+            return Ok(());
+        }
+        let detail = "a body of the graph is being captured: end that capture first";
+        Err(Error::new(Code::IllegalState, call, detail))
+    }
+
+    pub(super) fn raw_nodes(&self, graph: RawGraph) -> Result<Vec<RawGraphNode>> {
         let table = &self.cuda.table;
         let mut count = 0_usize;
         // SAFETY: the graph is alive; with no array only the count is written.
@@ -321,7 +374,16 @@ impl CudaDriver {
         Ok(nodes)
     }
 
-    fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
+    /// Whether a finished graph has this node.
+    pub(super) fn has_node(&self, graph: &Graph, node: RawGraphNode) -> Result<bool> {
+        if let Some(nodes) = graph.nodes.get() {
+            return Ok(nodes.contains(&node));
+        }
+        let nodes = self.raw_nodes(*lock(&graph.raw))?.into_iter().collect();
+        Ok(graph.nodes.get_or_init(|| nodes).contains(&node))
+    }
+
+    pub(super) fn raw_edges(&self, graph: RawGraph) -> Result<Vec<(RawGraphNode, RawGraphNode)>> {
         let table = &self.cuda.table;
         let null = std::ptr::null_mut::<RawGraphNode>();
         let mut count = 0_usize;
@@ -402,50 +464,25 @@ impl CudaDriver {
         }
     }
 
-    pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
-        let call = "cuGraphGetNodes";
-        let graph = self.graphs.get(graph.raw(), call)?;
-        let _captures = self.check_alive(&graph, call)?;
-        let raw = lock(&graph.raw);
-        let nodes = self.raw_nodes(*raw)?;
-        let index: FxHashMap<RawGraphNode, usize> =
-            nodes.iter().enumerate().map(|(i, node)| (*node, i)).collect();
-        let mut description = GraphDescription::default();
-        for node in &nodes {
-            let mut kind = u32::MAX;
-            // SAFETY: the node was just read from a graph that is alive; writes one number.
-            let outcome = unsafe { self.cuda.table.graph_node_get_type(*node, &raw mut kind) };
-            self.cuda.check(outcome, || "the kind of a node".to_owned())?;
-            description.nodes.push(GraphNode {
-                handle: handle_of(*node),
-                kind: node_kind(kind),
-                label: None,
-            });
-        }
-        for (from, to) in self.raw_edges(*raw)? {
-            if let (Some(&from), Some(&to)) = (index.get(&from), index.get(&to)) {
-                description.edges.push((from, to));
-            }
-        }
-        Ok(description)
-    }
-
-    pub(super) fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+    pub(super) fn graph_destroy(&self, handle: GraphHandle) -> Result<()> {
         let call = "cuGraphDestroy";
-        self.graphs.remove(graph.raw(), call, |graph| {
+        self.graphs.remove(handle.raw(), call, |graph| {
             Self::check_finished(graph, call)?;
+            self.check_bodies(handle, call)?;
             self.enter(graph.device)?;
+            self.drop_family(handle, call);
             // SAFETY: the graph is this driver's, no capture builds it, and nobody else holds its entry.
             let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
             self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
         })
     }
 
-    pub(super) fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+    pub(super) fn graph_instantiate(&self, template: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         let call = "cuGraphInstantiate";
-        let graph = self.graphs.get(graph.raw(), call)?;
+        let graph = self.graphs.get(template.raw(), call)?;
         self.enter(device)?;
         Self::check_finished(&graph, call)?;
+        self.check_bodies(template, call)?;
         let mut raw = RawGraphExec::default();
         // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
         // the stream that it was captured on.
@@ -455,7 +492,8 @@ impl CudaDriver {
         let outcome = unsafe { self.cuda.table.graph_instantiate(&raw mut raw, *source, flags) };
         drop(source);
         self.cuda.check(outcome, || format!("a graph for device {device}"))?;
-        Ok(GraphExecHandle::from_raw(self.execs.insert(GraphExec { raw: Mutex::new(raw), device })))
+        let exec = GraphExec { raw: Mutex::new(raw), device, template };
+        Ok(GraphExecHandle::from_raw(self.execs.insert(exec)))
     }
 
     pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {

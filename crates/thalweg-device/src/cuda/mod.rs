@@ -8,7 +8,7 @@
 //!   checks arguments.
 //! - `handles`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked against
 //!   them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
-//! - `context` (devices, errors, `fork`), `stream`, `memory`, `sharing`, `staging`, `module`, `graph`, `host_function`, `blaslt`, `nccl` are
+//! - `context` (devices, errors, `fork`), `stream`, `memory`, `sharing`, `staging`, `module`, `graph`, `graph_description`, `graph_update`, `conditional`, `host_function`, `blaslt`, `nccl` are
 //!   the calls of the trait, group by group; `driver` ties them together.
 //! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest.
 //!
@@ -22,9 +22,12 @@
 //! better than a destructor that runs while other libraries shut CUDA down.
 
 mod blaslt;
+mod conditional;
 mod context;
 mod driver;
 mod graph;
+mod graph_description;
+mod graph_update;
 mod handles;
 mod host_function;
 mod memory;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustc_hash::FxHashMap;
 
+use super::context::Device;
 use super::driver::CudaDriver;
 use super::handles::lock;
 use super::sys::{self, FunctionAttribute, RawFunction, RawModule};
@@ -29,7 +30,7 @@ pub(super) struct Module {
 
 /// A kernel.
 pub(super) struct Function {
-    raw: RawFunction,
+    pub(super) raw: RawFunction,
     device: u32,
     name: String,
     /// Where the last argument ends, where the driver says so.
@@ -182,21 +183,9 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), call)?;
         let function = self.functions.get(launch.function.raw(), call)?;
         let device = self.submit(stream.device)?;
-        if let Some(why) = refuse(launch, &function, stream.device, device.max_threads_per_block) {
-            let detail = format!("{why}: {}", describe(launch, &function));
-            return Err(Error::new(Code::InvalidValue, call, detail));
-        }
-        if launch.shared_memory_bytes > function.shared_memory_bytes.load(Ordering::Relaxed) {
-            self.ask_for_shared_memory(&function, launch.shared_memory_bytes)?;
-        }
+        self.prepare(launch, &function, device, call)?;
         let mut bytes = launch.arguments.len();
-        let mut extra = [
-            sys::LAUNCH_PARAMETER_BUFFER_POINTER as *mut c_void,
-            launch.arguments.as_ptr().cast_mut().cast(),
-            sys::LAUNCH_PARAMETER_BUFFER_SIZE as *mut c_void,
-            (&raw mut bytes).cast(),
-            sys::LAUNCH_PARAMETER_END as *mut c_void,
-        ];
+        let mut extra = packed(launch.arguments, &mut bytes);
         let extra = if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() };
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
         // SAFETY: function and stream are looked up. The driver copies `bytes` bytes of arguments, which are there, before
@@ -219,6 +208,25 @@ impl CudaDriver {
         self.cuda.check(outcome, || describe(launch, &function))
     }
 
+    /// Refuses a launch that cannot be what the caller meant, and asks for the shared memory that it needs.
+    #[inline]
+    pub(super) fn prepare(
+        &self,
+        launch: &Launch<'_>,
+        function: &Function,
+        device: &Device,
+        call: &'static str,
+    ) -> Result<()> {
+        if let Some(why) = refuse(launch, function, device.index, device.max_threads_per_block) {
+            let detail = format!("{why}: {}", describe(launch, function));
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        if launch.shared_memory_bytes > function.shared_memory_bytes.load(Ordering::Relaxed) {
+            self.ask_for_shared_memory(function, launch.shared_memory_bytes)?;
+        }
+        Ok(())
+    }
+
     /// More than 48 KiB of dynamic shared memory has to be asked for once.
     #[cold]
     fn ask_for_shared_memory(&self, function: &Function, bytes: u32) -> Result<()> {
@@ -231,6 +239,18 @@ impl CudaDriver {
         function.shared_memory_bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Packed arguments, as the driver takes them: it reads them through these pointers before its call returns.
+#[inline]
+pub(super) fn packed(arguments: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
+    [
+        sys::LAUNCH_PARAMETER_BUFFER_POINTER as *mut c_void,
+        arguments.as_ptr().cast_mut().cast(),
+        sys::LAUNCH_PARAMETER_BUFFER_SIZE as *mut c_void,
+        std::ptr::from_mut(bytes).cast(),
+        sys::LAUNCH_PARAMETER_END as *mut c_void,
+    ]
 }
 
 /// Why a launch cannot be what the caller meant, if so.
@@ -251,7 +271,7 @@ fn refuse(launch: &Launch<'_>, function: &Function, device: u32, max_threads: u3
     (!fits).then(|| format!("the kernel takes {end} bytes of arguments"))
 }
 
-fn describe(launch: &Launch<'_>, function: &Function) -> String {
+pub(super) fn describe(launch: &Launch<'_>, function: &Function) -> String {
     format!(
         "kernel {} with grid {:?}, block {:?}, {} bytes of dynamic shared memory, {} bytes of arguments, for {}",
         function.name,

@@ -111,11 +111,22 @@ fn calls_of_graphs() -> Vec<(&'static str, Vec<usize>)> {
             cuStreamGetCaptureInfo_v3(_, _, _, _, _, _, _);
             cuStreamUpdateCaptureDependencies_v2(_, _, _, _, _);
             cuThreadExchangeStreamCaptureMode(_);
+            cuStreamBeginCaptureToGraph(_, _, _, _, _, _);
+            cuGraphConditionalHandleCreate(_, _, _, _, _);
+            cuGraphAddNode_v2(_, _, _, _, _, _);
             cuGraphGetNodes(_, _, _);
             cuGraphGetEdges_v2(_, _, _, _, _);
             cuGraphNodeGetDependencies_v2(_, _, _, _);
             cuGraphNodeGetType(_, _);
             cuGraphInstantiateWithFlags(_, _, _);
+            cuGraphKernelNodeGetParams_v2(_, _);
+            cuGraphMemcpyNodeGetParams(_, _);
+            cuGraphMemsetNodeGetParams(_, _);
+            cuFuncGetName(_, _);
+            cuKernelGetName(_, _);
+            cuGraphDebugDotPrint(_, _, _);
+            cuGraphExecUpdate_v2(_, _, _);
+            cuGraphExecKernelNodeSetParams_v2(_, _, _);
             cuGraphLaunch(_, _);
             cuGraphDestroy(_);
             cuGraphExecDestroy(_);
@@ -293,6 +304,50 @@ fn layouts_of_structs() {
         kind = type_,
         reserved = reserved,
     });
+    same_struct!(UpdateResult, cuda::CUgraphExecUpdateResultInfo {
+        result = result,
+        error_node = errorNode,
+        error_from_node = errorFromNode,
+    });
+    same_struct!(ConditionalNodeParameters, cuda::CUgraphNodeParams {});
+    let conditional = offset_of!(cuda::CUgraphNodeParams, __bindgen_anon_1);
+    assert_eq!(
+        ConditionalNodeParameters::offsets(),
+        [
+            offset_of!(cuda::CUgraphNodeParams, type_),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, handle),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, type_),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, size),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, phGraph_out),
+            conditional + offset_of!(cuda::CUDA_CONDITIONAL_NODE_PARAMS, ctx),
+            offset_of!(cuda::CUgraphNodeParams, reserved2),
+        ],
+    );
+    same_struct!(CopyNodeParameters, cuda::CUDA_MEMCPY3D {
+        source = srcXInBytes,
+        target = dstXInBytes,
+        width_bytes = WidthInBytes,
+        height = Height,
+        depth = Depth,
+    });
+    same_struct!(FillNodeParameters, cuda::CUDA_MEMSET_NODE_PARAMS {
+        target = dst,
+        pitch = pitch,
+        value = value,
+        element_bytes = elementSize,
+        width = width,
+        height = height,
+    });
+    same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
+        function = func,
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        parameters = kernelParams,
+        extra = extra,
+        kernel = kern,
+        context = ctx,
+    });
     same_struct!([u8; 16], cuda::CUuuid {});
     same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
     same_struct!([u8; 64], cuda::CUmemFabricHandle {});
@@ -379,6 +434,25 @@ fn constants_of_the_driver() {
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0;
         sys::INSTANTIATE_USE_NODE_PRIORITY =>
             cuda::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        sys::CONDITION_ASSIGN_DEFAULT => cuda::CU_GRAPH_COND_ASSIGN_DEFAULT;
+        sys::CONDITIONAL_IF => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF;
+        sys::CONDITIONAL_WHILE => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE;
+        sys::CONDITIONAL_SWITCH => cuda::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_SWITCH;
+        sys::NODE_CONDITIONAL => cuda::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
+        sys::DEBUG_DOT_VERBOSE => cuda::CUgraphDebugDot_flags::CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE;
+        sys::UPDATE_TOPOLOGY_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        sys::UPDATE_NODE_TYPE_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        sys::UPDATE_FUNCTION_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_FUNCTION_CHANGED;
+        sys::UPDATE_PARAMETERS_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+        sys::UPDATE_NOT_SUPPORTED => cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+        sys::UPDATE_UNSUPPORTED_FUNCTION_CHANGE =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
+        sys::UPDATE_ATTRIBUTES_CHANGED =>
+            cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
         sys::USER_OBJECT_NO_DESTRUCTOR_SYNC => cuda::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
         sys::GRAPH_USER_OBJECT_MOVE => cuda::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE;
         sys::LAUNCH_PARAMETER_END => cuda::CU_LAUNCH_PARAM_END_AS_INT;

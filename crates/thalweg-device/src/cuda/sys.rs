@@ -21,7 +21,7 @@ macro_rules! raw_handles {
 }
 
 raw_handles! {
-    RawContext RawStream RawEvent RawModule RawFunction RawGraph RawGraphExec RawGraphNode RawPool RawUserObject
+    RawContext RawStream RawEvent RawModule RawFunction RawKernel RawGraph RawGraphExec RawGraphNode RawPool RawUserObject
 }
 
 /// `CUdevice`.
@@ -118,6 +118,102 @@ pub(super) struct EdgeData {
     pub(super) reserved: [u8; 5],
 }
 
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UpdateResult {
+    pub(super) result: c_uint,
+    pub(super) error_node: RawGraphNode,
+    pub(super) error_from_node: RawGraphNode,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS`, of CUDA 12.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelNodeParameters {
+    pub(super) function: RawFunction,
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) parameters: *mut *mut c_void,
+    pub(super) extra: *mut *mut c_void,
+    /// Used where there is no function.
+    pub(super) kernel: RawKernel,
+    /// Ignored where there is a function.
+    pub(super) context: RawContext,
+}
+
+/// `CUgraphNodeParams` of a conditional node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConditionalNodeParameters {
+    kind: c_uint,
+    reserved_before: [c_int; 3],
+    condition: u64,
+    conditional: c_uint,
+    count: c_uint,
+    /// The driver stores here where it has put the bodies.
+    pub(super) bodies: *mut RawGraph,
+    context: RawContext,
+    /// The room of the other kinds of nodes.
+    rest: [u64; 25],
+    reserved_after: i64,
+}
+
+impl ConditionalNodeParameters {
+    /// Where its fields are, for the comparison with generated bindings.
+    #[cfg(test)]
+    pub(super) fn offsets() -> [usize; 7] {
+        use std::mem::offset_of;
+        [
+            offset_of!(Self, kind),
+            offset_of!(Self, condition),
+            offset_of!(Self, conditional),
+            offset_of!(Self, count),
+            offset_of!(Self, bodies),
+            offset_of!(Self, context),
+            offset_of!(Self, reserved_after),
+        ]
+    }
+
+    pub(super) const fn new(condition: u64, conditional: c_uint, count: c_uint, context: RawContext) -> Self {
+        Self {
+            kind: NODE_CONDITIONAL,
+            reserved_before: [0; 3],
+            condition,
+            conditional,
+            count,
+            bodies: std::ptr::null_mut(),
+            context,
+            rest: [0; 25],
+            reserved_after: 0,
+        }
+    }
+}
+
+/// `CUDA_MEMCPY3D`, of which we read the size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CopyNodeParameters {
+    pub(super) source: [usize; 11],
+    pub(super) target: [usize; 11],
+    pub(super) width_bytes: usize,
+    pub(super) height: usize,
+    pub(super) depth: usize,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FillNodeParameters {
+    pub(super) target: RawPointer,
+    pub(super) pitch: usize,
+    pub(super) value: c_uint,
+    pub(super) element_bytes: c_uint,
+    pub(super) width: usize,
+    pub(super) height: usize,
+}
+
 pub(super) const ALLOCATION_PINNED: c_uint = 1;
 pub(super) const LOCATION_DEVICE: c_uint = 1;
 pub(super) const LOCATION_HOST: c_uint = 2;
@@ -160,6 +256,19 @@ pub(super) const DEPENDENCIES_ADD: c_uint = 0;
 pub(super) const DEPENDENCIES_SET: c_uint = 1;
 pub(super) const INSTANTIATE_AUTO_FREE_ON_LAUNCH: c_ulonglong = 1;
 pub(super) const INSTANTIATE_USE_NODE_PRIORITY: c_ulonglong = 8;
+pub(super) const CONDITION_ASSIGN_DEFAULT: c_uint = 1;
+pub(super) const CONDITIONAL_IF: c_uint = 0;
+pub(super) const CONDITIONAL_WHILE: c_uint = 1;
+pub(super) const CONDITIONAL_SWITCH: c_uint = 2;
+pub(super) const NODE_CONDITIONAL: c_uint = 13;
+pub(super) const DEBUG_DOT_VERBOSE: c_uint = 1;
+pub(super) const UPDATE_TOPOLOGY_CHANGED: c_uint = 2;
+pub(super) const UPDATE_NODE_TYPE_CHANGED: c_uint = 3;
+pub(super) const UPDATE_FUNCTION_CHANGED: c_uint = 4;
+pub(super) const UPDATE_PARAMETERS_CHANGED: c_uint = 5;
+pub(super) const UPDATE_NOT_SUPPORTED: c_uint = 6;
+pub(super) const UPDATE_UNSUPPORTED_FUNCTION_CHANGE: c_uint = 7;
+pub(super) const UPDATE_ATTRIBUTES_CHANGED: c_uint = 8;
 pub(super) const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 pub(super) const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 pub(super) const LAUNCH_PARAMETER_END: usize = 0;
@@ -366,6 +475,14 @@ entry_points! {
             (stream: RawStream, dependencies: *mut RawGraphNode, count: usize, flags: c_uint);
         update_dependencies_v2 = "cuStreamUpdateCaptureDependencies" @ 12030 c"cuStreamUpdateCaptureDependencies_v2"
             (stream: RawStream, dependencies: *mut RawGraphNode, edges: *const EdgeData, count: usize, flags: c_uint);
+        begin_capture_to_graph = "cuStreamBeginCaptureToGraph" @ 12030 c"cuStreamBeginCaptureToGraph"
+            (stream: RawStream, graph: RawGraph, dependencies: *const RawGraphNode, edges: *const EdgeData, count: usize,
+             mode: c_uint);
+        condition_create = "cuGraphConditionalHandleCreate" @ 12030 c"cuGraphConditionalHandleCreate"
+            (condition: *mut u64, graph: RawGraph, context: RawContext, initial: c_uint, flags: c_uint);
+        graph_add_node = "cuGraphAddNode" @ 12030 c"cuGraphAddNode_v2"
+            (node: *mut RawGraphNode, graph: RawGraph, dependencies: *const RawGraphNode, edges: *const EdgeData,
+             count: usize, parameters: *mut ConditionalNodeParameters);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" @ 10010 c"cuThreadExchangeStreamCaptureMode"
             (mode: *mut c_uint);
         graph_get_nodes = "cuGraphGetNodes" @ 10000 c"cuGraphGetNodes"
@@ -380,8 +497,24 @@ entry_points! {
             (node: RawGraphNode, nodes: *mut RawGraphNode, edges: *mut EdgeData, count: *mut usize);
         graph_node_get_type = "cuGraphNodeGetType" @ 10000 c"cuGraphNodeGetType"
             (node: RawGraphNode, kind: *mut c_uint);
+        graph_kernel_node_get = "cuGraphKernelNodeGetParams" @ 12000 c"cuGraphKernelNodeGetParams_v2"
+            (node: RawGraphNode, parameters: *mut KernelNodeParameters);
+        graph_copy_node_get = "cuGraphMemcpyNodeGetParams" @ 10000 c"cuGraphMemcpyNodeGetParams"
+            (node: RawGraphNode, parameters: *mut CopyNodeParameters);
+        graph_fill_node_get = "cuGraphMemsetNodeGetParams" @ 10000 c"cuGraphMemsetNodeGetParams"
+            (node: RawGraphNode, parameters: *mut FillNodeParameters);
+        function_get_name = "cuFuncGetName" @ 12030 c"cuFuncGetName"
+            (name: *mut *const c_char, function: RawFunction);
+        kernel_get_name = "cuKernelGetName" @ 12030 c"cuKernelGetName"
+            (name: *mut *const c_char, kernel: RawKernel);
+        graph_debug_dot_print = "cuGraphDebugDotPrint" @ 11030 c"cuGraphDebugDotPrint"
+            (graph: RawGraph, path: *const c_char, flags: c_uint);
         graph_instantiate = "cuGraphInstantiateWithFlags" @ 11040 c"cuGraphInstantiateWithFlags"
             (exec: *mut RawGraphExec, graph: RawGraph, flags: c_ulonglong);
+        graph_exec_update = "cuGraphExecUpdate" @ 12000 c"cuGraphExecUpdate_v2"
+            (exec: RawGraphExec, graph: RawGraph, result: *mut UpdateResult);
+        graph_exec_kernel_node_set = "cuGraphExecKernelNodeSetParams" @ 12000 c"cuGraphExecKernelNodeSetParams_v2"
+            (exec: RawGraphExec, node: RawGraphNode, parameters: *const KernelNodeParameters);
         graph_launch = "cuGraphLaunch" @ 10000 c"cuGraphLaunch" (exec: RawGraphExec, stream: RawStream);
         graph_destroy = "cuGraphDestroy" @ 10000 c"cuGraphDestroy" (graph: RawGraph);
         graph_exec_destroy = "cuGraphExecDestroy" @ 10000 c"cuGraphExecDestroy" (exec: RawGraphExec);

@@ -16,6 +16,7 @@ use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 
+use super::executor::branches::Branch as ConditionalBranch;
 use super::graph::{Graph, Node};
 use super::refusal::{Outcome, Refusal};
 use super::state::State;
@@ -148,6 +149,18 @@ impl State {
         Refusal::new(code, detail)
     }
 
+    /// Breaks the captures into a graph.
+    pub(super) fn invalidate_captures_into(&mut self, graph: u64, why: &str) {
+        for capture in self.captures.iter_mut().filter(|capture| capture.graph == graph) {
+            capture.broken.get_or_insert_with(|| why.to_owned());
+        }
+    }
+
+    /// The handle of the graph that a capture builds.
+    pub(super) fn graph_under_capture(&self, id: u64) -> u64 {
+        self.capture(id).graph
+    }
+
     fn capture(&self, id: u64) -> &Capture {
         let found = self.captures.iter().find(|capture| capture.id == id);
         found.expect("a stream's capture is under way")
@@ -169,13 +182,34 @@ impl State {
         kind: GraphNodeKind,
         task: Option<Arc<Task>>,
     ) -> Outcome<()> {
+        self.capture_work(own, kind, task, None)
+    }
+
+    /// Adds a conditional node after the stream's branch.
+    pub(super) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> Outcome<()> {
+        self.capture_work(own, GraphNodeKind::Conditional, None, Some(branch))
+    }
+
+    fn capture_work(
+        &mut self,
+        own: u64,
+        kind: GraphNodeKind,
+        task: Option<Arc<Task>>,
+        conditional: Option<Arc<ConditionalBranch>>,
+    ) -> Outcome<()> {
         self.check_capture(own)?;
         let stream = self.stream(own);
         let level = stream.level();
         let branch = stream.capture.as_ref().expect("the stream captures");
-        let node = Node { kind, level, task, predecessors: branch.nodes.clone() };
+        let node = Node { kind, level, task, branch: conditional, predecessors: branch.nodes.clone() };
         let graph = self.capture(branch.capture).graph;
         let graph = self.graphs.get_mut(graph).expect("a capture owns its graph");
+        if graph.body_of.is_some() && !node.can_be_in_a_body() {
+            let detail = format!(
+                "a body of a conditional node holds kernels, copies, fills and conditional nodes, and nothing of kind {kind:?}"
+            );
+            return Err(self.break_capture_of(own, Code::StreamCaptureUnsupported, &detail));
+        }
         let index = graph.push(node)?;
         self.branch_mut(own).nodes = SmallVec::from_slice(&[index]);
         Ok(())
@@ -240,8 +274,18 @@ impl State {
     // ---- Begin, end, information ----------------------------------------------------------------------------------
 
     pub(super) fn capture_begin(&mut self, stream: u64, mode: CaptureMode) -> Outcome<()> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
         let own = self.stream_id(stream)?;
+        self.capture_begin_into(own, None, mode)
+    }
+
+    /// Begins a capture into a new graph, or into this one.
+    pub(super) fn capture_begin_into(
+        &mut self,
+        own: u64,
+        body: Option<u64>,
+        mode: CaptureMode,
+    ) -> Outcome<()> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
         let found = self.stream(own);
         let is_capturing = found.capture.is_some();
         self.check_alive(found.device)?;
@@ -254,8 +298,10 @@ impl State {
         if is_capturing {
             return Err(Refusal::new(Code::IllegalState, "the stream captures already"));
         }
-        let graph = Graph::new(self.next_graph_serial());
-        let graph = self.graphs.insert(graph);
+        let graph = body.unwrap_or_else(|| {
+            let serial = self.next_graph_serial();
+            self.graphs.insert(Graph::new(serial))
+        });
         let id = NUMBER.fetch_add(1, Ordering::Relaxed);
         self.stream_mut(own).capture = Some(Branch { capture: id, nodes: SmallVec::new() });
         self.captures.push(Capture {
@@ -292,10 +338,21 @@ impl State {
                 Ok(capture.graph)
             }
             Err(refusal) => {
-                self.drop_graph(capture.graph);
+                self.abandon(capture.graph);
                 Err(refusal)
             }
         }
+    }
+
+    /// A capture is over and gave nothing: its graph goes, or is an empty body again.
+    fn abandon(&mut self, graph: u64) {
+        let found = self.graphs.get_mut(graph).expect("the capture's own");
+        if found.body_of.is_none() {
+            return self.drop_graph(graph);
+        }
+        found.is_complete = true;
+        let nodes = std::mem::take(&mut found.nodes);
+        self.trash.push(Box::new(nodes));
     }
 
     /// Whether a capture that is ended now gives a graph. (A card, too, ends the capture when the wrong thread asks.)
@@ -348,7 +405,7 @@ impl State {
         capture.orphans.extend_from_slice(&branch.nodes);
         if capture.origin == own {
             let capture = self.remove_capture(id);
-            self.drop_graph(capture.graph);
+            self.abandon(capture.graph);
         }
     }
 

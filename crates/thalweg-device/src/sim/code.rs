@@ -28,6 +28,7 @@ pub(super) struct Module {
 /// A kernel of a loaded module.
 pub(super) struct Function {
     device: u32,
+    name: Arc<str>,
     kernel: Arc<dyn HostKernel>,
 }
 
@@ -66,7 +67,7 @@ impl State {
             let detail = format!("the module has no kernel `{name}`; it is {:?}", found.code);
             return Err(Refusal::new(Code::NotFound, detail));
         };
-        let function = Function { device: found.device, kernel: Arc::clone(kernel) };
+        let function = Function { device: found.device, name: name.into(), kernel: Arc::clone(kernel) };
         let handle = self.functions.insert(function);
         found.functions.push((name.to_owned(), handle));
         Ok(handle)
@@ -78,31 +79,37 @@ impl State {
 
     pub(super) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> Outcome<()> {
         let own = self.enter(stream)?;
+        let task = self.kernel_task(self.stream(own).device, launch)?;
+        self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
+    }
+
+    /// What a launch on a stream of the device does.
+    pub(super) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> Outcome<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;
-        let device = self.stream(own).device;
         if function.device != device {
             return Err(Refusal::new(
                 Code::InvalidHandle,
                 format!(
-                    "`{}`: a kernel of device {} cannot be launched on a stream of device {device}",
+                    "`{}`: a kernel of device {} cannot be launched on device {device}",
                     launch.label, function.device
                 ),
             ));
         }
         check_shape(launch)?;
-        let task = Task {
+        Ok(Task {
             device,
             label: launch.label,
             accesses: SmallVec::from_slice(launch.accesses),
             work: Work::Kernel {
                 kernel: Arc::clone(&function.kernel),
+                name: Some(Arc::clone(&function.name)),
                 grid: launch.grid,
                 block: launch.block,
+                shared_memory_bytes: launch.shared_memory_bytes,
                 arguments: SmallVec::from_slice(launch.arguments),
             },
-        };
-        self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
+        })
     }
 
     pub(super) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> Outcome<()> {
@@ -113,8 +120,10 @@ impl State {
             accesses: SmallVec::from_slice(launch.accesses),
             work: Work::Kernel {
                 kernel: Arc::clone(launch.host),
+                name: None,
                 grid: [1; 3],
                 block: [1; 3],
+                shared_memory_bytes: 0,
                 arguments: SmallVec::from_slice(launch.arguments),
             },
         };

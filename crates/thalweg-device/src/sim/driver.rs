@@ -1,10 +1,12 @@
 //! The [`Driver`] of the simulator: each call enters the machine, does its part there, waits where the contract says so,
 //! and names itself in its errors.
 
+use std::path::Path;
+
 use smallvec::SmallVec;
 
 use super::capture;
-use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
+use super::code::MAX_THREADS_PER_BLOCK;
 use super::control::Step;
 use super::executor::{Body, CommandId, Frontier};
 use super::faults::Point;
@@ -12,25 +14,24 @@ use super::machine::Locked;
 use super::memory::Sharing;
 use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
-use super::stream::PRIORITY_RANGE;
 use super::task::{HostTarget, Task, Work};
 use super::transfer::take_away;
-use super::virtual_memory::GRANULARITY_BYTES;
-use super::{SimDriver, collective, transfer};
+use super::{SimDriver, collective, graph_memory, transfer};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::conditional::{ConditionFormat, Conditional};
+use crate::description::GraphDescription;
 use crate::driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
-use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphDescription};
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::memory::{
-    HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags, PoolAttributes, PoolUsage,
-    ShareableHandle,
+    HostFlags, HostMethod, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
 use crate::module::Image;
-use crate::properties::{ComputeCapability, DeviceProperties, ImageKind, LibrarySupport, Version};
+use crate::properties::{DeviceProperties, Version};
 use crate::{
-    Access, Code, CommunicatorHandle, DevicePointer, EventHandle, ForeignStream, FunctionHandle,
-    GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle, PhysicalHandle,
-    PoolHandle, Result, StreamHandle,
+    Access, Code, CommunicatorHandle, ConditionHandle, DevicePointer, Error, EventHandle, ForeignStream,
+    FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, GraphNodeKind, HostPointer, ModuleHandle,
+    PhysicalHandle, PoolHandle, Result, StreamHandle,
 };
 
 impl SimDriver {
@@ -99,39 +100,7 @@ impl Driver for SimDriver {
 
     fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
         self.enter("cuDeviceGetAttribute", |state| state.device(device).map(|_| ()))?;
-        let mut uuid = *b"thalweg-sim-gpu\0";
-        uuid[15] = device as u8;
-        Ok(DeviceProperties {
-            name: self.config.name.clone(),
-            compute_capability: ComputeCapability { major: 9, minor: 0 },
-            image_kind: ImageKind::Host,
-            total_memory_bytes: self.config.memory_bytes,
-            multi_processor_count: self.config.workers as u32,
-            warp_size: 32,
-            max_threads_per_block: MAX_THREADS_PER_BLOCK,
-            max_threads_per_multi_processor: 2048,
-            shared_memory_per_block_bytes: 48 << 10,
-            shared_memory_per_block_optin_bytes: MAX_SHARED_MEMORY_BYTES,
-            registers_per_multi_processor: 64 << 10,
-            l2_cache_bytes: 50 << 20,
-            clock_rate_khz: 0,
-            memory_clock_rate_khz: 0,
-            memory_bus_width_bits: 0,
-            pci_bus_id: format!("0000:{device:02x}:00.0"),
-            uuid,
-            is_integrated: false,
-            virtual_memory: true,
-            virtual_memory_granularity_bytes: GRANULARITY_BYTES,
-            shares_file_descriptors: true,
-            shares_fabric_handles: true,
-            gpu_direct_rdma_with_virtual_memory: false,
-            memory_pools: true,
-            managed_memory: true,
-            concurrent_managed_access: true,
-            host_register: true,
-            stream_priority_range: PRIORITY_RANGE,
-            libraries: LibrarySupport { matmul: true },
-        })
+        Ok(self.properties(device))
     }
 
     fn context_is_active(&self, device: u32) -> Result<bool> {
@@ -322,19 +291,7 @@ impl Driver for SimDriver {
     }
 
     fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
-        self.enter("cuMemAdvise", |state| {
-            use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
-            state.memory.check_managed(pointer.address(), bytes)?;
-            match advice {
-                PreferredLocation(Some(location)) | AccessedBy(location) | NotAccessedBy(location) => {
-                    match location {
-                        MemoryLocation::Device(device) => state.usable(device),
-                        MemoryLocation::Host => Ok(()),
-                    }
-                }
-                PreferredLocation(None) | ReadMostly(_) => Ok(()),
-            }
-        })
+        self.enter("cuMemAdvise", |state| state.memory_advise(pointer.address(), bytes, advice))
     }
 
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
@@ -505,31 +462,8 @@ impl Driver for SimDriver {
         bytes: u64,
         stream: StreamHandle,
     ) -> Result<DevicePointer> {
-        self.enter_and_wait("cuMemAllocFromPoolAsync", |mut locked| {
-            let own = locked.enter(stream.raw())?;
-            let pool = locked.pool(pool.raw())?;
-            let device = locked.pools.device(pool);
-            locked.check_alive(device)?;
-            locked.check_capture(own)?;
-            locked.executor.faults.pass(Point::DeviceMemory)?;
-            loop {
-                let State { pools, memory, .. } = &mut *locked;
-                let refusal = match pools.allocate(pool, bytes, memory) {
-                    Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-                    outcome => {
-                        let address = outcome?;
-                        locked.capture_allocation(stream.raw(), address)?;
-                        return Ok(DevicePointer::new(address));
-                    }
-                };
-                // Memory that is free in stream order but not yet in fact is worth waiting for.
-                let frees = locked.pools.pending_frees(pool);
-                if frees.is_empty() {
-                    return Err(refusal);
-                }
-                locked = locked.wait_for(&frees)?;
-                locked.settle();
-            }
+        self.enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
+            graph_memory::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
         })
     }
 
@@ -750,6 +684,49 @@ impl Driver for SimDriver {
         })
     }
 
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+        self.enter("cuGraphConditionalHandleCreate", |state| {
+            state.condition_create(stream.raw(), initial).map(ConditionHandle::from_raw)
+        })
+    }
+
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()> {
+        self.submit("cudaGraphSetConditional", |state| {
+            state.condition_set(stream.raw(), condition.raw(), source, format, label)
+        })
+    }
+
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>> {
+        self.enter("cuGraphAddNode", |state| {
+            let bodies = state.conditional_node_add(stream.raw(), condition.raw(), conditional, label)?;
+            Ok(bodies.into_iter().map(GraphHandle::from_raw).collect())
+        })
+    }
+
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
+        self.enter("cuStreamBeginCaptureToGraph", |state| {
+            state.capture_begin_to_graph(stream.raw(), body.raw(), mode)
+        })
+    }
+
     fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         Ok(capture::exchange_thread_mode(mode))
     }
@@ -766,6 +743,14 @@ impl Driver for SimDriver {
         self.enter("cuGraphGetNodes", |state| state.graph_describe(graph.raw()))
     }
 
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, _verbose: bool) -> Result<()> {
+        let call = "cuGraphDebugDotPrint";
+        let description = self.enter(call, |state| state.graph_describe(graph.raw()))?;
+        std::fs::write(path, description.to_dot()).map_err(|error| {
+            Error::new(Code::OperatingSystem, call, format!("writing {}: {error}", path.display()))
+        })
+    }
+
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
         self.enter("cuGraphDestroy", |state| state.graph_destroy(graph.raw()))
     }
@@ -773,6 +758,21 @@ impl Driver for SimDriver {
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         self.enter("cuGraphInstantiate", |state| {
             state.graph_instantiate(graph.raw(), device).map(GraphExecHandle::from_raw)
+        })
+    }
+
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        self.enter("cuGraphExecUpdate", |state| state.graph_exec_update(exec.raw(), graph.raw()))
+    }
+
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.enter("cuGraphExecKernelNodeSetParams", |state| {
+            state.graph_exec_kernel_node_set_params(exec.raw(), node, launch)
         })
     }
 

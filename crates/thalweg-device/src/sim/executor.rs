@@ -20,12 +20,15 @@
 //!   and then one of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
 
+pub(super) mod branches;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use self::branches::{Branch, Condition, Round};
 use super::collective::{Collectives, Failure, Verdict, Web};
 use super::faults::{Faults, Point};
 use super::memory::{Memory, Piece, Resolved};
@@ -61,6 +64,10 @@ pub(super) enum Body {
     Mark(Option<Arc<Stamp>>),
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
+    /// The start of a launch with conditions.
+    Start(Arc<[Arc<Condition>]>),
+    /// A conditional node, or the end of its body.
+    Branch(Round),
 }
 
 /// Where a command comes from.
@@ -173,6 +180,11 @@ pub(super) struct Executor {
     live: usize,
     /// Marks that are complete but whose successors have not been told yet.
     completing: Vec<u32>,
+    /// Conditional nodes to go on with, by their slots.
+    reached: Vec<(u32, Round)>,
+    is_branching: bool,
+    /// Conditional nodes that have been gone on with: they may be the last to know their tasks.
+    pub(super) spent: Vec<Arc<Branch>>,
     /// Addresses whose stream-ordered frees have been reached.
     pub(super) freed: Vec<u64>,
     /// Whether a worker may find more to do than before.
@@ -198,6 +210,9 @@ impl Executor {
             started: Instant::now(),
             live: 0,
             completing: Vec::new(),
+            reached: Vec::new(),
+            is_branching: false,
+            spent: Vec::new(),
             freed: Vec::new(),
             wake_workers: false,
             wake_hosts: false,
@@ -309,26 +324,45 @@ impl Executor {
                 self.ready.push(slot.level, index);
                 self.wake_workers = true;
             }
-            Body::Mark(_) | Body::PoolFree(_) => self.completing.push(index),
+            Body::Mark(_) | Body::PoolFree(_) | Body::Start(_) | Body::Branch(_) => {
+                self.completing.push(index);
+            }
         }
     }
 
     /// Completes all marks that have been reached, and those that are reached by that.
     fn complete_marks(&mut self) {
-        while let Some(index) = self.completing.pop() {
-            match self.slots[index as usize].body.take() {
-                Some(Body::Mark(Some(stamp))) => {
-                    let nanoseconds = match &self.details {
-                        Some(details) => details.ended * TICK_NANOSECONDS,
-                        None => self.started.elapsed().as_nanos() as u64,
-                    };
-                    stamp.0.store(nanoseconds, Ordering::Relaxed);
-                }
-                Some(Body::PoolFree(address)) => self.freed.push(address),
-                _ => {}
+        loop {
+            while let Some(index) = self.completing.pop() {
+                self.complete_mark(index);
             }
-            self.retire(index);
+            if !self.take_branches() {
+                return;
+            }
         }
+    }
+
+    fn complete_mark(&mut self, index: u32) {
+        match self.slots[index as usize].body.take() {
+            Some(Body::Mark(Some(stamp))) => {
+                let nanoseconds = match &self.details {
+                    Some(details) => details.ended * TICK_NANOSECONDS,
+                    None => self.started.elapsed().as_nanos() as u64,
+                };
+                stamp.0.store(nanoseconds, Ordering::Relaxed);
+            }
+            Some(Body::PoolFree(address)) => self.freed.push(address),
+            Some(Body::Start(conditions)) => Self::start_conditions(&conditions),
+            Some(Body::Branch(round)) => {
+                let node = round.slot;
+                self.reached.push((node.unwrap_or(index), round));
+                if node.is_none() {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.retire(index);
     }
 
     /// The command is complete: its successors wait for one thing less.

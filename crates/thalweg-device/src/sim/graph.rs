@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::executor::{Body, CommandId, Frontier, Origin};
+use super::conditional::{BodyOf, Instance};
+use super::executor::branches::{Branch, Condition};
+use super::executor::{Body, Frontier};
 use super::refusal::{Outcome, Refusal};
-use super::schedules::Actor;
 use super::state::{State, unknown};
 use super::task::{Task, Work};
-use crate::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind};
+use crate::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind, GraphNodeWork};
 
 /// Bits of a node's number in its handle, and of the graph's number above it.
 const NODE_BITS: u32 = 24;
@@ -25,9 +26,14 @@ const GRAPH_BITS: u32 = 24;
 pub(super) struct Graph {
     /// Unique among the graphs of the driver.
     serial: u64,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     /// Whether its capture is over.
     pub(super) is_complete: bool,
+    /// Where it is the body of a conditional node.
+    pub(super) body_of: Option<BodyOf>,
+    /// Of a root: all bodies in it, and all conditions.
+    pub(super) bodies: Vec<u64>,
+    pub(super) conditions: Vec<u64>,
 }
 
 /// A node.
@@ -36,22 +42,47 @@ pub(super) struct Node {
     pub(super) kind: GraphNodeKind,
     pub(super) level: u8,
     pub(super) task: Option<Arc<Task>>,
+    pub(super) branch: Option<Arc<Branch>>,
     pub(super) predecessors: SmallVec<[u32; 2]>,
 }
 
 /// A graph that can be launched.
 pub(super) struct Executable {
-    nodes: Arc<[Node]>,
+    /// The handle of the graph that it was instantiated from: its nodes have their names, and their numbers.
+    pub(super) template: u64,
+    pub(super) nodes: Arc<[Node]>,
     /// The nodes that no other comes after.
     sinks: SmallVec<[u32; 2]>,
     last_launch: Frontier,
+    conditions: Arc<[Arc<Condition>]>,
     /// The graph whose memory it holds, if that has any.
     memory: Option<u64>,
 }
 
+impl Node {
+    /// Whether a conditional node may run it.
+    pub(super) fn can_be_in_a_body(&self) -> bool {
+        use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
+        let is_part = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Part(_)));
+        !is_part && matches!(self.kind, Conditional | Copy | Empty | Fill | Kernel | Library)
+    }
+}
+
 impl Graph {
     pub(super) fn new(serial: u64) -> Self {
-        Self { serial, nodes: Vec::new(), is_complete: false }
+        Self {
+            serial,
+            nodes: Vec::new(),
+            is_complete: false,
+            body_of: None,
+            bodies: Vec::new(),
+            conditions: Vec::new(),
+        }
+    }
+
+    /// A body, which is empty until it is captured.
+    pub(super) fn body(serial: u64, body_of: BodyOf) -> Self {
+        Self { is_complete: true, body_of: Some(body_of), ..Self::new(serial) }
     }
 
     pub(super) fn serial(&self) -> u64 {
@@ -97,21 +128,9 @@ impl Graph {
         let index = (handle.raw() & ((1 << NODE_BITS) - 1)) as u32;
         ((index as usize) < self.nodes.len() && self.handle(index) == handle).then_some(index)
     }
-
-    fn describe(&self) -> GraphDescription {
-        let node = |(index, node): (usize, &Node)| GraphNode {
-            handle: self.handle(index as u32),
-            kind: node.kind,
-            label: node.task.as_ref().map(|task| task.label),
-        };
-        let edges = self.nodes.iter().enumerate().flat_map(|(index, node)| {
-            node.predecessors.iter().map(move |&predecessor| (predecessor as usize, index))
-        });
-        GraphDescription { nodes: self.nodes.iter().enumerate().map(node).collect(), edges: edges.collect() }
-    }
 }
 
-fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
+pub(super) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
     let mut has_successor = vec![false; nodes.len()];
     for &predecessor in nodes.iter().flat_map(|node| &node.predecessors) {
         has_successor[predecessor as usize] = true;
@@ -125,12 +144,31 @@ impl State {
         self.last_graph_serial
     }
 
-    fn graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(super) fn graph(&self, handle: u64) -> Outcome<&Graph> {
         self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
     }
 
     pub(super) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
-        Ok(self.graph(handle)?.describe())
+        let graph = self.graph(handle)?;
+        let node = |(index, node): (usize, &Node)| {
+            let of_task = node.task.as_ref().map(|task| (task.label, task.describe()));
+            let label = of_task.as_ref().map(|(label, _)| *label);
+            let work = match &node.branch {
+                Some(branch) => {
+                    let bodies = branch.bodies.iter().map(|body| self.graph_describe(body.graph));
+                    let (conditional, bodies) = (branch.conditional, bodies.collect::<Outcome<_>>()?);
+                    GraphNodeWork::Conditional { conditional, bodies }
+                }
+                None => of_task.map(|(_, work)| work).unwrap_or_default(),
+            };
+            let label = label.or_else(|| node.branch.as_ref().map(|branch| branch.label));
+            Ok(GraphNode { handle: graph.handle(index as u32), kind: node.kind, label, work })
+        };
+        let nodes = graph.nodes.iter().enumerate().map(node).collect::<Outcome<_>>()?;
+        let edges = graph.nodes.iter().enumerate().flat_map(|(index, node)| {
+            node.predecessors.iter().map(move |&predecessor| (predecessor as usize, index))
+        });
+        Ok(GraphDescription { nodes, edges: edges.collect() })
     }
 
     pub(super) fn graph_node_predecessors(
@@ -146,9 +184,23 @@ impl State {
         Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
     }
 
+    /// A graph that is nobody's part: no capture builds it, and no conditional node has it.
+    pub(super) fn finished_graph(&self, handle: u64) -> Outcome<&Graph> {
+        let graph = self.graph(handle)?;
+        let detail = if !graph.is_complete {
+            "the graph is under construction and belongs to its capture: end that first"
+        } else if graph.body_of.is_some() {
+            "the graph is a body of a conditional node and belongs to the graph that it is in"
+        } else {
+            return Ok(graph);
+        };
+        Err(Refusal::new(Code::IllegalState, detail))
+    }
+
     pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
-        if !self.graph(handle)?.is_complete {
-            let detail = "the graph is under construction and belongs to its capture: end that first";
+        let graph = self.finished_graph(handle)?;
+        if graph.bodies.iter().any(|&body| self.graph(body).is_ok_and(|body| !body.is_complete)) {
+            let detail = "a body of the graph is being captured: end that capture first";
             return Err(Refusal::new(Code::IllegalState, detail));
         }
         self.drop_graph(handle);
@@ -158,16 +210,30 @@ impl State {
     pub(super) fn drop_graph(&mut self, handle: u64) {
         if let Some(graph) = self.graphs.remove(handle) {
             self.let_go_of_graph_memory(graph.serial);
+            self.drop_family(&graph);
             self.trash.push(Box::new(graph));
         }
     }
 
     pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
-        let graph = self.graph(handle)?;
-        let (nodes, serial): (Arc<[Node]>, u64) = (graph.nodes.as_slice().into(), graph.serial);
+        let graph = self.finished_graph(handle)?;
+        let serial = graph.serial;
+        let mut instance = Instance::new(graph.nodes.len());
+        let nodes: Arc<[Node]> = if graph.conditions.is_empty() {
+            graph.nodes.as_slice().into()
+        } else {
+            self.instance(&graph.nodes, &mut instance)?
+        };
         let memory = self.hold_graph_memory(serial);
-        let executable = Executable { sinks: sinks(&nodes), nodes, last_launch: Frontier::new(), memory };
+        let executable = Executable {
+            template: handle,
+            sinks: sinks(&nodes),
+            nodes,
+            last_launch: Frontier::new(),
+            conditions: instance.into_conditions(),
+            memory,
+        };
         Ok(self.executables.insert(executable))
     }
 
@@ -203,27 +269,14 @@ impl State {
         let own = self.enter(stream)?;
         self.forbid_on_capturing(own, "graph_launch")?;
         let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;
-        let nodes = Arc::clone(&executable.nodes);
+        let (nodes, conditions) = (Arc::clone(&executable.nodes), Arc::clone(&executable.conditions));
         let (sinks, mut before) = (executable.sinks.clone(), executable.last_launch.clone());
         self.begin_collectives(&nodes)?;
         before.extend(self.frontier(own));
         let (origin, stream) = (self.stream(own).origin(), self.stream(own).number);
-        let entry = self.executor.add(Body::Mark(None), origin, before);
-        let mut commands: Vec<CommandId> = Vec::with_capacity(nodes.len());
-        for (number, node) in nodes.iter().enumerate() {
-            let origin = Origin { level: node.level, actor: Actor::Node { stream, node: number as u32 } };
-            let body = match &node.task {
-                Some(task) => Body::Task(Arc::clone(task)),
-                None => Body::Mark(None),
-            };
-            let command = if node.predecessors.is_empty() {
-                self.executor.add(body, origin, [entry])
-            } else {
-                let predecessors = node.predecessors.iter().map(|&index| commands[index as usize]);
-                self.executor.add(body, origin, predecessors)
-            };
-            commands.push(command);
-        }
+        let start = if conditions.is_empty() { Body::Mark(None) } else { Body::Start(conditions) };
+        let entry = self.executor.add(start, origin, before);
+        let commands = self.executor.queue_nodes(&nodes, 0, stream, Some(entry));
         let ends = sinks.iter().map(|&index| commands[index as usize]).chain([entry]);
         let exit = self.executor.add(Body::Mark(None), origin, ends);
         self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);

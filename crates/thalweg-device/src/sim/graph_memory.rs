@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 
 use super::executor::{Body, Frontier, Origin};
+use super::faults::Point;
+use super::machine::Locked;
 use super::refusal::{Outcome, Refusal};
 use super::schedules::Actor;
 use super::state::State;
@@ -124,5 +126,32 @@ impl State {
         for owned in memory.allocations.values_mut() {
             owned.is_live = !owned.freed_by_a_node;
         }
+    }
+}
+
+/// Memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
+pub(super) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> Outcome<u64> {
+    let own = locked.enter(stream)?;
+    let pool = locked.pool(pool)?;
+    let device = locked.pools.device(pool);
+    locked.check_alive(device)?;
+    locked.check_capture(own)?;
+    locked.executor.faults.pass(Point::DeviceMemory)?;
+    loop {
+        let State { pools, memory, .. } = &mut *locked;
+        let refusal = match pools.allocate(pool, bytes, memory) {
+            Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
+            outcome => {
+                let address = outcome?;
+                locked.capture_allocation(stream, address)?;
+                return Ok(address);
+            }
+        };
+        let frees = locked.pools.pending_frees(pool);
+        if frees.is_empty() {
+            return Err(refusal);
+        }
+        locked = locked.wait_for(&frees)?;
+        locked.settle();
     }
 }

@@ -484,6 +484,12 @@ impl Memory {
         self.spans.range(address..address + bytes).map(|(&start, span)| (start, span))
     }
 
+    /// Where the memory at an address is: the device, or `None` for the host. Nothing if there is no memory.
+    pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
+        let (&start, span) = self.spans.range(..=address).next_back()?;
+        (address < start + span.bytes).then(|| (span.sharing != Sharing::Pinned).then_some(span.owner))
+    }
+
     pub(super) fn spans_in_mut(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Span> {
         self.epoch += 1;
         self.spans.range_mut(address..address + bytes).map(|(_, span)| span)

@@ -9,10 +9,11 @@
 //! choice that CUDA leaves open is made by a [`Schedule`].
 //!
 //! # How it is built
-//! - `executor` knows commands and the edges between them, and the range lock. `faults` says what is to go wrong. `schedule` decides which ready command
-//!   runs next. `task` is what a command does. `machine` is the lock around everything, the threads and the waiting.
+//! - `executor` knows commands and the edges between them, the range lock, and conditional nodes as they run. `faults` says what
+//!   is to go wrong. `schedule` decides which ready command runs next. `task` is what a command does. `machine` is the lock
+//!   around everything, the threads and the waiting.
 //! - `collective` knows which ranks meet, and finds those that never will; `reduction` is the arithmetic.
-//! - `stream`, `capture`, `graph`, `graph_memory`, `code`, `transfer` and `pool` turn calls into commands.
+//! - `stream`, `capture`, `graph`, `graph_memory`, `graph_update`, `conditional`, `code`, `transfer` and `pool` turn calls into commands.
 //! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
 //!   and imports them.
 //! - `driver` is the trait, thin.
@@ -37,16 +38,19 @@ mod backing;
 mod capture;
 mod code;
 mod collective;
+mod conditional;
 mod control;
 mod driver;
 mod executor;
 mod faults;
 mod graph;
 mod graph_memory;
+mod graph_update;
 mod lease;
 mod machine;
 mod memory;
 mod pool;
+mod properties;
 mod ranges;
 mod reduction;
 mod refusal;

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::capture::Capture;
 use super::code::{Function, Module};
+use super::conditional::ConditionEntry;
 use super::control::Control;
 use super::executor::{Executor, Frontier, Job};
 use super::graph::{Executable, Graph};
@@ -19,7 +20,7 @@ use super::pool::Pools;
 use super::refusal::{Outcome, Refusal};
 use super::stream::{Event, Stream, StreamEntry};
 use super::table::Table;
-use crate::Code;
+use crate::{Code, MemoryAdvice, MemoryLocation};
 
 /// The state of a machine.
 pub(super) struct State {
@@ -38,6 +39,7 @@ pub(super) struct State {
     pub(super) captures: Vec<Capture>,
     pub(super) graphs: Table<Graph>,
     pub(super) executables: Table<Executable>,
+    pub(super) conditions: Table<ConditionEntry>,
     pub(super) last_graph_serial: u64,
     /// What graphs have allocated, by their serial numbers.
     pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
@@ -89,6 +91,7 @@ impl State {
             captures: Vec::new(),
             graphs: Table::new(driver),
             executables: Table::new(driver),
+            conditions: Table::new(driver),
             last_graph_serial: 0,
             graph_memory: BTreeMap::new(),
             trash: Vec::new(),
@@ -107,6 +110,9 @@ impl State {
     /// that nobody touches any more.
     pub(super) fn settle(&mut self) {
         self.executor.break_circles();
+        for branch in self.executor.spent.drain(..) {
+            self.trash.push(Box::new(branch));
+        }
         while let Some(address) = self.executor.freed.pop() {
             self.pools.freed(address, &mut self.memory);
         }
@@ -140,6 +146,21 @@ impl State {
         match self.executor.lost(device) {
             Some(cause) => Err(cause.clone()),
             None => Ok(()),
+        }
+    }
+
+    /// Checks advice on managed memory, which changes nothing here.
+    pub(super) fn memory_advise(&mut self, address: u64, bytes: u64, advice: MemoryAdvice) -> Outcome<()> {
+        use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
+        self.memory.check_managed(address, bytes)?;
+        match advice {
+            PreferredLocation(Some(location)) | AccessedBy(location) | NotAccessedBy(location) => {
+                match location {
+                    MemoryLocation::Device(device) => self.usable(device),
+                    MemoryLocation::Host => Ok(()),
+                }
+            }
+            PreferredLocation(None) | ReadMostly(_) => Ok(()),
         }
     }
 

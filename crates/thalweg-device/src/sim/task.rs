@@ -9,13 +9,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::collective::{Joint, Part};
+use super::executor::branches::Condition;
 use super::memory::{HostAddress, Memory, Resolved, Toucher};
 use super::reduction;
 use super::refusal::Refusal;
 use super::snapshot::Snapshot;
 use crate::command::{Access, FillPattern, Label};
 use crate::host::{HostFault, HostKernel, HostLaunch, PhysicalRanges, Resolve};
-use crate::{Code, HostFunction};
+use crate::{Code, GraphNodeWork, HostFunction};
 
 /// Work with the bytes that it touches and the one who asked for it.
 pub(super) struct Task {
@@ -28,7 +29,15 @@ pub(super) struct Task {
 /// What is done.
 pub(super) enum Work {
     /// A kernel, or library work.
-    Kernel { kernel: Arc<dyn HostKernel>, grid: [u32; 3], block: [u32; 3], arguments: SmallVec<[u8; 96]> },
+    Kernel {
+        kernel: Arc<dyn HostKernel>,
+        /// Its name in its module; library work has none.
+        name: Option<Arc<str>>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_memory_bytes: u32,
+        arguments: SmallVec<[u8; 96]>,
+    },
     /// From the first access to the second, as if through a buffer.
     Copy,
     /// From host memory that was put aside to the only access.
@@ -37,6 +46,8 @@ pub(super) enum Work {
     CopyOut(HostTarget),
     /// The pattern over the only access.
     Fill(FillPattern),
+    /// The value at the only access, of one byte or four, becomes a condition.
+    Decide(Arc<Condition>),
     /// A function of the host.
     Host(HostFunction),
     /// A rank's part of a collective: it waits for the others, and one of them runs for all.
@@ -59,7 +70,33 @@ impl HostTarget {
 impl Task {
     /// Which rules bind its accesses.
     pub(super) fn toucher(&self) -> Toucher {
-        if matches!(self.work, Work::Kernel { .. }) { Toucher::Kernel } else { Toucher::Copy }
+        if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
+            Toucher::Kernel
+        } else {
+            Toucher::Copy
+        }
+    }
+
+    /// What a description of it says.
+    pub(super) fn describe(&self) -> GraphNodeWork {
+        let bytes = self.accesses.first().map_or(0, |access| access.bytes);
+        match &self.work {
+            Work::Kernel { name, grid, block, shared_memory_bytes, .. } => GraphNodeWork::Kernel {
+                name: Some(name.as_deref().unwrap_or(self.label.operator).to_owned()),
+                grid: *grid,
+                block: *block,
+                shared_memory_bytes: *shared_memory_bytes,
+            },
+            Work::Decide(_) => GraphNodeWork::Kernel {
+                name: Some(format!("thalweg_condition_u{}", 8 * bytes)),
+                grid: [1; 3],
+                block: [1; 3],
+                shared_memory_bytes: 0,
+            },
+            Work::Copy | Work::CopyIn(_) | Work::CopyOut(_) => GraphNodeWork::Copy { bytes },
+            Work::Fill(_) => GraphNodeWork::Fill { bytes },
+            Work::Host(_) | Work::Part(_) | Work::Joint(_) => GraphNodeWork::Unknown,
+        }
     }
 
     /// Finds its accesses.
@@ -111,10 +148,18 @@ impl Task {
         let bytes = |access: usize| self.accesses[access].bytes as usize;
         let pointer = |access: usize| resolved.pointers[access].map(HostAddress::pointer);
         match &self.work {
-            Work::Kernel { kernel, grid, block, arguments } => {
+            Work::Kernel { kernel, grid, block, arguments, .. } => {
                 let memory = Reach { accesses: &self.accesses, resolved };
                 let launch = HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory);
                 return kernel.run(&launch);
+            }
+            Work::Decide(condition) => {
+                let mut value = [0; 4];
+                if let Some(source) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command, and of one byte or four.
+                    unsafe { std::ptr::copy_nonoverlapping(source, value.as_mut_ptr(), bytes(0).min(4)) };
+                }
+                condition.set(u32::from_le_bytes(value));
             }
             Work::Host(function) => function(),
             Work::Part(_) => unreachable!("a part never runs: its meeting does"),

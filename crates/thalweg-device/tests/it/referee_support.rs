@@ -5,9 +5,9 @@ use std::sync::Arc;
 use thalweg_device::check::{BlockKind, CheckedDriver, Finding, FindingKind, Instrument, UseKind};
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{
-    Access, CaptureMode, Copy, DevicePointer, Driver, Endpoint, EventFlags, EventHandle, FunctionHandle,
-    GraphExecHandle, HostFlags, HostKernel, HostLaunch, HostModule, HostPointer, Image, Label, Launch,
-    StreamHandle,
+    Access, CaptureMode, ConditionFormat, Conditional, Copy, DevicePointer, Driver, Endpoint, EventFlags,
+    EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch, HostModule,
+    HostPointer, Image, Label, Launch, StreamHandle,
 };
 
 /// A checked machine of two devices, with streams, events and memory that has been written.
@@ -50,7 +50,13 @@ impl World {
     /// Work that touches these ranges.
     #[track_caller]
     pub fn work(&self, stream: StreamHandle, operator: &'static str, accesses: &[Access]) {
-        let launch = Launch {
+        self.driver.launch(stream, &self.kernel(operator, accesses)).unwrap();
+    }
+
+    /// A launch that touches these ranges.
+    #[track_caller]
+    pub fn kernel<'a>(&self, operator: &'static str, accesses: &'a [Access]) -> Launch<'a> {
+        Launch {
             function: self.function,
             grid: [1; 3],
             block: [1; 3],
@@ -58,8 +64,7 @@ impl World {
             arguments: &[],
             accesses,
             label: Label::here(operator),
-        };
-        self.driver.launch(stream, &launch).unwrap();
+        }
     }
 
     #[track_caller]
@@ -151,14 +156,33 @@ impl World {
 
     // ---- Graphs ---------------------------------------------------------------------------------------------------
 
-    /// Captures what `body` does, from the stream on.
-    pub fn capture(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphExecHandle {
+    /// The graph of what `body` does, from the stream on.
+    pub fn graph(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphHandle {
         self.driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
         body();
-        let graph = self.driver.stream_end_capture(stream).unwrap();
+        self.driver.stream_end_capture(stream).unwrap()
+    }
+
+    /// Captures what `body` does, from the stream on.
+    pub fn capture(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphExecHandle {
+        let graph = self.graph(stream, body);
         let exec = self.driver.graph_instantiate(graph, 0).unwrap();
         self.driver.graph_destroy(graph).unwrap();
         exec
+    }
+
+    /// Captures on A a node on the condition at `y`, with bodies that are captured on C.
+    #[track_caller]
+    pub fn conditional(&self, conditional: Conditional, bodies: &[&dyn Fn()]) {
+        let label = Label::here("conditional");
+        let condition = self.driver.condition_create(self.a, 0).unwrap();
+        self.driver.condition_set_async(self.a, condition, self.y, ConditionFormat::U32, label).unwrap();
+        let graphs = self.driver.conditional_node_add(self.a, condition, conditional, label).unwrap();
+        for (graph, body) in graphs.into_iter().zip(bodies) {
+            self.driver.stream_begin_capture_to_graph(self.c, graph, CaptureMode::Relaxed).unwrap();
+            body();
+            assert_eq!(self.driver.stream_end_capture(self.c), Ok(graph));
+        }
     }
 
     pub fn launch(&self, exec: GraphExecHandle, stream: StreamHandle) {

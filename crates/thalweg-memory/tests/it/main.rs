@@ -32,3 +32,4 @@ mod summary;
 mod threads;
 mod traces;
 mod versions;
+mod vigils;

@@ -1,15 +1,24 @@
-//! A capture under way: what it opens, what it keeps, and how each of its ends leaves stream, allocator and pool usable.
+//! A capture under way: what it opens, what is noted of it, and how each of its ends leaves stream, allocator and pool usable.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 
-use thalweg_device::{CaptureMode, Driver, GraphHandle, StreamHandle};
-use thalweg_memory::{StreamFilter, StreamId, planted};
+use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Driver, Label, StreamHandle};
+use thalweg_memory::{Block, StreamFilter, StreamId, planted};
 
-use super::GraphPool;
+use super::branches::Branches;
+use super::captured::{CapturedGraph, Content, Template};
+use super::footprint::{Footprint, Traces};
+use super::report::GraphMemory;
+use super::steps::{Command, Steps};
+use super::{GraphPool, REGION};
 use crate::memory::from_allocation;
 use crate::pinned::PinnedBlock;
-use crate::{Result, Stream};
+use crate::stream::same_device;
+use crate::{Device, Error, Result, Stream};
 
 /// How a region is captured.
 #[derive(Clone, Debug, Default)]
@@ -30,31 +39,110 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
 }
 
-/// A capture, by its number, with the pinned memory that its copies use.
+/// What is noted of a capture.
 struct UnderWay {
     id: u64,
+    thread: ThreadId,
+    pool: GraphPool,
+    branches: Branches,
+    steps: Steps,
+    footprint: Footprint,
+    /// The pinned memory that its copies use.
     pinned: Vec<Arc<PinnedBlock>>,
+    /// What was asked of the driver for it.
+    questions: Arc<AtomicU64>,
 }
 
 impl Captures {
-    /// If the stream captures, its graph keeps the pinned memory.
-    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        let Ok(info) = stream.device().driver().stream_capture_info(stream.handle()) else { return };
-        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id)
-            && !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block))
-        {
-            planted!(GraphForgetsPinned, capture.pinned.push(block.clone()), ());
+    /// Whether any capture is under way. One load.
+    pub(crate) fn are_under_way(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// The number of the capture that a stream takes part in; 0 for none.
+    pub(crate) fn of(&self, stream: &Stream) -> u64 {
+        self.info(stream).map_or(0, |info| info.id)
+    }
+
+    /// What a stream captures, if it does.
+    #[inline]
+    pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
+        if self.are_under_way() { Self::ask(stream) } else { None }
+    }
+
+    #[cold]
+    fn ask(stream: &Stream) -> Option<CaptureInfo> {
+        let info = stream.device().driver().stream_capture_info(stream.handle()).ok()?;
+        (info.status == CaptureStatus::Active).then_some(info)
+    }
+
+    /// Runs `note` on the capture that a stream takes part in, if it is one of ours.
+    fn note(&self, stream: &Stream, note: impl FnOnce(&mut UnderWay, &CaptureInfo)) {
+        let Some(info) = self.info(stream) else { return };
+        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id) {
+            capture.questions.fetch_add(1, Ordering::Relaxed);
+            note(capture, &info);
         }
     }
 
-    fn take(&self, id: u64) -> Vec<Arc<PinnedBlock>> {
+    /// If the stream captures, its graph keeps the pinned memory.
+    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
+        self.note(stream, |capture, _| {
+            if !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block)) {
+                planted!(GraphForgetsPinned, capture.pinned.push(block.clone()), ());
+            }
+        });
+    }
+
+    /// The stream was given a command, when it took part in the capture that `before` tells of.
+    pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
+        self.note(stream, |capture, after| {
+            // The one before it, too.
+            capture.questions.fetch_add(1, Ordering::Relaxed);
+            let label = command.label();
+            capture.branches.submitted(stream, label);
+            capture.steps.submitted(&before.dependencies, &after.dependencies, command);
+            capture.footprint.touched(command.accesses(), label);
+        });
+    }
+
+    /// A block was handed out. If it is of the pool of a capture, it is the capture's own.
+    #[inline]
+    pub(crate) fn allocated(&self, block: &Block, label: Label) {
+        if self.are_under_way() && !block.is_null() {
+            let pool = block.pool();
+            if let Some(capture) = self.lock().iter_mut().find(|capture| pool == Some(capture.pool.id())) {
+                let (size, requested) = (block.size_bytes(), block.requested_bytes());
+                capture.footprint.allocated(block.address(), size, requested, label);
+            }
+        }
+    }
+
+    /// The stream waits for an event, and may take part in a capture from now on.
+    pub(crate) fn joined(&self, stream: &Stream) {
+        self.note(stream, |capture, _| capture.branches.joined(stream));
+    }
+
+    /// Whether the stream may wait for an event of a capture (0 for an event outside captures). CUDA would break the capture
+    /// before it says no.
+    pub(crate) fn check_wait(&self, stream: &Stream, capture: u64) -> Result<()> {
+        let Some(info) = self.info(stream) else { return Ok(()) };
+        if info.id == capture {
+            return Ok(());
+        }
+        let place = if capture == 0 { "outside it" } else { "in another capture" };
+        Err(Error::capture(format!(
+            "{stream:?} captures, and the event was recorded {place}: a graph cannot wait for what is not in it. Work from before \
+             the capture is done when it begins, so leave this wait out; a stream that shall take part waits for the capturing \
+             stream first (`wait_stream`), and is joined by an event that is recorded after that"
+        )))
+    }
+
+    fn take(&self, id: u64) -> Option<UnderWay> {
         let mut under_way = self.lock();
-        let Some(position) = under_way.iter().position(|capture| capture.id == id) else { return Vec::new() };
+        let position = under_way.iter().position(|capture| capture.id == id)?;
         self.count.fetch_sub(1, Ordering::Release);
-        under_way.swap_remove(position).pinned
+        Some(under_way.swap_remove(position))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
@@ -62,28 +150,66 @@ impl Captures {
     }
 }
 
-/// A capture under way. Dropping it abandons the capture and leaves stream and allocator as they were.
-pub(super) struct Capture<'a> {
-    stream: &'a Stream,
-    pool: &'a GraphPool,
+/// A capture under way: what is submitted to its [stream](Self::stream), and to streams that join it, becomes a graph.
+///
+/// [`end`](Self::end) gives the graph. Dropping the capture abandons it: the stream is usable, and the pool is released. So a
+/// capture is in one of three states, and each is a type of its own: a [`Capture`] cannot be replayed, a [`CapturedGraph`]
+/// cannot be captured into, and only a [`Graph`](super::Graph) can be launched. A capture stays on the thread that began it,
+/// because CUDA wants it ended there.
+///
+/// ```compile_fail
+/// # fn f(capture: thalweg_runtime::graph::Capture) -> thalweg_runtime::Result<()> {
+/// let graph = capture.end()?;
+/// capture.end()?; // a capture ends once
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # fn f(capture: thalweg_runtime::graph::Capture) -> thalweg_runtime::Result<()> {
+/// capture.replay()?; // nothing can be replayed before the end
+/// # Ok(()) }
+/// ```
+///
+/// ```compile_fail
+/// # fn f(capture: thalweg_runtime::graph::Capture) {
+/// std::thread::spawn(move || capture.end()); // it stays on its thread
+/// # }
+/// ```
+#[must_use = "a capture that is dropped is abandoned"]
+pub struct Capture {
+    stream: Stream,
+    pool: GraphPool,
     /// The capture's number; 0 before it has begun.
     id: u64,
     /// The first command of the region.
     first_command: u64,
     open: bool,
+    reserved_before_bytes: u64,
+    _not_send: PhantomData<*const ()>,
 }
 
-impl<'a> Capture<'a> {
-    pub(super) fn begin(stream: &'a Stream, pool: &'a GraphPool, mode: CaptureMode) -> Result<Self> {
+impl Capture {
+    pub(super) fn begin(device: &Device, options: CaptureOptions) -> Result<Self> {
+        let (stream, pool, mode) = checked(device, options)?;
+        Self::open(&stream, &pool, mode).map_err(|error| error.context(REGION))
+    }
+
+    fn open(stream: &Stream, pool: &GraphPool, mode: CaptureMode) -> Result<Self> {
         let device = stream.device();
         let driver = device.driver();
+        let reserved_before_bytes = pool.reserved_bytes();
         // Held until the capture has begun, so that no other one begins while the device is waited for.
         let mut under_way = device.captures().lock();
+        let thread = std::thread::current().id();
+        if under_way.iter().any(|capture| capture.thread == thread) {
+            return Err(nested());
+        }
         if under_way.is_empty() {
             device.synchronize()?;
         }
         let id = Arc::new(AtomicU64::new(0));
-        let filter = streams_of_capture(driver, &id);
+        let questions = Arc::default();
+        let filter = streams_of_capture(driver, &id, &questions);
         let named = |error| from_allocation(device, error);
         device.allocator().begin_allocate_to_pool(pool.id(), filter.clone()).map_err(named)?;
         if let Err(error) = device.host_allocator().begin_allocate_to_pool(pool.id(), filter) {
@@ -91,27 +217,105 @@ impl<'a> Capture<'a> {
             debug_assert!(ended.is_ok(), "the scope was opened a moment ago: {ended:?}");
             return Err(named(error));
         }
-        let mut capture =
-            Self { stream, pool, id: 0, first_command: stream.state().next_command(), open: false };
+        let mut capture = Self {
+            stream: stream.clone(),
+            pool: pool.clone(),
+            id: 0,
+            first_command: stream.state().next_command(),
+            open: false,
+            reserved_before_bytes,
+            _not_send: PhantomData,
+        };
         device.check(driver.stream_begin_capture(stream.handle(), mode))?;
         capture.open = true;
-        capture.id = device.check(driver.stream_capture_info(stream.handle()))?.id;
-        id.store(capture.id, Ordering::Release);
-        under_way.push(UnderWay { id: capture.id, pinned: Vec::new() });
+        let info = device.check(driver.stream_capture_info(stream.handle()))?;
+        capture.id = info.id;
+        id.store(info.id, Ordering::Release);
+        under_way.push(UnderWay {
+            id: info.id,
+            thread,
+            pool: pool.clone(),
+            branches: Branches::new(stream),
+            steps: Steps::default(),
+            footprint: Footprint::new(device.allocator(), pool.id()),
+            pinned: Vec::new(),
+            questions,
+        });
         device.captures().count.fetch_add(1, Ordering::Release);
+        drop(under_way);
         Ok(capture)
     }
 
-    /// Ends the capture: the graph, and the pinned memory that it uses.
-    pub(super) fn end(mut self) -> Result<(GraphHandle, Vec<Arc<PinnedBlock>>)> {
+    /// The stream that captures. Make it current, or submit to it.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The pool that the capture allocates from.
+    pub fn pool(&self) -> &GraphPool {
+        &self.pool
+    }
+
+    /// Ends the capture and keeps the graph.
+    ///
+    /// # Errors
+    /// [`Error::is_capture`] if a rule of capture was broken. Of a stream that was forked and not joined it says which one,
+    /// what its last command was, and which wait is missing. In any case the capture is over, and its streams are usable.
+    pub fn end(self) -> Result<CapturedGraph> {
+        self.close().map_err(|error| error.context(REGION))
+    }
+
+    fn close(mut self) -> Result<CapturedGraph> {
+        let device = self.stream.device().clone();
+        let driver = device.driver();
+        let unjoined = {
+            let mut under_way = device.captures().lock();
+            let capture = under_way.iter_mut().find(|capture| capture.id == self.id);
+            capture.and_then(|capture| {
+                let end = driver.stream_capture_info(self.stream.handle()).ok()?;
+                capture.steps.ended(&end.dependencies);
+                capture.branches.unjoined(&**driver, self.id, &capture.questions)
+            })
+        };
         self.open = false;
-        let device = self.stream.device();
-        let graph = device.check(device.driver().stream_end_capture(self.stream.handle()))?;
-        Ok((graph, device.captures().take(self.id)))
+        let ended = device.check(driver.stream_end_capture(self.stream.handle()));
+        let handle = ended.map_err(|error| {
+            let code = error.driver_error().map(thalweg_device::Error::code);
+            let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
+            unjoined.into_iter().fold(error, Error::context)
+        })?;
+        let template = Arc::new(Template::new(&device, handle));
+        let UnderWay { steps, footprint, pinned, questions, .. } =
+            device.captures().take(self.id).expect("it is under way until it is taken here, or dropped");
+        let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
+        let memory = GraphMemory {
+            reserved_before_bytes: self.reserved_before_bytes,
+            reserved_after_bytes: self.pool.reserved_bytes(),
+            allocated_bytes,
+            occupied_bytes,
+            output_bytes: contract.outputs().iter().map(|output| output.size_bytes).sum(),
+            input_bytes: contract.inputs().iter().map(|input| input.size_bytes).sum(),
+            pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
+        };
+        let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
+        let member = pool.members().join(&contract, written, memory);
+        let content = Content {
+            device,
+            template,
+            questions: questions.load(Ordering::Relaxed),
+            steps,
+            description: OnceLock::new(),
+            contract,
+            member,
+            pinned,
+            replayed_on: Mutex::default(),
+            pool,
+        };
+        Ok(CapturedGraph { content: Arc::new(content) })
     }
 }
 
-impl Drop for Capture<'_> {
+impl Drop for Capture {
     fn drop(&mut self) {
         let device = self.stream.device();
         if self.open
@@ -131,11 +335,52 @@ impl Drop for Capture<'_> {
     }
 }
 
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Capture({} on {:?}, into {:?})", self.id, self.stream, self.pool.id())
+    }
+}
+
+/// The options with what they leave open, if a capture can begin with them.
+fn checked(device: &Device, options: CaptureOptions) -> Result<(Stream, GraphPool, CaptureMode)> {
+    let CaptureOptions { pool, mode, stream } = options;
+    if device.current_stream().is_capturing()? {
+        return Err(nested().context(REGION));
+    }
+    let stream = match stream {
+        Some(stream) => stream,
+        None => Stream::new(device)?,
+    };
+    if stream.is_default() {
+        return Err(Error::invalid(
+            "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there",
+        ));
+    }
+    let pool = pool.unwrap_or_else(|| GraphPool::new(device));
+    same_device("graph capture: the stream", device, stream.device())?;
+    same_device("graph capture: the pool", device, pool.device())?;
+    if stream.is_capturing()? {
+        return Err(Error::invalid(format!(
+            "graph capture: {stream:?} captures already; capture on another stream"
+        )));
+    }
+    Ok((stream, pool, mode))
+}
+
+fn nested() -> Error {
+    Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
+}
+
 /// The streams that take part in the capture of this number.
-fn streams_of_capture(driver: &Arc<dyn Driver>, id: &Arc<AtomicU64>) -> StreamFilter {
-    let (driver, id) = (driver.clone(), id.clone());
+fn streams_of_capture(
+    driver: &Arc<dyn Driver>,
+    id: &Arc<AtomicU64>,
+    questions: &Arc<AtomicU64>,
+) -> StreamFilter {
+    let (driver, id, questions) = (driver.clone(), id.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
         let id = id.load(Ordering::Acquire);
+        questions.fetch_add(u64::from(id != 0), Ordering::Relaxed);
         let info = (id != 0).then(|| driver.stream_capture_info(StreamHandle::from_raw(stream.raw())));
         info.is_some_and(|info| info.is_ok_and(|info| info.id == id))
     }))

@@ -3,57 +3,108 @@
 //! While a region is captured nothing runs. Its allocations come from a private pool ([`GraphPool`]), whose addresses stay
 //! put for as long as a graph or a handle of the pool lives: a replay runs on the very addresses that were captured. So a
 //! graph's inputs are written in place before a replay, and its outputs are read in place after it. Device memory that the
-//! region uses but did not allocate is the caller's to keep; pinned memory that it copies from or to is kept by the graph.
+//! region uses but did not allocate is the caller's to keep, and a replay on memory that was given back is refused
+//! ([`Contract`]); pinned memory that it copies from or to is kept by the graph.
 //!
 //! ```text
-//! capture:  begin pool ─ begin capture ─ region's commands ─ end capture ─ end pool ─ instantiate
-//! replay:   write inputs ─ launch on the current stream ─ read outputs
+//!  Graph::capture_begin          Capture::end           CapturedGraph::instantiate        Graph::replay
+//!  ────────────────────▶ Capture ─────────────▶ CapturedGraph ──────────────────▶ Graph ───────────────▶
+//!                           │ dropped                 any number of times            any number of times,
+//!                           ▼                                                        on any stream
+//!            stream usable, pool released
 //! ```
+//!
+//! Each state is a type of its own, so what cannot be done in a state does not compile. [`Graph::capture`] goes all the way with
+//! one call, and cannot be left unbalanced.
+//!
+//! # The rooms
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `capture` | captures under way, how they begin and end |
+//! | `branches` | their streams: forks that were not joined |
+//! | `footprint` | the memory that their commands touch |
+//! | `captured` | what is kept of a capture |
+//! | `contract` | inputs and outputs, and whether they are still there |
+//! | `pool`, `report` | private pools, and what is in them |
+//! | `sharing` | what graphs of one pool do to each other's outputs |
+//! | `outputs` | outputs that borrow from their graph |
+//! | `steps`, `update` | what was captured, and how an executable becomes another capture |
 //!
 //! # Note: dropping a graph while a replay is under way
 //! Nothing waits. The driver runs the launch to its end; the pool's segments are no one's but the pool's until they go
-//! back to the driver, and that is behind all replays: the pool remembers their streams. Pinned memory has the streams of all replays recorded as
-//! uses, so that its cache waits for them.
+//! back to the driver, and that is behind all replays: a graph that goes tells the pool their streams. Its pinned memory has
+//! the same streams recorded as uses then, so that its cache waits for them.
 //!
 //! # Note: several captures at once
 //! Captures of different threads may overlap. The device is waited for only where no other capture is under way (waiting
 //! would break that one), and each pool serves the streams of its own capture, which are told by the capture's number.
 //! Captures of one thread do not nest.
+//!
+//! # Note: what a capture costs
+//! Each command asks the driver behind which nodes it comes and which node it became, and looks up the ranges that it
+//! touches in ordered maps. Nothing walks the graph, except at the end of a capture on several streams, once.
 
+mod branches;
 mod capture;
+mod captured;
+mod contract;
+mod footprint;
+mod outputs;
 mod pool;
+mod ranges;
+mod report;
+mod sharing;
+mod steps;
+mod update;
 
 use std::fmt;
 use std::sync::Arc;
 
-use thalweg_device::check::UseKind;
-use thalweg_device::{GraphDescription, GraphExecHandle, Label};
-use thalweg_memory::planted;
+use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNodeHandle, Label};
 
-pub use capture::CaptureOptions;
+pub use capture::{Capture, CaptureOptions};
+pub use captured::CapturedGraph;
+pub use contract::{Contract, Input, InputKind, Output};
+pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
+pub use report::{CaptureCost, GraphMemory, PoolMemory};
+pub use sharing::Sharing;
+pub use update::{Update, UpdateCounts};
 
 pub(crate) use capture::Captures;
+pub(crate) use steps::Command;
 
-use crate::pinned::PinnedBlock;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
-use capture::Capture;
+use captured::{Content, Template};
+
+/// What errors of a capture begin with.
+const REGION: &str = "graph capture";
 
 /// A captured region, ready to be replayed. Dropping it waits for nothing; a replay that is under way runs to its end.
+///
+/// ```compile_fail
+/// # fn f(graph: thalweg_runtime::Graph) -> thalweg_runtime::Result<()> {
+/// graph.reset();
+/// graph.replay()?; // there is nothing left to replay
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Graph {
     exec: Executable,
-    description: GraphDescription,
-    /// Pinned memory that the captured copies use.
-    pinned: Vec<Arc<PinnedBlock>>,
-    pool: GraphPool,
+    content: Arc<Content>,
+    updates: UpdateCounts,
 }
 
 /// The driver's executable graph.
 struct Executable {
     device: Device,
     handle: GraphExecHandle,
+    /// What it was instantiated from: its nodes go by those names.
+    _template: Arc<Template>,
+    /// Those names in the order of submission; `None` if it is not known any more which is which.
+    nodes: Option<Arc<[GraphNodeHandle]>>,
 }
 
 impl fmt::Debug for Executable {
@@ -77,80 +128,138 @@ impl Graph {
     /// panic of the region ends the capture: the stream is usable and the pool is given back.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the stream is the default stream, or captures already, or this thread is inside
-    /// another capture of the device (which goes on unharmed), or if pool and stream are not of this device.
-    /// [`Error::is_capture`] if the region broke a rule of capture. The region's own error, as it is.
+    /// Those of [`capture_begin`](Self::capture_begin) and [`Capture::end`]. The region's own error, as it is.
     pub fn capture<T>(
         device: &Device,
         options: CaptureOptions,
         region: impl FnOnce() -> Result<T>,
     ) -> Result<(Self, T)> {
-        let CaptureOptions { pool, mode, stream } = options;
-        if device.current_stream().is_capturing()? {
-            return Err(Error::invalid(
-                "graph capture: the current stream captures already, and captures do not nest; end the outer capture first",
-            ));
-        }
-        let stream = match stream {
-            Some(stream) => stream,
-            None => Stream::new(device)?,
-        };
-        if stream.is_default() {
-            return Err(Error::invalid(
-                "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there",
-            ));
-        }
-        let pool = pool.unwrap_or_else(|| GraphPool::new(device));
-        same_device("graph capture: the stream", device, stream.device())?;
-        same_device("graph capture: the pool", device, pool.device())?;
-        if stream.is_capturing()? {
-            return Err(Error::invalid(format!(
-                "graph capture: {stream:?} captures already; capture on another stream"
-            )));
-        }
-        let name = |error: Error| error.context("graph capture");
-        let capture = Capture::begin(&stream, &pool, mode).map_err(name)?;
+        let capture = Self::capture_begin(device, options)?;
         let result = {
-            let _current = stream.make_current();
+            let _current = capture.stream().make_current();
             region()?
         };
-        let (graph, pinned) = capture.end().map_err(name)?;
-        let driver = device.driver();
-        let built = driver
-            .graph_describe(graph)
-            .and_then(|description| Ok((description, driver.graph_instantiate(graph, device.index())?)));
-        // The executable lives on. A handle that the driver gave a moment ago can be given back.
-        let _ = driver.graph_destroy(graph);
-        let (description, handle) = device.check(built).map_err(name)?;
-        let exec = Executable { device: device.clone(), handle };
-        let pool = planted!(GraphDropsPool, pool, GraphPool::new(device));
-        Ok((Self { exec, description, pinned, pool }, result))
+        Ok((capture.end()?.instantiate()?, result))
+    }
+
+    /// Begins a capture: what is submitted to [its stream](Capture::stream) from now on becomes a graph. The current stream
+    /// stays what it is.
+    ///
+    /// *Blocks*: all work of the device is waited for, unless another capture is under way.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the stream is the default stream, or captures already, or this thread is inside
+    /// another capture of the device (which goes on unharmed), or if pool and stream are not of this device.
+    pub fn capture_begin(device: &Device, options: CaptureOptions) -> Result<Capture> {
+        Capture::begin(device, options)
     }
 
     /// Queues the whole graph on the current stream.
+    ///
+    /// # Errors
+    /// Those of [`replay_on`](Self::replay_on).
     #[track_caller]
     pub fn replay(&self) -> Result<()> {
-        let Executable { device, handle } = &self.exec;
-        let stream = device.current_stream();
-        let label = Label::here("graph replay");
+        self.launch(&self.exec.device.current_stream(), Label::here("graph replay"))
+    }
+
+    /// Queues the whole graph on a stream of its device. Replays of one graph run one after the other, whatever their streams.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or a live output of another graph of the
+    /// pool would be overwritten ([`Sharing`]), or the stream is of another device;
+    /// [`Error::is_capture`] if the stream captures: the capture goes on unharmed. Nothing is launched then.
+    #[track_caller]
+    pub fn replay_on(&self, stream: &Stream) -> Result<()> {
+        self.launch(stream, Label::here("graph replay"))
+    }
+
+    fn launch(&self, stream: &Stream, label: Label) -> Result<()> {
+        let Executable { device, handle, .. } = &self.exec;
+        same_device("graph replay: the stream", device, stream.device())?;
+        if device.captures().are_under_way() && stream.is_capturing()? {
+            return Err(Error::capture(format!(
+                "graph replay: {stream:?} captures, and a graph cannot be replayed into a capture; replay it on another                  stream, or capture its region as a part of this one"
+            )));
+        }
+        let Content { contract, member, pool, .. } = &*self.content;
+        let named = |error: Error| error.context("graph replay");
+        contract.check().map_err(named)?;
+        let kept = pool.members().before_replay(member, stream, label).map_err(named)?;
         if let Some(instrument) = device.driver().instrument() {
             instrument.label_next(label);
         }
-        stream.submit(label, || device.driver().graph_launch(*handle, stream.handle()))?;
-        planted!(ReplayNotAwaited, self.pool.was_replayed_on(stream.id()), ());
-        // The event comes when the memory is freed: one for all replays.
-        let used = planted!(ReplayForgetsPinned, &self.pinned[..], &[]);
-        used.iter().for_each(|block| block.record(&stream, UseKind::UntilFree, label));
-        Ok(())
+        stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
+            device.driver().graph_launch(*handle, stream.handle())
+        })?;
+        self.content.was_replayed_on(stream.id());
+        pool.members().after_replay(member, kept, stream, label)
+    }
+
+    /// Says that the outputs of the last replay are not needed any more: other graphs of the pool may overwrite them
+    /// ([`Sharing`]). Buffers that are dropped need no word.
+    pub fn release_outputs(&self) {
+        self.content.member.release_outputs();
+    }
+
+    /// Gives the executable up, and the memory with it unless somebody else keeps it: the [`CapturedGraph`], other graphs of the
+    /// pool, or a handle of it. The same as dropping the graph.
+    pub fn reset(self) {}
+
+    /// Copies `bytes` to an input of the graph, on a stream, unless they are there already: the same address. Whether they
+    /// were copied.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if no input of the graph holds the bytes from `input` on; and those of the copy.
+    #[track_caller]
+    pub fn write_input(
+        &self,
+        stream: &Stream,
+        input: DevicePointer,
+        source: DevicePointer,
+        bytes: u64,
+    ) -> Result<bool> {
+        let label = Label::here("graph input");
+        let address = input.address();
+        let found = self.contract().input_at(address);
+        if found.is_none_or(|found| address - found.address + bytes > found.size_bytes) {
+            return Err(Error::invalid(format!(
+                "graph input: no input of the graph holds {bytes} bytes from {address:#x} on; its inputs are: {}",
+                self.contract().inputs().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            )));
+        }
+        if input == source {
+            return Ok(false);
+        }
+        stream.copy_on_device(input, source, bytes, label)?;
+        Ok(true)
     }
 
     /// The pool that the graph's memory is in.
     pub fn pool(&self) -> &GraphPool {
-        &self.pool
+        &self.content.pool
     }
 
-    /// Nodes and edges as they were captured.
-    pub fn description(&self) -> &GraphDescription {
-        &self.description
+    /// Nodes and edges as they were captured: see [`CapturedGraph::description`].
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn description(&self) -> Result<&GraphDescription> {
+        self.content.description()
+    }
+
+    /// Whether the graph has no node: see [`CapturedGraph::is_empty`].
+    pub fn is_empty(&self) -> bool {
+        self.content.steps.is_empty()
+    }
+
+    /// What the graph relies on, and what it gives.
+    pub fn contract(&self) -> &Contract {
+        &self.content.contract
+    }
+
+    /// What the graph takes of memory.
+    pub fn memory(&self) -> &GraphMemory {
+        &self.content.member.memory
     }
 }

@@ -5,10 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smallvec::SmallVec;
 use thalweg_memory::{PoolId, StreamId, planted};
 
+use super::report::PoolMemory;
+use super::sharing::{Members, Sharing};
 use crate::Device;
 
-/// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one may reuse each other's freed
-/// memory, so replay them in the order of their capture. Clones are the same pool.
+/// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one reuse each other's freed memory;
+/// what happens when a replay would overwrite an output that is still wanted is the pool's [`Sharing`]. Replays of graphs of
+/// one pool on different streams are the caller's to order. Clones are the same pool.
 #[derive(Clone, Debug)]
 pub struct GraphPool(Arc<PoolOwner>);
 
@@ -16,18 +19,25 @@ pub struct GraphPool(Arc<PoolOwner>);
 struct PoolOwner {
     device: Device,
     id: PoolId,
-    /// Where graphs of the pool were replayed.
+    members: Members,
+    /// Where graphs of the pool were replayed that are gone.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
 
 impl GraphPool {
-    /// A new pool on a device.
+    /// A new pool on a device, in which an output that is wanted is not overwritten ([`Sharing::Refuse`]).
     pub fn new(device: &Device) -> Self {
+        Self::with_sharing(device, Sharing::default())
+    }
+
+    /// A new pool whose graphs share it in this way.
+    pub fn with_sharing(device: &Device, sharing: Sharing) -> Self {
         let id = device.allocator().create_pool();
         // The graphs' pinned memory is in a pool of the same name.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
-        Self(Arc::new(PoolOwner { device: device.clone(), id, replayed_on: Mutex::default() }))
+        let members = Members::new(sharing);
+        Self(Arc::new(PoolOwner { device: device.clone(), id, members, replayed_on: Mutex::default() }))
     }
 
     /// The allocator's name of the pool.
@@ -39,11 +49,33 @@ impl GraphPool {
         &self.0.device
     }
 
-    /// Work of this stream touches the pool's memory, and goes on when the graph is gone.
-    pub(super) fn was_replayed_on(&self, stream: StreamId) {
+    /// What the pool and its graphs take of memory now.
+    pub fn memory(&self) -> PoolMemory {
+        let held = self.0.device.allocator().live_blocks_of(self.0.id);
+        PoolMemory {
+            reserved_bytes: self.reserved_bytes(),
+            held_bytes: held.iter().map(|block| block.size_bytes).sum(),
+            graphs: self.0.members.memory(),
+        }
+    }
+
+    pub(super) fn members(&self) -> &Members {
+        &self.0.members
+    }
+
+    /// What the pool has reserved from the driver, in bytes.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        let statistics = self.0.device.allocator().statistics();
+        statistics.reserved_bytes_by_private_pools.get(&self.0.id).map_or(0, |bytes| bytes.current)
+    }
+
+    /// Work of these streams touches the pool's memory, and goes on when its graph is gone.
+    pub(super) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
         let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.contains(&stream) {
-            streams.push(stream);
+        for stream in graphs_streams {
+            if !streams.contains(stream) {
+                streams.push(*stream);
+            }
         }
     }
 }

@@ -81,6 +81,7 @@ impl Buffer {
             let (start, kind) = (block.address(), BlockKind::Device);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
+        device.captures().allocated(&block, label);
         Ok(Self { device: device.clone(), block })
     }
 
@@ -114,6 +115,19 @@ impl Buffer {
     pub fn record_use(&self, stream: &Stream) {
         self.block.record_use(stream.id());
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
+    }
+
+    /// A copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA cannot make
+    /// without a stream.)
+    ///
+    /// # Errors
+    /// Those of an allocation and of a copy.
+    #[track_caller]
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let label = Label::here("duplicate");
+        let copy = Self::labelled(stream, self.size_bytes(), label)?;
+        stream.copy_on_device(copy.pointer(), self.pointer(), self.size_bytes(), label)?;
+        Ok(copy)
     }
 
     fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {

@@ -2,6 +2,7 @@
 //! on the first GPU, one after the other, where `THALWEG_TEST_DEVICE=cuda` is set.
 
 mod capture;
+mod contract;
 mod current;
 mod devices;
 mod disk_cache;
@@ -9,9 +10,12 @@ mod environment;
 mod events;
 mod faults;
 mod graph;
+mod graph_updates;
 mod kernels;
+mod lifecycle;
 mod memory;
 mod pinned;
+mod pool_sharing;
 mod referee;
 mod sharing;
 mod sim_check;

@@ -1,0 +1,380 @@
+//! Conditions and conditional nodes.
+//!
+//! A condition is set by a kernel that calls the device's part of the CUDA runtime. That function is built into the driver's
+//! linker, so a few lines of PTX that declare it are all that is needed; they are loaded on a device when it first sets one.
+//!
+//! The driver owns the bodies of a conditional node. They have handles here, which go, with the conditions, when the *root* goes:
+//! the graph that a capture begins, in which they lie at some depth. The driver cannot be asked for a node's bodies, so each
+//! graph remembers the conditional nodes that were put into it.
+//!
+//! The families are locked for a moment at a time, with no other lock taken meanwhile.
+
+use std::sync::{Mutex, OnceLock};
+
+use rustc_hash::FxHashMap;
+
+use super::driver::CudaDriver;
+use super::graph::{Graph, handle_of};
+use super::handles::lock;
+use super::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
+use crate::command::{Label, Launch};
+use crate::graph::{CaptureMode, CaptureStatus, DependencyUpdate};
+use crate::module::Image;
+use crate::properties::{ConditionalSupport, Version};
+use crate::{
+    Access, Code, ConditionFormat, ConditionHandle, Conditional, DevicePointer, Error, FunctionHandle,
+    GraphHandle, GraphNodeHandle, Result, StreamHandle,
+};
+
+/// A condition.
+pub(super) struct Condition {
+    raw: u64,
+    root: GraphHandle,
+    device: u32,
+    /// Whether a node reads it.
+    is_used: Mutex<bool>,
+}
+
+/// What belongs to roots.
+pub(super) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
+
+/// What belongs to a root.
+#[derive(Default)]
+pub(super) struct Family {
+    conditions: Vec<ConditionHandle>,
+    bodies: Vec<GraphHandle>,
+}
+
+/// A conditional node of a graph.
+#[derive(Clone)]
+pub(super) struct ConditionalNode {
+    pub(super) conditional: Conditional,
+    pub(super) bodies: Vec<GraphHandle>,
+}
+
+/// The kernels that set a condition, one a format, once they are loaded on a device.
+pub(super) type Setters = OnceLock<[FunctionHandle; 2]>;
+
+/// A kernel that hands the value at an address on.
+macro_rules! setter {
+    ($name:literal, $load:literal) => {
+        concat!(
+            ".visible .entry ",
+            $name,
+            "(\n    .param .u64 condition,\n    .param .u64 source\n)\n{\n",
+            "    .reg .b32 %r0;\n    .reg .b64 %d<2>;\n",
+            "    ld.param.u64 %d0, [condition];\n",
+            "    ld.param.u64 %d1, [source];\n",
+            "    cvta.to.global.u64 %d1, %d1;\n",
+            "    ",
+            $load,
+            " %r0, [%d1];\n",
+            "    {\n",
+            "    .param .b64 first;\n    st.param.b64 [first], %d0;\n",
+            "    .param .b32 second;\n    st.param.b32 [second], %r0;\n",
+            "    call.uni cudaGraphSetConditional, (first, second);\n",
+            "    }\n    ret;\n}\n\n",
+        )
+    };
+}
+
+/// The names of the kernels, and of the values that they take.
+const SETTERS: [(&str, ConditionFormat); 2] =
+    [("thalweg_condition_u8", ConditionFormat::U8), ("thalweg_condition_u32", ConditionFormat::U32)];
+
+const PTX: &str = concat!(
+    ".version 7.0\n.target sm_52\n.address_size 64\n\n",
+    ".extern .func cudaGraphSetConditional(.param .b64 condition, .param .b32 value);\n\n",
+    setter!("thalweg_condition_u8", "ld.global.u8"),
+    setter!("thalweg_condition_u32", "ld.global.u32"),
+);
+
+/// What a driver of this version has.
+pub(super) fn support(version: Version) -> ConditionalSupport {
+    ConditionalSupport {
+        if_and_while: version >= Version { major: 12, minor: 4 },
+        else_and_switch: version >= Version { major: 12, minor: 8 },
+    }
+}
+
+impl CudaDriver {
+    fn check_support(&self, conditional: Option<Conditional>, call: &'static str) -> Result<()> {
+        let has = support(self.cuda.version);
+        let (is_there, needed) = match conditional {
+            None | Some(Conditional::If | Conditional::While) => (has.if_and_while, "12.4"),
+            Some(Conditional::IfElse | Conditional::Switch { .. }) => (has.else_and_switch, "12.8"),
+        };
+        if is_there {
+            return Ok(());
+        }
+        let what = conditional.map_or("conditions".to_owned(), |conditional| conditional.to_string());
+        let detail = format!(
+            "{what} in graphs: the installed driver, for CUDA {}, has none; it needs one for CUDA {needed} or later",
+            self.cuda.version
+        );
+        Err(Error::new(Code::NotSupported, call, detail))
+    }
+
+    /// The graph that the stream captures into, its root, the stream's device, and what its next command would depend on.
+    fn captured_graph(&self, stream: StreamHandle, call: &'static str) -> Result<Captured> {
+        let info = self.stream_capture_info(stream)?;
+        let graph = match (info.status, info.graph) {
+            (CaptureStatus::Active, Some(graph)) => graph,
+            (CaptureStatus::Invalidated, _) => {
+                let detail = "the capture was broken by an error";
+                return Err(Error::new(Code::StreamCaptureInvalidated, call, detail));
+            }
+            _ => {
+                let detail =
+                    "the stream does not capture: conditions and conditional nodes are parts of a graph";
+                return Err(Error::new(Code::IllegalState, call, detail));
+            }
+        };
+        let root = self.graphs.get(graph.raw(), call)?.root.unwrap_or(graph);
+        let device = self.streams.get(stream.raw(), call)?.device;
+        Ok(Captured { graph, root, device, dependencies: info.dependencies })
+    }
+
+    pub(super) fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+        let call = "cuGraphConditionalHandleCreate";
+        self.check_support(None, call)?;
+        let Captured { graph, root, device, .. } = self.captured_graph(stream, call)?;
+        let entered = self.enter(device)?;
+        let context = entered.context(&self.cuda)?.raw;
+        let entry = self.graphs.get(graph.raw(), call)?;
+        let captures = self.check_alive(&entry, call)?;
+        let (raw_graph, mut raw) = (lock(&entry.raw), 0);
+        // SAFETY: the graph is looked up, locked and under construction by a capture that cannot end meanwhile; the context is
+        // retained until the process ends; writes one number.
+        let outcome = unsafe {
+            self.cuda.table.condition_create(
+                &raw mut raw,
+                *raw_graph,
+                context,
+                initial,
+                sys::CONDITION_ASSIGN_DEFAULT,
+            )
+        };
+        self.cuda.check(outcome, || format!("a condition of device {device}, {initial} at first"))?;
+        let condition = Condition { raw, root, device, is_used: Mutex::new(false) };
+        let handle = ConditionHandle::from_raw(self.conditions.insert(condition));
+        lock(&self.families).entry(root).or_default().conditions.push(handle);
+        drop(captures);
+        Ok(handle)
+    }
+
+    /// Refuses a condition of another graph.
+    fn check_condition(condition: &Condition, captured: &Captured, call: &'static str) -> Result<()> {
+        if condition.root == captured.root && condition.device == captured.device {
+            return Ok(());
+        }
+        let detail =
+            "the condition belongs to another graph, or another device, than the stream captures for";
+        Err(Error::new(Code::InvalidValue, call, detail))
+    }
+
+    pub(super) fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()> {
+        let call = "cudaGraphSetConditional";
+        self.check_support(None, call)?;
+        let condition = self.conditions.get(condition.raw(), call)?;
+        let captured = self.captured_graph(stream, call)?;
+        Self::check_condition(&condition, &captured, call)?;
+        if !source.address().is_multiple_of(format.bytes()) {
+            let detail = format!(
+                "{source:?} is not aligned to the {} bytes of the value, for {label}",
+                format.bytes()
+            );
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        let mut arguments = [0; 16];
+        arguments[..8].copy_from_slice(&condition.raw.to_le_bytes());
+        arguments[8..].copy_from_slice(&source.address().to_le_bytes());
+        let launch = Launch {
+            function: self.setter(captured.device, format)?,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_memory_bytes: 0,
+            arguments: &arguments,
+            accesses: &[Access::read(source, format.bytes())],
+            label,
+        };
+        self.launch(stream, &launch)
+    }
+
+    /// The kernel that sets a condition of the device.
+    fn setter(&self, device: u32, format: ConditionFormat) -> Result<FunctionHandle> {
+        let setters = &self.device(device)?.setters;
+        let functions = match setters.get() {
+            Some(functions) => *functions,
+            None => {
+                let module = self.module_load(device, Image::Ptx(PTX))?;
+                let mut functions = [FunctionHandle::from_raw(0); 2];
+                for (function, (name, _)) in functions.iter_mut().zip(SETTERS) {
+                    *function = self.function_get(module, name)?;
+                }
+                // Of two threads that load it one has loaded it for nothing.
+                *setters.get_or_init(|| functions)
+            }
+        };
+        let position = SETTERS.iter().position(|(_, known)| *known == format);
+        Ok(functions[position.expect("each format has its kernel")])
+    }
+
+    pub(super) fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>> {
+        let call = "cuGraphAddNode";
+        self.check_support(Some(conditional), call)?;
+        conditional.check().map_err(|why| {
+            Error::new(Code::InvalidValue, call, format!("{conditional} for {label}: {why}"))
+        })?;
+        let condition = self.conditions.get(condition.raw(), call)?;
+        let captured = self.captured_graph(stream, call)?;
+        Self::check_condition(&condition, &captured, call)?;
+        let mut is_used = lock(&condition.is_used);
+        if *is_used {
+            let detail = format!("{conditional} for {label}: another node reads this condition");
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        let (node, bodies) = self.add_raw_node(&captured, condition.raw, conditional, label)?;
+        *is_used = true;
+        // A failure below leaves the node where it is; the graph knows its bodies already.
+        self.stream_update_capture_dependencies(stream, &[node], DependencyUpdate::Set)?;
+        Ok(bodies)
+    }
+
+    /// Puts the node into the graph under construction.
+    fn add_raw_node(
+        &self,
+        captured: &Captured,
+        condition: u64,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<(GraphNodeHandle, Vec<GraphHandle>)> {
+        let call = "cuGraphAddNode";
+        let &Captured { graph, root, device, ref dependencies } = captured;
+        let context = self.enter(device)?.context(&self.cuda)?.raw;
+        let entry = self.graphs.get(graph.raw(), call)?;
+        let captures = self.check_alive(&entry, call)?;
+        let raw_graph = lock(&entry.raw);
+        let kind = match conditional {
+            Conditional::If | Conditional::IfElse => sys::CONDITIONAL_IF,
+            Conditional::While => sys::CONDITIONAL_WHILE,
+            Conditional::Switch { .. } => sys::CONDITIONAL_SWITCH,
+        };
+        let mut parameters = ConditionalNodeParameters::new(condition, kind, conditional.bodies(), context);
+        let before: Vec<RawGraphNode> =
+            dependencies.iter().map(|node| RawGraphNode(node.raw() as usize)).collect();
+        let mut node = RawGraphNode::default();
+        // SAFETY: the graph is looked up, locked and under construction by a capture that cannot end meanwhile, the
+        // dependencies are its own, since the driver has just said so of its capture and nodes are never taken away; no edge
+        // data means plain edges. The struct is as long as the driver's.
+        let outcome = unsafe {
+            self.cuda.table.graph_add_node(
+                &raw mut node,
+                *raw_graph,
+                before.as_ptr(),
+                std::ptr::null(),
+                before.len(),
+                &raw mut parameters,
+            )
+        };
+        self.cuda.check(outcome, || format!("{conditional} for {label}"))?;
+        let count = conditional.bodies() as usize;
+        let raw_bodies = parameters.bodies;
+        if raw_bodies.is_null() {
+            return Err(Error::new(
+                Code::Unknown,
+                call,
+                format!("{conditional} for {label}: the node has no bodies"),
+            ));
+        }
+        // SAFETY: the driver has put an array of so many graphs there, which lives as long as the node; it is copied now.
+        let raw_bodies: Vec<RawGraph> = unsafe { std::slice::from_raw_parts(raw_bodies, count) }.to_vec();
+        let bodies: Vec<GraphHandle> = raw_bodies
+            .into_iter()
+            .map(|raw| GraphHandle::from_raw(self.graphs.insert(Graph::body(raw, device, root))))
+            .collect();
+        lock(&entry.conditionals).insert(node, ConditionalNode { conditional, bodies: bodies.clone() });
+        lock(&self.families).entry(root).or_default().bodies.extend(&bodies);
+        drop(captures);
+        Ok((handle_of(node), bodies))
+    }
+
+    pub(super) fn stream_begin_capture_to_graph(
+        &self,
+        handle: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
+        let call = "cuStreamBeginCaptureToGraph";
+        let stream = self.streams.get(handle.raw(), call)?;
+        let graph = self.graphs.get(body.raw(), call)?;
+        self.submit(stream.device)?;
+        let refuse = |detail: &str| Err(Error::new(Code::InvalidValue, call, detail));
+        if graph.root.is_none() {
+            return refuse("the graph is no body of a conditional node: only those are captured into");
+        }
+        if graph.device != stream.device {
+            return refuse("the body is of another device than the stream");
+        }
+        let mut captures = self.check_alive(&graph, call)?;
+        let raw = lock(&graph.raw);
+        if graph.is_under_construction() || !self.raw_nodes(*raw)?.is_empty() {
+            return refuse("the body has been captured already, or is just now");
+        }
+        // SAFETY: both are looked up, the graph is locked; it has no nodes that the first could depend on.
+        let outcome = unsafe {
+            self.cuda.table.begin_capture_to_graph(
+                stream.raw,
+                *raw,
+                std::ptr::null(),
+                std::ptr::null(),
+                0,
+                super::graph::mode_number(mode),
+            )
+        };
+        self.cuda.check(outcome, || format!("a {mode:?} capture of a body on device {}", stream.device))?;
+        drop(raw);
+        self.body_is_captured(&stream, handle, body, &graph, &mut captures)
+    }
+
+    /// The bodies and conditions of a root that is going: their handles end.
+    pub(super) fn drop_family(&self, root: GraphHandle, call: &'static str) {
+        let Some(Family { conditions, bodies }) = lock(&self.families).remove(&root) else { return };
+        // Nobody else takes them away, so they are there.
+        for condition in conditions {
+            let _ = self.conditions.remove(condition.raw(), call, |_| Ok(()));
+        }
+        for body in bodies {
+            let _ = self.graphs.remove(body.raw(), call, |_| Ok(()));
+        }
+    }
+
+    /// Whether a body of the root is being captured.
+    pub(super) fn is_family_under_construction(&self, root: GraphHandle, call: &'static str) -> bool {
+        let bodies = lock(&self.families).get(&root).map(|family| family.bodies.clone()).unwrap_or_default();
+        bodies
+            .iter()
+            .any(|body| self.graphs.get(body.raw(), call).is_ok_and(|body| body.is_under_construction()))
+    }
+}
+
+/// Where a capturing stream is.
+struct Captured {
+    graph: GraphHandle,
+    root: GraphHandle,
+    device: u32,
+    dependencies: Vec<GraphNodeHandle>,
+}

@@ -1,0 +1,112 @@
+//! The streams of a capture: what each was given last, and whether the origin waits for it.
+//!
+//! CUDA answers a fork that was not joined with one number for the whole capture. Which stream, what it did last and which
+//! wait is missing is known here, because every command passes by with its stream and its label.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustc_hash::FxHashSet;
+use thalweg_device::{Driver, GraphHandle, GraphNodeHandle, Label};
+
+use crate::Stream;
+
+/// The streams of a capture. The first is the one that it began on.
+pub(super) struct Branches {
+    branches: Vec<Branch>,
+}
+
+struct Branch {
+    stream: Stream,
+    last: Option<Label>,
+}
+
+impl Branches {
+    pub(super) fn new(origin: &Stream) -> Self {
+        Self { branches: vec![Branch { stream: origin.clone(), last: None }] }
+    }
+
+    /// The stream takes part.
+    pub(super) fn joined(&mut self, stream: &Stream) {
+        self.branch(stream);
+    }
+
+    /// The stream was given a command.
+    pub(super) fn submitted(&mut self, stream: &Stream, label: Label) {
+        self.branch(stream).last = Some(label);
+    }
+
+    fn branch(&mut self, stream: &Stream) -> &mut Branch {
+        let place = match self.branches.iter().position(|branch| branch.stream == *stream) {
+            Some(place) => place,
+            None => {
+                self.branches.push(Branch { stream: stream.clone(), last: None });
+                self.branches.len() - 1
+            }
+        };
+        &mut self.branches[place]
+    }
+
+    /// Which streams the origin does not wait for, in words; `None` if there is none. To be asked while the capture is under
+    /// way. A capture on one stream asks nothing of the driver; one on several walks its graph once.
+    pub(super) fn unjoined(
+        &self,
+        driver: &dyn Driver,
+        capture: u64,
+        questions: &AtomicU64,
+    ) -> Option<String> {
+        let (origin, others) = self.branches.split_first()?;
+        let ends = |branch: &Branch| {
+            let info = driver.stream_capture_info(branch.stream.handle()).ok()?;
+            (info.id == capture).then_some((info.graph?, info.dependencies))
+        };
+        let open: Vec<(&Branch, Vec<GraphNodeHandle>)> =
+            others.iter().filter_map(|branch| Some((branch, ends(branch)?.1))).collect();
+        if open.is_empty() {
+            return None;
+        }
+        let (graph, from) = ends(origin)?;
+        let wanted = open.iter().flat_map(|(_, nodes)| nodes).copied().collect();
+        let missing = not_before(driver, graph, from, wanted, questions);
+        let mut text = String::new();
+        for (branch, _) in open.iter().filter(|(_, ends)| ends.iter().any(|node| missing.contains(node))) {
+            let separator = if text.is_empty() { "" } else { "; " };
+            let last = branch.last.map_or_else(
+                || "its last command was not submitted through Thalweg".to_owned(),
+                |label| format!("its last command is {label}"),
+            );
+            let (stream, origin) = (&branch.stream, &origin.stream);
+            let written = write!(
+                text,
+                "{separator}{stream:?} was forked and not joined: {last}, and {origin:?}, on which the capture began, does not \
+                 wait for it; missing is a `wait_stream` of the latter for the former, behind that command"
+            );
+            debug_assert!(written.is_ok(), "writing to a string does not fail");
+        }
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// Those of the nodes that do not lie before one of `from`, or are it.
+fn not_before(
+    driver: &dyn Driver,
+    graph: GraphHandle,
+    from: Vec<GraphNodeHandle>,
+    mut wanted: FxHashSet<GraphNodeHandle>,
+    questions: &AtomicU64,
+) -> FxHashSet<GraphNodeHandle> {
+    let mut seen: FxHashSet<GraphNodeHandle> = FxHashSet::default();
+    let mut unvisited = from;
+    while let Some(node) = unvisited.pop() {
+        if !seen.insert(node) {
+            continue;
+        }
+        wanted.remove(&node);
+        if wanted.is_empty() {
+            break;
+        }
+        questions.fetch_add(1, Ordering::Relaxed);
+        unvisited.extend(driver.graph_node_predecessors(graph, node).unwrap_or_default());
+    }
+    wanted
+}

@@ -1,0 +1,154 @@
+//! What a graph relies on, and what it gives: the memory that it uses and does not own, what it changes of that, and its
+//! outputs.
+//!
+//! A replay runs on the addresses that were captured, whatever is there by then. The [`Contract`] says which those are, and a
+//! replay that would run on memory whose holder has given it back is refused before anything is launched. The check is one
+//! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::Vigil`]).
+//!
+//! It is derived from the ranges that every command carries, so it needs no declaration and misses nothing that Thalweg
+//! submits. What other libraries put into the capture by themselves is not in it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use thalweg_device::Label;
+use thalweg_memory::Vigil;
+
+use crate::{Error, Result};
+
+/// How many dead inputs a message lists.
+const LISTED: usize = 4;
+
+/// What a graph relies on, and what it gives. See the [module's essay](self).
+#[derive(Debug)]
+pub struct Contract {
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+    vigil: Arc<Vigil>,
+}
+
+/// Memory that a graph uses and did not allocate: one buffer, or a part of unknown memory.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Where the buffer begins.
+    pub address: u64,
+    /// The buffer's size in bytes; of unknown memory, the bytes that the first command touches.
+    pub size_bytes: u64,
+    /// The addresses that the graph touches, from the first to before the last.
+    pub touched: Range<u64>,
+    /// Whether a command reads it (what the graph itself has written there, perhaps).
+    pub is_read: bool,
+    /// Whether a command writes it: the graph changes its input.
+    pub is_written: bool,
+    /// The first command that uses it.
+    pub label: Label,
+    /// Whose it is.
+    pub kind: InputKind,
+}
+
+/// Whose memory an input is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum InputKind {
+    /// A buffer of the caching allocator. The graph cannot be replayed when it is dropped.
+    Buffer,
+    /// Memory of the graph's own pool that another graph left there: its output. It cannot go away, but it can be
+    /// overwritten ([`Sharing`](super::Sharing)).
+    Pool,
+    /// No buffer of this allocator: memory of the driver, or of another process. Nobody says when it goes away.
+    Unknown,
+}
+
+/// A buffer that a graph leaves: allocated in the capture, and held by somebody when that ended.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The operator that it was allocated for.
+    pub label: Label,
+    pub(super) block_bytes: u64,
+    pub(super) vigil: Arc<Vigil>,
+}
+
+impl Output {
+    /// Whether somebody holds the buffer still.
+    pub fn is_held(&self) -> bool {
+        self.vigil.is_undisturbed()
+    }
+}
+
+impl Contract {
+    pub(super) fn new(inputs: Vec<Input>, outputs: Vec<Output>, vigil: Arc<Vigil>) -> Self {
+        Self { inputs, outputs, vigil }
+    }
+
+    /// The memory that the graph uses and did not allocate, in the order of first use.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
+    /// Those of the inputs that the graph writes.
+    pub fn mutated(&self) -> impl Iterator<Item = &Input> {
+        self.inputs.iter().filter(|input| input.is_written)
+    }
+
+    /// The buffers that the graph leaves, in ascending order of their addresses.
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// The input that has an address in it.
+    pub fn input_at(&self, address: u64) -> Option<&Input> {
+        let holds = |input: &&Input| address.wrapping_sub(input.address) < input.size_bytes;
+        self.inputs.iter().find(holds)
+    }
+
+    /// Whether every input is still held by somebody. One load.
+    #[inline]
+    pub fn is_kept(&self) -> bool {
+        self.vigil.is_undisturbed()
+    }
+
+    /// The inputs that have died, in the order of their deaths.
+    pub fn dead_inputs(&self) -> Vec<&Input> {
+        let of_address = |address| self.inputs.iter().filter(move |input| input.address == address);
+        self.vigil.died().into_iter().flat_map(of_address).collect()
+    }
+
+    /// Whether the graph may be launched.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        if self.is_kept() { Ok(()) } else { Err(self.broken()) }
+    }
+
+    #[cold]
+    fn broken(&self) -> Error {
+        let dead = self.dead_inputs();
+        let mut text = match dead.len() {
+            1 => "an input of the graph has died: ".to_owned(),
+            count => format!("{count} inputs of the graph have died: "),
+        };
+        let listed: Vec<String> = dead.iter().take(LISTED).map(ToString::to_string).collect();
+        text.push_str(&listed.join("; "));
+        if dead.len() > LISTED {
+            text.push_str(&format!("; and {} more", dead.len() - LISTED));
+        }
+        text.push_str(
+            ". The buffer was dropped, or moved, after it was captured, and its memory may be somebody else's by now: keep it \
+             for as long as the graph is replayed and write new values into it, or capture again",
+        );
+        Error::invalid(text)
+    }
+}
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, size_bytes, label, .. } = self;
+        write!(f, "{size_bytes} bytes at {address:#x}, used by {label}")
+    }
+}

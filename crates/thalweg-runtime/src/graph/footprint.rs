@@ -1,0 +1,181 @@
+//! Which memory the commands of a capture touch: its own, and everybody else's.
+//!
+//! Commands name addresses. Those inside a block that the capture itself allocated are the graph's own affair; all others are
+//! an [`Input`] of the graph, one for each block that is somebody else's, with what is done to it. The block is looked for
+//! when it is first touched, among all that are live then, and a [`Vigil`] is told of its death from that moment on: memory
+//! that is given back before the capture ends is as dead as memory that is given back later.
+//!
+//! Who holds which block is asked once a capture, and again only for an address that is not in the answer. So a command
+//! costs two look-ups in ordered maps for each range that it touches, however large the graph is.
+//!
+//! What is not here: pinned memory, which the graph keeps by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use thalweg_device::{Access, Label};
+use thalweg_memory::{DeviceAllocator, LiveBlock, PoolId, Vigil};
+
+use super::contract::{Contract, Input, InputKind, Output};
+use super::ranges::Ranges;
+
+/// Which memory the commands of a capture touch. See the [module's essay](self).
+pub(super) struct Footprint {
+    allocator: Arc<DeviceAllocator>,
+    pool: PoolId,
+    /// Blocks that the capture allocated, by address, until another one has their place.
+    own: BTreeMap<u64, Own>,
+    /// Where they were.
+    occupied: Ranges,
+    /// What commands wrote of them.
+    written: Ranges,
+    allocated_bytes: u64,
+    inputs: Vec<Input>,
+    /// Where each input ends, and its place in the list, by address.
+    places: BTreeMap<u64, (u64, usize)>,
+    /// Who held which block when it was last asked.
+    live: Option<Vec<LiveBlock>>,
+    vigil: Arc<Vigil>,
+}
+
+/// A block that the capture allocated.
+struct Own {
+    end: u64,
+    requested_bytes: u64,
+    label: Label,
+}
+
+/// What a capture did with memory, when it is over.
+pub(super) struct Traces {
+    pub(super) contract: Contract,
+    /// What its commands wrote of its own blocks.
+    pub(super) written: Ranges,
+    /// Where its own blocks were, in bytes.
+    pub(super) occupied_bytes: u64,
+    /// The sum of its own blocks, in bytes.
+    pub(super) allocated_bytes: u64,
+}
+
+impl Footprint {
+    pub(super) fn new(allocator: &Arc<DeviceAllocator>, pool: PoolId) -> Self {
+        Self {
+            allocator: allocator.clone(),
+            pool,
+            own: BTreeMap::new(),
+            occupied: Ranges::default(),
+            written: Ranges::default(),
+            allocated_bytes: 0,
+            inputs: Vec::new(),
+            places: BTreeMap::new(),
+            live: None,
+            vigil: Arc::default(),
+        }
+    }
+
+    /// The capture has a block of its own: `size_bytes` from `address` on.
+    pub(super) fn allocated(&mut self, address: u64, size_bytes: u64, requested_bytes: u64, label: Label) {
+        let end = address + size_bytes;
+        // What was there before is gone.
+        remove_overlapping(&mut self.own, address, end, |own| own.end);
+        remove_overlapping(&mut self.places, address, end, |place| place.0);
+        self.own.insert(address, Own { end, requested_bytes, label });
+        self.occupied.insert(address, end);
+        self.allocated_bytes += size_bytes;
+    }
+
+    /// A command touches these ranges.
+    pub(super) fn touched(&mut self, accesses: &[Access], label: Label) {
+        for access in accesses.iter().filter(|access| access.bytes > 0) {
+            let (start, end) = (access.start, access.start.saturating_add(access.bytes));
+            if self.own.range(..=start).next_back().is_some_and(|(_, own)| own.end > start) {
+                if access.mode.writes() {
+                    self.written.insert(start, end);
+                }
+                continue;
+            }
+            let place = match self.places.range(..=start).next_back() {
+                Some((_, &(until, place))) if until > start => place,
+                _ => self.add_input(access, label),
+            };
+            let input = &mut self.inputs[place];
+            input.touched = input.touched.start.min(start)..input.touched.end.max(end);
+            input.is_read |= access.mode != thalweg_device::AccessMode::Write;
+            input.is_written |= access.mode.writes();
+        }
+    }
+
+    /// An address is touched that no input is known for.
+    fn add_input(&mut self, access: &Access, label: Label) -> usize {
+        let (start, end) = (access.start, access.start.saturating_add(access.bytes));
+        let (address, size_bytes, until, kind) = match self.holder(start) {
+            Some(block) => {
+                let kind = if block.pool == Some(self.pool) { InputKind::Pool } else { InputKind::Buffer };
+                (block.address, block.requested_bytes, block.address + block.size_bytes, kind)
+            }
+            None => (start, access.bytes, end, InputKind::Unknown),
+        };
+        let place = self.inputs.len();
+        let touched = start..end;
+        let (is_read, is_written) = (false, false);
+        self.inputs.push(Input { address, size_bytes, touched, is_read, is_written, label, kind });
+        self.places.insert(address, (until, place));
+        place
+    }
+
+    /// Who holds an address: a live block, of whose death the vigil is told unless it is of the graph's own pool.
+    fn holder(&mut self, address: u64) -> Option<LiveBlock> {
+        let asked_before = self.live.is_some();
+        let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
+        let found = find(live, address).filter(|block| self.watch(block));
+        if found.is_some() || !asked_before {
+            return found;
+        }
+        // It may be younger than the answer.
+        let live = self.allocator.live_blocks();
+        let found = find(&live, address).filter(|block| self.watch(block));
+        self.live = Some(live);
+        found
+    }
+
+    /// Watches a block, unless it is of the graph's own pool: what a graph left there may be gone as a block and be there as
+    /// an output. `false` if it is live no longer.
+    fn watch(&self, block: &LiveBlock) -> bool {
+        block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.vigil)
+    }
+
+    /// The capture is over.
+    pub(super) fn finish(self) -> Traces {
+        let Self { allocator, pool, own, occupied, written, allocated_bytes, inputs, vigil, .. } = self;
+        let live = allocator.live_blocks_of(pool);
+        let outputs = live.iter().filter_map(|block| {
+            let Own { end, requested_bytes, label } = own.get(&block.address)?;
+            let vigil = Arc::default();
+            let is_live = *end == block.address + block.size_bytes && allocator.watch_block(block, &vigil);
+            is_live.then(|| Output {
+                address: block.address,
+                size_bytes: *requested_bytes,
+                block_bytes: block.size_bytes,
+                label: *label,
+                vigil,
+            })
+        });
+        let contract = Contract::new(inputs, outputs.collect(), vigil);
+        Traces { contract, written, occupied_bytes: occupied.bytes(), allocated_bytes }
+    }
+}
+
+/// The block that has an address in it, of blocks in ascending order.
+fn find(live: &[LiveBlock], address: u64) -> Option<LiveBlock> {
+    let behind = live.partition_point(|block| block.address <= address);
+    let block = live[..behind].last()?;
+    (address - block.address < block.size_bytes).then_some(*block)
+}
+
+/// Removes the entries that overlap `start..end`.
+fn remove_overlapping<T>(map: &mut BTreeMap<u64, T>, start: u64, end: u64, end_of: impl Fn(&T) -> u64) {
+    while let Some((&address, entry)) = map.range(..end).next_back()
+        && end_of(entry) > start
+    {
+        map.remove(&address);
+    }
+}

@@ -1,0 +1,85 @@
+//! Outputs that borrow from their graph, so that the compiler says when they are overwritten.
+//!
+//! A graph writes its outputs at the same addresses in every replay. Who holds a handle of one may find the next replay's
+//! values there. A [`BoundGraph`] owns the handles, and lends them out until the next replay: to keep a value longer is to
+//! clone it, or it does not compile. When a loan ends, the outputs are released: other graphs of the pool may overwrite them.
+
+use std::ops::Deref;
+
+use super::Graph;
+use crate::{Result, Stream};
+
+/// A graph with the result of its region, which it lends out from one replay to the next.
+///
+/// ```compile_fail
+/// # use thalweg_runtime::{Buffer, Stream, graph::BoundGraph};
+/// # fn f(mut graph: BoundGraph<Buffer>, stream: &Stream) -> thalweg_runtime::Result<()> {
+/// let first = graph.replay_on(stream)?;
+/// let second = graph.replay_on(stream)?;
+/// first.pointer(); // the second replay has overwritten it
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct BoundGraph<T> {
+    graph: Graph,
+    outputs: T,
+}
+
+/// The outputs of the last replay. Dropping them releases them ([`Graph::release_outputs`]).
+#[derive(Debug)]
+pub struct Outputs<'a, T> {
+    bound: &'a BoundGraph<T>,
+}
+
+impl Graph {
+    /// Puts the graph and its region's result together: from now on the result is lent out, from one replay to the next.
+    pub fn bind<T>(self, outputs: T) -> BoundGraph<T> {
+        BoundGraph { graph: self, outputs }
+    }
+}
+
+impl<T> BoundGraph<T> {
+    /// [`Graph::replay`], and its outputs: valid in the order of the current stream.
+    ///
+    /// # Errors
+    /// Those of [`Graph::replay_on`].
+    #[track_caller]
+    pub fn replay(&mut self) -> Result<Outputs<'_, T>> {
+        self.graph.replay()?;
+        Ok(Outputs { bound: self })
+    }
+
+    /// [`Graph::replay_on`], and its outputs: valid in the order of that stream.
+    ///
+    /// # Errors
+    /// Those of [`Graph::replay_on`].
+    #[track_caller]
+    pub fn replay_on(&mut self, stream: &Stream) -> Result<Outputs<'_, T>> {
+        self.graph.replay_on(stream)?;
+        Ok(Outputs { bound: self })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The graph and the result of its region, apart.
+    pub fn into_parts(self) -> (Graph, T) {
+        (self.graph, self.outputs)
+    }
+}
+
+impl<T> Deref for Outputs<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.bound.outputs
+    }
+}
+
+impl<T> Drop for Outputs<'_, T> {
+    fn drop(&mut self) {
+        self.bound.graph.release_outputs();
+    }
+}

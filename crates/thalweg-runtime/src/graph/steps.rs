@@ -1,0 +1,182 @@
+//! The commands of a capture, as they were submitted: what each does, and behind which others.
+//!
+//! A driver's graph says little about its nodes, and says it slowly. What is written down here, while the commands pass by,
+//! names the nodes for people, and lets two captures be compared without the driver: where only a few kernels' arguments
+//! differ, only those need to be told to an executable ([`update`](super::update)).
+//!
+//! Libraries may put nodes into a capture by themselves. Such a node is noticed when something that we see depends on it, the
+//! end of the capture at last; then the list is *partial*, and nothing is concluded from it.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_device::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch};
+
+/// A command on its way to a stream.
+pub(crate) enum Command<'a> {
+    /// A kernel.
+    Launch(&'a Launch<'a>),
+    /// Anything else.
+    Other {
+        /// Who asked for it.
+        label: Label,
+        /// Every byte of device memory that it may touch.
+        accesses: &'a [Access],
+        /// What makes it differ from another one of its label, in bytes.
+        parameters: &'a [u8],
+    },
+}
+
+impl Command<'_> {
+    pub(crate) fn label(&self) -> Label {
+        match self {
+            Self::Launch(launch) => launch.label,
+            Self::Other { label, .. } => *label,
+        }
+    }
+
+    pub(crate) fn accesses(&self) -> &[Access] {
+        match self {
+            Self::Launch(launch) => launch.accesses,
+            Self::Other { accesses, .. } => accesses,
+        }
+    }
+}
+
+/// A command that became a node.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) node: GraphNodeHandle,
+    pub(super) label: Label,
+    /// The places of those that it depends on, in the driver's order.
+    predecessors: SmallVec<[u32; 2]>,
+    pub(super) work: Work,
+}
+
+/// What a command does.
+#[derive(PartialEq, Debug)]
+pub(super) enum Work {
+    Kernel(Kernel),
+    Other { parameters: Box<[u8]>, accesses: Box<[Access]> },
+}
+
+/// A kernel launch that is kept.
+#[derive(PartialEq, Debug)]
+pub(super) struct Kernel {
+    function: FunctionHandle,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_memory_bytes: u32,
+    arguments: Box<[u8]>,
+    accesses: Box<[Access]>,
+}
+
+impl Kernel {
+    /// The launch again.
+    pub(super) fn launch(&self, label: Label) -> Launch<'_> {
+        Launch {
+            function: self.function,
+            grid: self.grid,
+            block: self.block,
+            shared_memory_bytes: self.shared_memory_bytes,
+            arguments: &self.arguments,
+            accesses: &self.accesses,
+            label,
+        }
+    }
+}
+
+/// The commands of a capture, in the order of submission. See the [module's essay](self).
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    steps: Vec<Step>,
+    places: FxHashMap<GraphNodeHandle, u32>,
+    is_partial: bool,
+}
+
+impl Steps {
+    /// A command was submitted behind the nodes `before`, and its stream now ends at the nodes `after`.
+    pub(super) fn submitted(
+        &mut self,
+        before: &[GraphNodeHandle],
+        after: &[GraphNodeHandle],
+        command: &Command<'_>,
+    ) {
+        let known = before.iter().map(|node| self.places.get(node).copied());
+        let known: Option<SmallVec<[u32; 2]>> = known.collect();
+        let (Some(predecessors), &[node]) = (known, after) else {
+            self.is_partial = true;
+            return;
+        };
+        if self.places.contains_key(&node) {
+            // It became no node.
+            return;
+        }
+        let work = match command {
+            Command::Launch(launch) => Work::Kernel(Kernel {
+                function: launch.function,
+                grid: launch.grid,
+                block: launch.block,
+                shared_memory_bytes: launch.shared_memory_bytes,
+                arguments: launch.arguments.into(),
+                accesses: launch.accesses.into(),
+            }),
+            Command::Other { parameters, accesses, .. } => {
+                Work::Other { parameters: (*parameters).into(), accesses: (*accesses).into() }
+            }
+        };
+        let place = u32::try_from(self.steps.len()).expect("a graph has fewer than 2^32 nodes");
+        self.places.insert(node, place);
+        self.steps.push(Step { node, label: command.label(), predecessors, work });
+    }
+
+    /// The capture ends at these nodes.
+    pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
+        self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether nothing was captured.
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_empty() && !self.is_partial
+    }
+
+    /// The step of this place.
+    pub(super) fn step(&self, place: usize) -> &Step {
+        &self.steps[place]
+    }
+
+    /// The names of the nodes, in the order of submission.
+    pub(super) fn nodes(&self) -> Arc<[GraphNodeHandle]> {
+        self.steps.iter().map(|step| step.node).collect()
+    }
+
+    /// Where the other graph's commands differ, if both are the same commands behind the same others.
+    pub(super) fn differences(&self, other: &Self) -> Option<Vec<usize>> {
+        let same_length = self.steps.len() == other.steps.len();
+        if self.is_partial || other.is_partial || !same_length {
+            return None;
+        }
+        let mut differences = Vec::new();
+        for (place, (one, other)) in self.steps.iter().zip(&other.steps).enumerate() {
+            if one.predecessors != other.predecessors {
+                return None;
+            }
+            if one.work != other.work {
+                differences.push(place);
+            }
+        }
+        Some(differences)
+    }
+
+    /// Gives the nodes of a description the labels that the driver does not know.
+    pub(super) fn name_nodes(&self, description: &mut GraphDescription) {
+        for node in description.nodes.iter_mut().filter(|node| node.label.is_none()) {
+            node.label = self.places.get(&node.handle).map(|place| self.steps[*place as usize].label);
+        }
+    }
+}
