@@ -441,8 +441,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ) -> Result<()>;
 
     /// A new condition of the graph that the stream captures into, which each launch starts at `initial`. One conditional node
-    /// of this graph, or of a body in it at any depth, reads it: a graph whose conditions are not all read may be refused by
-    /// `graph_instantiate`. It goes with the graph that the capture began.
+    /// of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a condition that no
+    /// node reads, in the simulator and with drivers for CUDA 12.8 and later. It goes with the graph that the capture began.
     ///
     /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
     /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
@@ -530,7 +530,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
     ///
     /// `node` is named as in the graph that the executable was instantiated from, which must still be there, and was a
-    /// [`launch`](Self::launch) when it was captured. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
+    /// [`launch`](Self::launch) when it was captured, in the graph itself and not in a body. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
     /// what `launch` would refuse.
     fn graph_exec_kernel_node_set_params(
         &self,

@@ -7,7 +7,9 @@
 //! the graph that a capture begins, in which they lie at some depth. The driver cannot be asked for a node's bodies, so each
 //! graph remembers the conditional nodes that were put into it.
 //!
-//! The families are locked for a moment at a time, with no other lock taken meanwhile.
+//! A body is used under the lock of the captures, and only while its family is listed: the family of a capture that fails is
+//! taken off the list under that lock, since the driver's graphs go with it. The list is locked for a moment at a time, with no
+//! other lock taken meanwhile.
 
 use std::sync::{Mutex, OnceLock};
 
@@ -39,8 +41,9 @@ pub(super) struct Condition {
 pub(super) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
 
 /// What belongs to a root.
-#[derive(Default)]
 pub(super) struct Family {
+    /// While a capture builds the root: its number, and the stream through which it is known.
+    builder: Option<(u64, StreamHandle)>,
     conditions: Vec<ConditionHandle>,
     bodies: Vec<GraphHandle>,
 }
@@ -158,7 +161,9 @@ impl CudaDriver {
         self.cuda.check(outcome, || format!("a condition of device {device}, {initial} at first"))?;
         let condition = Condition { raw, root, device, is_used: Mutex::new(false) };
         let handle = ConditionHandle::from_raw(self.conditions.insert(condition));
-        lock(&self.families).entry(root).or_default().conditions.push(handle);
+        let builder = self.builder(&entry, call)?;
+        let new = || Family { builder, conditions: Vec::new(), bodies: Vec::new() };
+        lock(&self.families).entry(root).or_insert_with(new).conditions.push(handle);
         drop(captures);
         Ok(handle)
     }
@@ -307,7 +312,9 @@ impl CudaDriver {
             .map(|raw| GraphHandle::from_raw(self.graphs.insert(Graph::body(raw, device, root))))
             .collect();
         lock(&entry.conditionals).insert(node, ConditionalNode { conditional, bodies: bodies.clone() });
-        lock(&self.families).entry(root).or_default().bodies.extend(&bodies);
+        if let Some(family) = lock(&self.families).get_mut(&root) {
+            family.bodies.extend(&bodies);
+        }
         drop(captures);
         Ok((handle_of(node), bodies))
     }
@@ -328,6 +335,9 @@ impl CudaDriver {
         }
         if graph.device != stream.device {
             return refuse("the body is of another device than the stream");
+        }
+        if self.builder(&graph, call)?.is_some_and(|(_, stream)| stream == handle) {
+            return Err(Error::new(Code::IllegalState, call, "the stream captures already"));
         }
         let mut captures = self.check_alive(&graph, call)?;
         let raw = lock(&graph.raw);
@@ -350,9 +360,39 @@ impl CudaDriver {
         self.body_is_captured(&stream, handle, body, &graph, &mut captures)
     }
 
-    /// The bodies and conditions of a root that is going: their handles end.
+    /// The capture that builds a root with bodies, if one still does.
+    pub(super) fn builder_of_root(
+        &self,
+        root: GraphHandle,
+        call: &'static str,
+    ) -> Result<Option<(u64, StreamHandle)>> {
+        lock(&self.families)
+            .get(&root)
+            .map(|family| family.builder)
+            .ok_or_else(|| Error::new(Code::InvalidHandle, call, "the graph that the body was in is gone"))
+    }
+
+    /// The capture that built a graph has ended, well or not. What belonged to a graph that there is not.
+    pub(super) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
+        let mut families = lock(&self.families);
+        if !is_well {
+            return families.remove(&graph);
+        }
+        if let Some(family) = families.get_mut(&graph) {
+            family.builder = None;
+        }
+        None
+    }
+
+    /// The bodies and conditions of a root that is going.
     pub(super) fn drop_family(&self, root: GraphHandle, call: &'static str) {
-        let Some(Family { conditions, bodies }) = lock(&self.families).remove(&root) else { return };
+        let family = lock(&self.families).remove(&root);
+        self.end_family(family, call);
+    }
+
+    /// The handles of what belonged to a root end. Waits for the calls that use them.
+    pub(super) fn end_family(&self, family: Option<Family>, call: &'static str) {
+        let Some(Family { conditions, bodies, .. }) = family else { return };
         // Nobody else takes them away, so they are there.
         for condition in conditions {
             let _ = self.conditions.remove(condition.raw(), call, |_| Ok(()));
@@ -377,4 +417,30 @@ struct Captured {
     root: GraphHandle,
     device: u32,
     dependencies: Vec<GraphNodeHandle>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_have_conditional_nodes_from_their_versions_on() {
+        let has = |minor| {
+            let ConditionalSupport { if_and_while, else_and_switch } = support(Version { major: 12, minor });
+            (if_and_while, else_and_switch)
+        };
+        assert_eq!([3, 4, 7, 8].map(has), [(false, false), (true, false), (true, false), (true, true)]);
+        assert_eq!(
+            support(Version { major: 13, minor: 0 }),
+            ConditionalSupport { if_and_while: true, else_and_switch: true }
+        );
+    }
+
+    #[test]
+    fn every_format_has_its_kernel() {
+        for (name, format) in SETTERS {
+            assert!(PTX.contains(&format!(".entry {name}(")), "{name}");
+            assert!(PTX.contains(&format!("ld.global.u{} ", 8 * format.bytes())), "{format:?}");
+        }
+    }
 }

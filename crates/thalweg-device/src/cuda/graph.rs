@@ -187,9 +187,12 @@ impl CudaDriver {
         // A capture that was broken is over; one that another stream has to end is not.
         let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
         let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
+        // Before anybody can look: the bodies of a capture that failed are gone with it.
+        let family = known.and_then(|graph| self.family_is_built(graph, ended.is_ok()));
         drop(captures);
         if let Err(error) = ended {
             if let Some(graph) = known {
+                self.end_family(family, call);
                 self.abandon(graph, call)?;
             }
             return Err(error);
@@ -214,7 +217,6 @@ impl CudaDriver {
             return Ok(());
         }
         drop(entry);
-        self.drop_family(graph, call);
         self.graphs.remove(graph.raw(), call, |_| Ok(()))
     }
 
@@ -319,15 +321,19 @@ impl CudaDriver {
     }
 
     /// A looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture that
-    /// builds it, if one does, from ending.
+    /// builds it, or the graph that it is a body in, from ending.
     pub(super) fn check_alive(
         &self,
         graph: &Graph,
         call: &'static str,
     ) -> Result<MutexGuard<'_, FxHashMap<u64, UnderConstruction>>> {
         self.enter(graph.device)?;
-        let builder = *lock(&graph.capture);
-        let Some((id, stream)) = builder else { return Ok(lock(&self.captures)) };
+        let Some((id, stream)) = self.builder(graph, call)? else {
+            let captures = lock(&self.captures);
+            // A body's graph may have gone until now; then its family has gone too.
+            self.builder(graph, call)?;
+            return Ok(captures);
+        };
         let stream = self.streams.get(stream.raw(), call)?;
         let captures = lock(&self.captures);
         let info = self.raw_info(&stream)?;
@@ -335,6 +341,15 @@ impl CudaDriver {
             return Ok(captures);
         }
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
+    }
+
+    /// The capture that has a graph, under construction by it or as a body in what it builds, and the stream through which that
+    /// capture is known.
+    pub(super) fn builder(&self, graph: &Graph, call: &'static str) -> Result<Option<(u64, StreamHandle)>> {
+        match graph.root {
+            Some(root) => self.builder_of_root(root, call),
+            None => Ok(*lock(&graph.capture)),
+        }
     }
 
     /// Refuses a graph that a capture builds, and one that is a part of another.

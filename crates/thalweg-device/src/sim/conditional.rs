@@ -154,6 +154,18 @@ impl State {
         Ok(())
     }
 
+    /// Refuses a graph with a condition that no node reads, as drivers for CUDA 12.8 do.
+    pub(super) fn check_conditions(&self, graph: &Graph) -> Outcome<()> {
+        let unused = |&&condition: &&u64| self.conditions.get(condition).is_some_and(|entry| !entry.is_used);
+        match graph.conditions.iter().filter(unused).count() {
+            0 => Ok(()),
+            count => {
+                let detail = format!("{count} conditions of the graph are read by no conditional node");
+                Err(Refusal::new(Code::InvalidValue, detail))
+            }
+        }
+    }
+
     /// The nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their places.
     pub(super) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> Outcome<Arc<[Node]>> {
         nodes

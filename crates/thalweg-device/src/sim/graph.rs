@@ -218,6 +218,7 @@ impl State {
     pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
         let graph = self.finished_graph(handle)?;
+        self.check_conditions(graph)?;
         let serial = graph.serial;
         let mut instance = Instance::new(graph.nodes.len());
         let nodes: Arc<[Node]> = if graph.conditions.is_empty() {

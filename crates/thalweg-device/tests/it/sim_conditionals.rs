@@ -232,6 +232,17 @@ fn a_fault_in_a_body_ends_the_loop() {
     assert!(error.detail().contains("on purpose"), "{error}");
 }
 
+#[test]
+fn a_condition_that_nobody_reads_is_refused() {
+    let driver = sim(1);
+    let stream = driver.stream_create(0, 0).unwrap();
+    driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    driver.condition_create(stream, 1).unwrap();
+    let graph = driver.stream_end_capture(stream).unwrap();
+    assert_eq!(code(driver.graph_instantiate(graph, 0)), Code::InvalidValue);
+    driver.graph_destroy(graph).unwrap();
+}
+
 /// Calls the driver when it is dropped.
 struct Calls(Arc<SimDriver>);
 
