@@ -12,6 +12,7 @@ mod layouts;
 mod networks;
 mod optimizers;
 mod reductions;
+mod step;
 mod support;
 mod table;
 mod training;
