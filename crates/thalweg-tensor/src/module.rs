@@ -52,6 +52,11 @@ impl Linear {
         let (weight, bias) = weight_and_bias(&[outputs, inputs], generator, device)?;
         Ok(Self { weight, bias })
     }
+
+    /// [`Module::forward`] plus an addend of the result's shape.
+    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        functional::linear_add(input, &self.weight, Some(&self.bias), addend)
+    }
 }
 
 impl Module for Linear {

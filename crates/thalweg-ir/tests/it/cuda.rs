@@ -150,6 +150,8 @@ fn units() -> Vec<(String, String)> {
     for dtype in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
         units.push((thalweg_ir::matmul::cuda::name(dtype), thalweg_ir::matmul::cuda::print(dtype)));
     }
+    let fused = thalweg_ir::matmul::fused::cuda::print();
+    units.push((thalweg_ir::matmul::fused::cuda::NAME.to_owned(), fused));
     units
 }
 

@@ -10,7 +10,7 @@ use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
 /// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot.
-fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
+pub(super) fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     if let Some(operand) = as_it_lies(tensor) {
         return Ok((tensor.clone(), operand));
     }
@@ -39,7 +39,8 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     }
 }
 
-fn check(a: &Tensor, b: &Tensor) -> Result<()> {
+/// Whether two tensors can be multiplied.
+pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(why));
     if a.dtype() != b.dtype() {
         return fail(format!(

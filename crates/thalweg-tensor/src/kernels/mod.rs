@@ -1,12 +1,13 @@
 //! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`]), made from their entry.
-//! Matrix products, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
+//! Matrix products, linear layers, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
 //! nodes of their own. Every kernel serves both backends: the runtime below tells a card
 //! from the simulator.
 
 pub(crate) mod dropout;
 pub(crate) mod indexing;
+pub(crate) mod linear;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod normalization;
@@ -44,6 +45,7 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Kernels)) {
         define(operator.name, kernels(backend, Some(autograd)));
     }
     define("embedding", kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd))));
+    define("linear", kernels(Arc::new(linear::backend), Some(Arc::new(linear::autograd))));
     define("matmul", kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd))));
     windows::define(&mut |name, backend, autograd| define(name, kernels(backend, Some(autograd))));
 }

@@ -40,10 +40,14 @@ impl MultiheadAttention {
         let output = Linear::new(features, features, generator, device)?;
         Ok(Self { projection, output, heads, is_causal })
     }
-}
 
-impl Module for MultiheadAttention {
-    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+    /// [`Module::forward`] plus an addend of the input's shape.
+    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        self.output.forward_add(&self.heads_result(input)?, addend)
+    }
+
+    /// The heads' results side by side, before the output layer.
+    fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
         let &[tokens, batch, features] = input.shape() else {
             return Err(Error::invalid(format!(
                 "MultiheadAttention: the input is (tokens, batch, features), not {:?}",
@@ -57,7 +61,13 @@ impl Module for MultiheadAttention {
             parts.iter().map(|part| part.transpose(0, 1)).collect::<Result<_>>()?;
         let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
         let result = functional::scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
-        self.output.forward(&result.transpose(0, 1)?.reshape(&[tokens, batch, features])?)
+        result.transpose(0, 1)?.reshape(&[tokens, batch, features])
+    }
+}
+
+impl Module for MultiheadAttention {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.output.forward(&self.heads_result(input)?)
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
@@ -93,9 +103,9 @@ impl TransformerBlock {
 
 impl Module for TransformerBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = input.add(&self.attention.forward(&self.attention_norm.forward(input)?)?)?;
+        let x = self.attention.forward_add(&self.attention_norm.forward(input)?, input)?;
         let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu()?;
-        x.add(&self.contract.forward(&hidden)?)
+        self.contract.forward_add(&hidden, &x)
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {

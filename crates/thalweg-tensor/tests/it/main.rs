@@ -9,6 +9,7 @@ mod generator;
 mod goldens;
 mod kernels;
 mod layouts;
+mod linear;
 mod networks;
 mod optimizers;
 mod reductions;
