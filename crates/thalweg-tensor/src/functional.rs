@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-pub use attention::{AttentionOptions, scaled_dot_product_attention};
+pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_attention};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
-pub use normalization::layer_norm;
+pub use normalization::{layer_norm, layer_norm_fork};
 
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::windows::{Window, output_plane};
@@ -143,8 +143,8 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
 }
 
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
-/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; it takes time in
-/// proportion to the square of the number of indices. The row `padding_idx` (a negative one is counted from the end) gets no
+/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
+/// each. The row `padding_idx` (a negative one is counted from the end) gets no
 /// gradient. An index out of range reads NaN, since the device cannot raise an error.
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {

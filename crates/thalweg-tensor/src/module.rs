@@ -147,6 +147,13 @@ impl LayerNorm {
     }
 }
 
+impl LayerNorm {
+    /// The result, and the input itself for a residual connection: see [`functional::layer_norm_fork`].
+    pub fn forward_fork(&self, input: &Tensor) -> Result<[Tensor; 2]> {
+        functional::layer_norm_fork(input, &self.weight, &self.bias, 1e-5)
+    }
+}
+
 impl Module for LayerNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         functional::layer_norm(input, self.weight.shape(), Some(&self.weight), Some(&self.bias), 1e-5)

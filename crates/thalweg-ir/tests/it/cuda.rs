@@ -149,6 +149,7 @@ fn units() -> Vec<(String, String)> {
     let mut units = vec![("kernels".to_string(), cuda::print_unit(&all.iter().collect::<Vec<_>>()))];
     for dtype in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
         units.push((thalweg_ir::matmul::cuda::name(dtype), thalweg_ir::matmul::cuda::print(dtype)));
+        units.push((thalweg_ir::embedding::name(dtype), thalweg_ir::embedding::print(dtype)));
     }
     let fused = thalweg_ir::matmul::fused::cuda::print();
     units.push((thalweg_ir::matmul::fused::cuda::NAME.to_owned(), fused));

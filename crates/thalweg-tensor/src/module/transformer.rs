@@ -1,14 +1,12 @@
 //! Attention, and a small decoder-only transformer.
 //!
 //! Activations lie as (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys
-//! and values are then matrices that the library reads as they lie: the only copy of a layer is the one that puts its heads'
-//! results side by side.
+//! and values are then matrices that products read and write where they lie: a layer copies nothing.
 
-use smallvec::SmallVec;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Embedding, LayerNorm, Linear, Module, prefixed};
-use crate::functional::{self, AttentionOptions};
+use crate::functional;
 use crate::random::Generator;
 use crate::tensor::Tensor;
 
@@ -56,12 +54,7 @@ impl MultiheadAttention {
         };
         let packed = self.projection.forward(input)?;
         let packed = packed.reshape(&[tokens, batch * self.heads, 3, features / self.heads])?;
-        let parts = packed.unbind(2)?;
-        let heads: SmallVec<[Tensor; 3]> =
-            parts.iter().map(|part| part.transpose(0, 1)).collect::<Result<_>>()?;
-        let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
-        let result = functional::scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
-        result.transpose(0, 1)?.reshape(&[tokens, batch, features])
+        functional::packed_attention(&packed, self.is_causal)?.reshape(&[tokens, batch, features])
     }
 }
 
@@ -103,8 +96,10 @@ impl TransformerBlock {
 
 impl Module for TransformerBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = self.attention.forward_add(&self.attention_norm.forward(input)?, input)?;
-        let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu()?;
+        let [normalized, x] = self.attention_norm.forward_fork(input)?;
+        let x = self.attention.forward_add(&normalized, &x)?;
+        let [normalized, x] = self.mlp_norm.forward_fork(&x)?;
+        let hidden = self.expand.forward(&normalized)?.gelu()?;
         self.contract.forward_add(&hidden, &x)
     }
 
