@@ -34,7 +34,15 @@ fn report(name: &str, value: f64, unit: &str) {
 }
 
 fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> Program {
-    let class = Class { row_rank, inner_rank, contiguous: false, narrow_index: false, lanes, vector: 1 };
+    let class = Class {
+        row_rank,
+        inner_rank,
+        contiguous: false,
+        narrow_index: false,
+        lanes,
+        vector: 1,
+        rows_abreast: 1,
+    };
     Program::compile(&Kernel { name: "bench".into(), body: builder.finish(), class })
 }
 

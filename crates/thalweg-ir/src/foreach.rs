@@ -142,8 +142,15 @@ impl ForeachKernel {
 
     /// The body over one tensor, as a kernel of its own: what the host runs for each.
     pub fn single(&self) -> Kernel {
-        let class =
-            Class { row_rank: 1, inner_rank: 0, contiguous: false, narrow_index: false, lanes: 1, vector: 1 };
+        let class = Class {
+            row_rank: 1,
+            inner_rank: 0,
+            contiguous: false,
+            narrow_index: false,
+            lanes: 1,
+            vector: 1,
+            rows_abreast: 1,
+        };
         Kernel { name: self.name.clone(), body: self.body.clone(), class }
     }
 

@@ -39,6 +39,9 @@ pub struct Class {
     /// How many consecutive elements a thread handles at a time, where the body has no reductions and is contiguous: 1, 2,
     /// 4 or 8. Addresses are then aligned to that many elements of each operand.
     pub vector: u8,
+    /// How many rows a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows with several
+    /// lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
+    pub rows_abreast: u8,
 }
 
 /// A kernel: a body, a class, and a name that says both.

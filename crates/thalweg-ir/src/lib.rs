@@ -7,7 +7,7 @@
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
 //! One body over a list of tensors is a [`foreach::ForeachKernel`]; what is no loop over a body is a small value too:
-//! [`matmul::Matmul`].
+//! [`matmul::Matmul`], and so is the gradient of a table of embeddings, which sums over what its data say: [`embedding`].
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
@@ -21,6 +21,7 @@ pub mod kernel;
 mod layout;
 
 pub mod cuda;
+pub mod embedding;
 pub mod foreach;
 pub mod grad;
 pub mod host;

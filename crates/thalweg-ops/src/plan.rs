@@ -55,6 +55,16 @@ const WARP_POINTS: u64 = 1024;
 /// With this many rows, whose neighbours lie side by side in memory, a thread a row reads whole sectors and fills a card.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
+/// With fewer rows than that, so many neighbours share a block: eight elements of 4 bytes are a sector.
+const ROWS_ABREAST: u8 = 8;
+
+/// Points of a lane of such rows, as long as there are no more than [`MOST_LANES_ABREAST`] lanes: loads that a thread has under
+/// way at once.
+const POINTS_ABREAST: u64 = 8;
+
+/// The most lanes of rows that share a block: a block has at most 1,024 threads.
+const MOST_LANES_ABREAST: u64 = 128;
+
 /// Decides class and geometry.
 pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
     let keep_dimensions = body.uses_coordinates();
@@ -83,12 +93,14 @@ pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
             .collect(),
     };
     let contiguous = is_contiguous(body, &geometry);
+    let (lanes, rows_abreast) = lanes(body, &geometry);
     let class = Class {
         row_rank: geometry.row_shape.len() as u8,
         inner_rank: geometry.inner_shape.len() as u8,
         contiguous,
         narrow_index: is_narrow(&geometry),
-        lanes: lanes(body, &geometry),
+        lanes,
+        rows_abreast,
         vector: if contiguous && body.reductions.is_empty() {
             vector(body, &geometry, iteration.alignment_bytes)
         } else {
@@ -172,10 +184,11 @@ fn is_narrow(geometry: &Geometry) -> bool {
         && (0..geometry.operands.len()).all(|operand| geometry.span(operand) < limit)
 }
 
-fn lanes(body: &Body, geometry: &Geometry) -> u16 {
+/// How many lanes a row has, and how many rows a block takes abreast.
+fn lanes(body: &Body, geometry: &Geometry) -> (u16, u8) {
     let (rows, points) = (geometry.rows(), geometry.points());
     if body.reductions.is_empty() || points <= SERIAL_POINTS {
-        return 1;
+        return (1, 1);
     }
     let side_by_side = geometry.operands.iter().zip(&body.inputs).all(|(operand, input)| match operand {
         OperandGeometry::Strided { row_strides, inner_strides } => {
@@ -187,10 +200,15 @@ fn lanes(body: &Body, geometry: &Geometry) -> u16 {
         }
         OperandGeometry::Gathered { .. } => true,
     });
+    let neighbours = geometry.row_shape.last().copied().unwrap_or(1);
     match points {
-        _ if side_by_side && rows >= ROWS_FOR_A_THREAD_EACH => 1,
-        _ if points <= WARP_POINTS => 32,
-        _ => 256,
+        _ if side_by_side && rows >= ROWS_FOR_A_THREAD_EACH => (1, 1),
+        _ if side_by_side && neighbours >= u64::from(ROWS_ABREAST) => {
+            let lanes = (points / POINTS_ABREAST).next_power_of_two().min(MOST_LANES_ABREAST);
+            (lanes as u16, ROWS_ABREAST)
+        }
+        _ if points <= WARP_POINTS => (32, 1),
+        _ => (256, 1),
     }
 }
 
@@ -215,10 +233,11 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     for dtype in inputs.chain([compute]).chain(outputs) {
         name.push_str(abbreviation(dtype));
     }
-    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector } = class;
+    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector, rows_abreast } = class;
     let shape = if contiguous { "c" } else { "s" };
     let index = if narrow_index { "n" } else { "w" };
-    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}")
+    let abreast = if rows_abreast > 1 { format!("_a{rows_abreast}") } else { String::new() };
+    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}")
         .expect("writing to a string succeeds");
     Kernel { name, body, class }
 }

@@ -91,7 +91,19 @@ fn the_lanes_of_a_row_follow_its_length() {
     assert_eq!(sum(&[100], &[5000], &[5000], &[1]).class.lanes, 256);
     // Many rows that lie side by side: a thread each reads whole sectors.
     assert_eq!(sum(&[1 << 16], &[5000], &[1], &[1 << 16]).class.lanes, 1);
-    assert_eq!(sum(&[64], &[5000], &[1], &[64]).class.lanes, 256);
+    assert_eq!(sum(&[64], &[5000], &[1], &[64]).class.lanes, 128);
+}
+
+#[test]
+fn rows_that_lie_side_by_side_share_blocks() {
+    let shared = |plan: Plan| (plan.class.lanes, plan.class.rows_abreast);
+    // The gradient of a bias: one of 512 features over 512 samples.
+    assert_eq!(shared(sum(&[512], &[512], &[1], &[512])), (64, 8));
+    assert_eq!(shared(sum(&[512], &[17], &[1], &[512])), (2, 8));
+    // Rows that are contiguous themselves, too few neighbours, and nothing to share.
+    assert_eq!(shared(sum(&[512], &[512], &[512], &[1])), (32, 1));
+    assert_eq!(shared(sum(&[100, 4], &[512], &[4096, 1], &[8])), (32, 1));
+    assert_eq!(shared(sum(&[512], &[16], &[1], &[512])), (1, 1));
 }
 
 #[test]

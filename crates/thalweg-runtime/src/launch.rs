@@ -209,8 +209,15 @@ mod tests {
         let sum =
             inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
         builder.output(sum, DType::F32, Place::Point);
-        let class =
-            Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+        let class = Class {
+            row_rank: 1,
+            inner_rank: 0,
+            contiguous: true,
+            narrow_index: true,
+            lanes: 1,
+            vector: 1,
+            rows_abreast: 1,
+        };
         let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
         let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
         let geometry = Geometry {

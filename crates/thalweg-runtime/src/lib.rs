@@ -20,6 +20,7 @@
 mod copy;
 mod device;
 pub mod disk_cache;
+mod embedding;
 mod environment;
 mod error;
 mod event;

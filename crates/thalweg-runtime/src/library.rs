@@ -1,17 +1,19 @@
 //! Library work: matrix products.
 //!
 //! On a card with cuBLASLt a product is a library call; where the library is missing it is a kernel of our own; in the
-//! simulator it is a host function. All three are described by one [`Matmul`].
+//! simulator it is a host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a card
+//! is a [`FusedMatmul`], always a kernel of our own: the library's are made for large ones.
 
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_device::{
     Access, CardCall, ComputeFormat, DevicePointer, ElementFormat, HostFault, HostKernel, HostLaunch, Label,
-    Launch, LibraryLaunch, MatmulCall, Matrix,
+    Launch, LibraryLaunch, MatmulCall, Matrix, Touch,
 };
 use thalweg_ir::DType;
 use thalweg_ir::host::SliceMut;
+use thalweg_ir::matmul::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use thalweg_ir::matmul::{self, Matmul, Operand};
 
 use crate::graph::Command;
@@ -39,14 +41,15 @@ impl Stream {
         if product.m == 0 || product.n == 0 || product.batch == 0 {
             return Ok(());
         }
+        if fused::fits(product) {
+            let [a, b, d] = [a, b, d].map(DevicePointer::address);
+            let addresses = PerOperand { a, b, d, ..PerOperand::default() };
+            return self.fused_matmul(&FusedMatmul::alone(*product), &addresses, label);
+        }
         let arguments = product.pack(a.address(), b.address(), d.address());
         let bytes = product.spans().map(|elements| elements * product.dtype.size_bytes() as u64);
-        let touch = |operand: &Operand, rows: u64, columns: u64| {
-            let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
-            let dimensions =
-                [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
-            touch_of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
-        };
+        let touch =
+            |operand: &Operand, rows: u64, columns: u64| touch_of_matrix(product, operand, rows, columns);
         let mut accesses: SmallVec<[Access; 4]> = SmallVec::new();
         accesses.push(Access::read(a, bytes[0]).touching(touch(&product.a, product.m, product.k)));
         accesses.push(Access::read(b, bytes[1]).touching(touch(&product.b, product.k, product.n)));
@@ -93,6 +96,47 @@ impl Stream {
         self.submit(command, || self.device().driver().library_async(self.handle(), &launch))
     }
 
+    /// Queues a product with what stands beside it, over operands at these addresses.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the description cannot be carried out ([`FusedMatmul::check`]).
+    pub fn fused_matmul(&self, fused: &FusedMatmul, at: &PerOperand, label: Label) -> Result<()> {
+        let product = &fused.product;
+        fused.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+        let spans = fused.spans();
+        if spans.d == 0 && spans.row_sums == 0 {
+            return Ok(());
+        }
+        let arguments = fused.pack(at);
+        let bytes = |elements: u64| elements * size_of::<f32>() as u64;
+        let mut accesses: SmallVec<[Access; 8]> = SmallVec::new();
+        let (m, n, k) = (product.m, product.n, product.k);
+        let read = |address: u64, span: u64| Access::read(DevicePointer::new(address), bytes(span));
+        accesses.push(read(at.a, spans.a).touching(touch_of_matrix(product, &product.a, m, k)));
+        accesses.push(read(at.b, spans.b).touching(touch_of_matrix(product, &product.b, k, n)));
+        accesses.push(read(at.bias, spans.bias));
+        if let Some(addend) = &fused.addend {
+            accesses.push(read(at.addend, spans.addend).touching(touch_of_matrix(product, addend, m, n)));
+        }
+        let write = |address: u64, span: u64| Access::write(DevicePointer::new(address), bytes(span));
+        accesses.push(write(at.d, spans.d).touching(touch_of_matrix(product, &product.d, m, n)));
+        accesses.push(write(at.row_sums, spans.row_sums));
+        accesses.retain(|access| access.bytes > 0);
+        let host = || fused_host_function().clone();
+        let function = self.device().text_kernel(fused::cuda::NAME, &fused::cuda::print, &host)?;
+        let shape = fused::cuda::launch_shape(fused);
+        let launch = Launch {
+            function,
+            grid: shape.grid,
+            block: shape.block,
+            shared_memory_bytes: 0,
+            arguments: bytemuck::cast_slice(&arguments),
+            accesses: &accesses,
+            label,
+        };
+        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
+    }
+
     fn matmul_kernel(
         &self,
         product: &Matmul,
@@ -122,6 +166,13 @@ impl Stream {
         };
         self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
     }
+}
+
+/// Which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
+fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
+    let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+    let dimensions = [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
+    touch_of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
 }
 
 fn element_format(dtype: DType) -> Option<ElementFormat> {
@@ -164,4 +215,30 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
         other => return Err(HostFault(format!("matmul: {other} is no floating-point dtype"))),
     };
     matmul::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
+}
+
+fn fused_host_function() -> &'static Arc<dyn HostKernel> {
+    static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
+    FUNCTION.get_or_init(|| Arc::new(run_fused_on_host))
+}
+
+fn run_fused_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (fused, at) = FusedMatmul::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("fused matmul: the arguments are not in its layout".to_owned()))?;
+    let spans = fused.spans();
+    let read = |address: u64, span: u64| -> Result<&[f32], HostFault> {
+        if span == 0 { Ok(&[]) } else { launch.read(DevicePointer::new(address), span as usize) }
+    };
+    let write = |address: u64, span: u64| -> Result<&mut [f32], HostFault> {
+        if span == 0 { Ok(&mut []) } else { launch.write(DevicePointer::new(address), span as usize) }
+    };
+    let operands = HostOperands {
+        a: read(at.a, spans.a)?,
+        b: read(at.b, spans.b)?,
+        bias: read(at.bias, spans.bias)?,
+        addend: read(at.addend, spans.addend)?,
+        d: write(at.d, spans.d)?,
+        row_sums: write(at.row_sums, spans.row_sums)?,
+    };
+    fused::run_on_host(&fused, operands).map_err(|fault| HostFault(fault.to_string()))
 }

@@ -10,30 +10,58 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-pub use attention::{AttentionOptions, scaled_dot_product_attention};
+pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_attention};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
-pub use normalization::layer_norm;
+pub use normalization::{layer_norm, layer_norm_fork};
 
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::windows::{Window, output_plane};
 use crate::random::DeviceGenerator;
 use crate::tensor::{Tensor, describe, label_at};
 
-/// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out).
+/// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
 #[track_caller]
 pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    if input.rank() > 2 {
+    affine(input, weight, bias, None, Location::caller())
+}
+
+/// [`linear`] plus an addend of its result's shape, (…, out): a layer with the residual connection behind it, in one kernel where
+/// the layer is small.
+#[track_caller]
+pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend: &Tensor) -> Result<Tensor> {
+    affine(input, weight, bias, Some(addend), Location::caller())
+}
+
+fn affine(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    addend: Option<&Tensor>,
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    let run = || {
         // One product over all rows rather than a batch of products.
-        let result = linear(&input.flatten_to_matrix()?, weight, bias)?;
+        let rows = |tensor: &Tensor| match tensor.rank() {
+            0..=2 => Ok(tensor.clone()),
+            _ => tensor.flatten_to_matrix(),
+        };
+        let (matrix, addend) = (rows(input)?, addend.map(rows).transpose()?);
+        let tensors: SmallVec<[&Tensor; 4]> =
+            [Some(&matrix), Some(weight), bias, addend.as_ref()].into_iter().flatten().collect();
+        let arguments = Arguments {
+            sizes: [usize::from(bias.is_some()), usize::from(addend.is_some())].into_iter().collect(),
+            ..Arguments::default()
+        };
+        let operator = find_operator("linear")?;
+        let result = operator.call(&tensors, &arguments, None, label_at("linear", location))?.swap_remove(0);
+        if input.rank() <= 2 {
+            return Ok(result);
+        }
         let features = result.size(-1)?;
         let shape: Shape = input.shape()[..input.rank() - 1].iter().copied().chain([features]).collect();
-        return result.reshape(&shape);
-    }
-    let product = input.matmul(&weight.transpose(0, 1)?)?;
-    match bias {
-        Some(bias) => product.add(bias),
-        None => Ok(product),
-    }
+        result.reshape(&shape)
+    };
+    run().map_err(|error| error.context(describe("linear", &[input, weight])))
 }
 
 /// How a convolution or a pooling moves.
@@ -115,8 +143,8 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
 }
 
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
-/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; it takes time in
-/// proportion to the square of the number of indices. The row `padding_idx` (a negative one is counted from the end) gets no
+/// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
+/// each. The row `padding_idx` (a negative one is counted from the end) gets no
 /// gradient. An index out of range reads NaN, since the device cannot raise an error.
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {

@@ -52,6 +52,11 @@ impl Linear {
         let (weight, bias) = weight_and_bias(&[outputs, inputs], generator, device)?;
         Ok(Self { weight, bias })
     }
+
+    /// [`Module::forward`] plus an addend of the result's shape.
+    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        functional::linear_add(input, &self.weight, Some(&self.bias), addend)
+    }
 }
 
 impl Module for Linear {
@@ -139,6 +144,13 @@ impl LayerNorm {
         let weight = Tensor::ones(&[features], DType::F32, device)?.requires_grad_()?;
         let bias = Tensor::zeros(&[features], DType::F32, device)?.requires_grad_()?;
         Ok(Self { weight, bias })
+    }
+}
+
+impl LayerNorm {
+    /// The result, and the input itself for a residual connection: see [`functional::layer_norm_fork`].
+    pub fn forward_fork(&self, input: &Tensor) -> Result<[Tensor; 2]> {
+        functional::layer_norm_fork(input, &self.weight, &self.bias, 1e-5)
     }
 }
 

@@ -55,6 +55,14 @@ pub fn collect(
         name: thalweg_ir::matmul::cuda::name(dtype),
         text: thalweg_ir::matmul::cuda::print(dtype),
     }));
+    sources.extend([DType::F32, DType::F64, DType::F16, DType::Bf16].map(|dtype| Source {
+        name: thalweg_ir::embedding::name(dtype),
+        text: thalweg_ir::embedding::print(dtype),
+    }));
+    sources.push(Source {
+        name: thalweg_ir::matmul::fused::cuda::NAME.to_owned(),
+        text: thalweg_ir::matmul::fused::cuda::print(),
+    });
     sources.sort();
     sources.dedup();
     let kept = root.join("target/bundle-kernels");

@@ -32,6 +32,9 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
     prelude::needed_by(&code) + "\n" + &code
 }
 
+/// Elements that a thread loads before it stores the first.
+const AT_ONCE: u32 = 4;
+
 fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
     let body = &kernel.body;
     writer.open(&format!("struct {}_arguments", kernel.name));
@@ -71,20 +74,41 @@ fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
             memory_type(body.inputs[number].dtype)
         ));
     }
+    // Outputs may be any input's memory, so a compiler loads nothing before an earlier store: several elements' loads come first.
     let load = |number: usize| {
-        if kernel.shared[number] { format!("*a.input{number}") } else { format!("input{number}[i]") }
+        if kernel.shared[number] { format!("*a.input{number}") } else { format!("loaded{number}[part]") }
     };
     let statements = Statements::new(body, load);
     let at_elements = body.point_dependent(|input| !kernel.shared[input]);
     let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
     let mut defined = statements.nothing();
     statements.define(&values, &mut defined, |index| !at_elements[index], writer);
-    writer.open(&format!("for (u64 i = start + threadIdx.x; i < end; i += {BLOCK})"));
+    writer.open(&format!("for (u64 first = start + threadIdx.x; first < end; first += {})", BLOCK * AT_ONCE));
+    let used: Vec<usize> = kernel.listed().filter(|&number| body.uses_input(number)).collect();
+    for &number in &used {
+        writer.line(&format!("{} loaded{number}[{AT_ONCE}] = {{}};", memory_type(body.inputs[number].dtype)));
+    }
+    let open_parts = |writer: &mut Writer| {
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 part = 0; part < {AT_ONCE}; ++part)"));
+        writer.line(&format!("const u64 i = first + part * {BLOCK};"));
+    };
+    open_parts(writer);
+    writer.open("if (i < end)");
+    for number in used {
+        writer.line(&format!("loaded{number}[part] = input{number}[i];"));
+    }
+    writer.close("");
+    writer.close("");
+    open_parts(writer);
     statements.define(&values, &mut defined, |index| at_elements[index], writer);
+    writer.open("if (i < end)");
     for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
         let value = stored(&statements.name(output.value), body.dtype(output.value), output.dtype);
         writer.line(&format!("input{target}[i] = {value};"));
     }
+    writer.close("");
+    writer.close("");
     writer.close("");
     writer.close("");
 }

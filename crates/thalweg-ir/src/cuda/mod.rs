@@ -9,7 +9,8 @@
 //!   consecutive elements through loads and stores of up to 16 bytes, then the rest one by one.
 //! - **Strided points.** The same with coordinates: the linear index is divided once by each extent.
 //! - **Rows.** A body with reductions. [`Class::lanes`] threads work on a row: one thread, part of a warp, a warp, or a
-//!   block. Reductions that need no earlier result share one pass over the row; what does not change inside a row is
+//!   block. Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
+//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows. Reductions that need no earlier result share one pass over the row; what does not change inside a row is
 //!   computed before the pass.
 //!
 //! Every form loops over its work in steps of the grid, so that any grid is right and [`launch_shape`] is only about speed.
@@ -90,9 +91,12 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
     let class = &kernel.class;
     let lanes = u64::from(class.lanes);
+    let abreast = u32::from(class.rows_abreast);
     let (blocks, threads) = if works_by_points(kernel) {
         let points = geometry.rows().saturating_mul(geometry.points());
         (points.div_ceil(u64::from(class.vector)).div_ceil(u64::from(POINT_BLOCK)), POINT_BLOCK)
+    } else if abreast > 1 {
+        (geometry.rows().div_ceil(u64::from(abreast)), u32::from(class.lanes) * abreast)
     } else if lanes <= 32 {
         (geometry.rows().div_ceil(u64::from(ROW_BLOCK) / lanes), ROW_BLOCK)
     } else {
@@ -117,6 +121,9 @@ fn print_kernel(kernel: &Kernel) -> String {
         lanes.is_power_of_two() && lanes <= 1024,
         "{name}: {lanes} lanes are no power of two up to 1,024"
     );
+    let abreast = u32::from(kernel.class.rows_abreast);
+    let fits = abreast == 1 || (lanes > 1 && abreast.is_power_of_two() && u32::from(lanes) * abreast <= 1024);
+    assert!(fits, "{name}: {abreast} rows of {lanes} lanes are no block of up to 1,024 threads");
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());
     assert!(!contiguous || !scatters, "{name}: a kernel that scatters is not contiguous");
@@ -125,7 +132,7 @@ fn print_kernel(kernel: &Kernel) -> String {
     print_arguments(kernel, &mut writer);
     if works_by_points(kernel) {
         assert!(vector == 1 || contiguous, "{name}: only a contiguous kernel handles vectors");
-        assert!(lanes == 1, "{name}: nothing is combined, so a row has one lane");
+        assert!(lanes == 1 && abreast == 1, "{name}: nothing is combined, so a row has one lane");
         if contiguous {
             point::print_contiguous(kernel, &mut writer);
         } else {

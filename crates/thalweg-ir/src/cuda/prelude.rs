@@ -187,6 +187,29 @@ static __device__ __forceinline__ T combine_block(T value, void* const shared, c
 }
 ",
     ),
+    fragment(
+        "combine_abreast",
+        "// The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
+template <u32 LANES, u32 ROWS, class T, class Combine>
+static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
+    T* const lanes = (T*)shared;
+    const u32 thread = threadIdx.x;
+    lanes[thread] = value;
+    __syncthreads();
+    #pragma unroll
+    for (u32 step = LANES / 2; step > 0; step /= 2) {
+        if (thread < step * ROWS) {
+            value = combine(value, lanes[thread + step * ROWS]);
+            lanes[thread] = value;
+        }
+        __syncthreads();
+    }
+    value = lanes[thread % ROWS];
+    __syncthreads();
+    return value;
+}
+",
+    ),
 ];
 
 /// The prelude of a unit with this code.

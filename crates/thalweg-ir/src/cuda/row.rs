@@ -33,8 +33,9 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
 
 impl RowPrinter<'_> {
     fn print(&self, writer: &mut Writer) {
-        let lanes = u32::from(self.kernel.class.lanes);
-        open_entry(self.kernel, if lanes <= 32 { ROW_BLOCK } else { lanes }, writer);
+        let (lanes, abreast) = (u32::from(self.kernel.class.lanes), self.abreast());
+        let threads = if abreast > 1 || lanes > 32 { lanes * abreast } else { ROW_BLOCK };
+        open_entry(self.kernel, threads, writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
@@ -46,12 +47,23 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
+    /// How many rows a block takes, neighbouring threads neighbouring rows.
+    fn abreast(&self) -> u32 {
+        u32::from(self.kernel.class.rows_abreast)
+    }
+
     /// The loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
     /// far as they are needed.
     fn open_rows(&self, writer: &mut Writer) {
         let index = self.index;
         writer.line(&format!("const {index} rows = {index}(a.rows);"));
         match u32::from(self.kernel.class.lanes) {
+            lanes if self.abreast() > 1 => {
+                let abreast = self.abreast();
+                writer.line(&format!("__shared__ u64 shared[{}];", lanes * abreast));
+                writer.line(&format!("const u32 lane = threadIdx.x / {abreast};"));
+                self.open_shared_rows(abreast, &format!("threadIdx.x % {abreast}"), writer);
+            }
             1 => {
                 if !self.nests_points() {
                     writer.line(&format!("const {index} points = {index}(a.points);"));
@@ -64,13 +76,7 @@ impl RowPrinter<'_> {
             lanes @ 2..=32 => {
                 let per_block = ROW_BLOCK / lanes;
                 writer.line(&format!("const u32 lane = threadIdx.x % {lanes};"));
-                writer.line(&format!("const {index} step = {index}(gridDim.x) * {per_block};"));
-                writer.open(&format!(
-                    "for ({index} first = {index}(blockIdx.x) * {per_block}; first < rows; first += step)"
-                ));
-                writer.line(&format!("const bool active = first + threadIdx.x / {lanes} < rows;"));
-                writer.line(&format!("const {index} row = active ? first + threadIdx.x / {lanes} : 0;"));
-                writer.line(&format!("const {index} points = active ? {index}(a.points) : 0;"));
+                self.open_shared_rows(per_block, &format!("threadIdx.x / {lanes}"), writer);
             }
             lanes => {
                 writer.line(&format!("__shared__ u64 shared[{lanes}];"));
@@ -81,6 +87,19 @@ impl RowPrinter<'_> {
                 ));
             }
         }
+    }
+
+    /// The loop of a block over rows of which it takes several at a time; `mine` is which of them the thread's is. A thread
+    /// without a row takes part with no points.
+    fn open_shared_rows(&self, per_block: u32, mine: &str, writer: &mut Writer) {
+        let index = self.index;
+        writer.line(&format!("const {index} step = {index}(gridDim.x) * {per_block};"));
+        writer.open(&format!(
+            "for ({index} first = {index}(blockIdx.x) * {per_block}; first < rows; first += step)"
+        ));
+        writer.line(&format!("const bool active = first + {mine} < rows;"));
+        writer.line(&format!("const {index} row = active ? first + {mine} : 0;"));
+        writer.line(&format!("const {index} points = active ? {index}(a.points) : 0;"));
     }
 
     /// Where the row's elements begin, operand by operand.
@@ -176,6 +195,12 @@ impl RowPrinter<'_> {
             binary(combining(reduction.op), "x", "y", dtype)
         );
         match self.kernel.class.lanes {
+            lanes if self.abreast() > 1 => {
+                let abreast = self.abreast();
+                writer.line(&format!(
+                    "reduced{number} = combine_abreast<{lanes}, {abreast}>(reduced{number}, shared, {function});"
+                ));
+            }
             1 => {}
             lanes @ 2..=32 => {
                 writer
@@ -272,6 +297,7 @@ impl RowPrinter<'_> {
             1 if !at_a_point => {}
             1 => writer.open(""),
             2..=32 => writer.open("if (active && lane == 0)"),
+            _ if self.abreast() > 1 => writer.open("if (active && lane == 0)"),
             _ => writer.open("if (lane == 0)"),
         }
         if at_a_point {

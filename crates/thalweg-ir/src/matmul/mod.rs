@@ -5,9 +5,11 @@
 //! operand says so. Products of 16-bit floats are summed in f32 and rounded once, on storing.
 //!
 //! # What it does not do
-//! It chooses no algorithm and fuses no epilogue: those are the business of whoever runs it.
+//! It chooses no algorithm: that is the business of whoever runs it. What stands beside a small product in a network is a
+//! [`fused`] product's.
 
 pub mod cuda;
+pub mod fused;
 pub mod host;
 
 use crate::DType;
@@ -142,7 +144,12 @@ impl Matmul {
             }
         }
         let d_matrix = if self.m == 0 { 0 } else { (self.m - 1) * self.d.leading_dimension + self.n };
-        if self.batch > 1 && self.d.batch_stride < d_matrix {
+        // Matrices may also lie side by side in the columns of one: the heads of attention do.
+        let beside = || {
+            let columns = (self.batch - 1).saturating_mul(self.d.batch_stride).saturating_add(self.n);
+            self.n <= self.d.batch_stride && columns <= self.d.leading_dimension
+        };
+        if self.batch > 1 && self.d.batch_stride < d_matrix && !beside() {
             return fault(format!(
                 "matrices of D overlap: the batch stride is {}, a matrix takes {d_matrix} elements",
                 self.d.batch_stride

@@ -52,6 +52,8 @@ fn text_is_as_recorded() {
         "log_softmax_block",
         cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))),
     );
+    let columns = kernels::abreast(64, 8);
+    assert_snapshot!("variance_columns", cuda::print(&kernel("variance", &variance, columns)));
     let embedding = kernels::embedding(DType::F32, DType::I64);
     assert_snapshot!("embedding", cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
 }
@@ -117,6 +119,9 @@ fn launches_cover_the_work_and_no_more_than_fills_the_card() {
     assert_eq!(grid(32, 5), (2, 128));
     assert_eq!(grid(256, 5), (5, 256));
     assert_eq!(grid(1024, 5_000), (64, 1024));
+    let columns = kernel("sum", &sums, kernels::abreast(64, 8));
+    let shape = cuda::launch_shape(&columns, &counts(129, 512), 132);
+    assert_eq!((shape.grid[0], shape.block[0]), (17, 512));
 }
 
 #[test]
@@ -144,7 +149,10 @@ fn units() -> Vec<(String, String)> {
     let mut units = vec![("kernels".to_string(), cuda::print_unit(&all.iter().collect::<Vec<_>>()))];
     for dtype in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
         units.push((thalweg_ir::matmul::cuda::name(dtype), thalweg_ir::matmul::cuda::print(dtype)));
+        units.push((thalweg_ir::embedding::name(dtype), thalweg_ir::embedding::print(dtype)));
     }
+    let fused = thalweg_ir::matmul::fused::cuda::print();
+    units.push((thalweg_ir::matmul::fused::cuda::NAME.to_owned(), fused));
     units
 }
 

@@ -60,7 +60,7 @@ proptest! {
 }
 
 fn class(row_rank: u8, inner_rank: u8, lanes: u16) -> Class {
-    Class { row_rank, inner_rank, contiguous: false, narrow_index: false, lanes, vector: 1 }
+    Class { row_rank, inner_rank, contiguous: false, narrow_index: false, lanes, vector: 1, rows_abreast: 1 }
 }
 
 fn kernel(body: Body, class: Class) -> Kernel {

@@ -6,17 +6,38 @@ use thalweg_ir::{
 
 /// A class of elementwise kernels over contiguous operands.
 pub fn contiguous(vector: u8) -> Class {
-    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: false, lanes: 1, vector }
+    Class {
+        row_rank: 1,
+        inner_rank: 0,
+        contiguous: true,
+        narrow_index: false,
+        lanes: 1,
+        vector,
+        rows_abreast: 1,
+    }
 }
 
 /// A class of kernels with dimensions.
 pub fn strided(row_rank: u8, inner_rank: u8, lanes: u16, narrow_index: bool) -> Class {
-    Class { row_rank, inner_rank, contiguous: false, narrow_index, lanes, vector: 1 }
+    Class { row_rank, inner_rank, contiguous: false, narrow_index, lanes, vector: 1, rows_abreast: 1 }
 }
 
 /// A class of row kernels over contiguous operands.
 pub fn rows(lanes: u16) -> Class {
-    Class { row_rank: 1, inner_rank: 1, contiguous: true, narrow_index: true, lanes, vector: 1 }
+    Class {
+        row_rank: 1,
+        inner_rank: 1,
+        contiguous: true,
+        narrow_index: true,
+        lanes,
+        vector: 1,
+        rows_abreast: 1,
+    }
+}
+
+/// A class of row kernels whose rows lie side by side.
+pub fn abreast(lanes: u16, rows_abreast: u8) -> Class {
+    Class { rows_abreast, ..strided(1, 1, lanes, true) }
 }
 
 pub fn kernel(name: impl Into<String>, body: &Body, class: Class) -> Kernel {
@@ -269,6 +290,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
             kernels.push(kernel(format!("gelu_{short}_strided"), &body, strided(2, 2, 1, false)));
             let body = of_rows(dtype, Place::Row, variance);
             kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
+            kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
             kernels.push(kernel(format!("variance_{short}_scalar"), &body, strided(0, 2, 512, false)));
         }
         let body = embedding(dtype, DType::I64);

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use thalweg_ir::host::{Slice, SliceMut};
+use thalweg_ir::matmul::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use thalweg_ir::matmul::{Matmul, Operand, host};
 use thalweg_ir::{DType, Element, bf16, f16};
 
@@ -107,6 +108,95 @@ proptest! {
         prop_assert_eq!(Matmul::unpack(&bytes[..bytes.len() - 1]), None);
         prop_assert_eq!(Matmul::unpack(&bytes[8..]), None);
     }
+}
+
+/// Products with bias, addend and sums of rows, each there or not.
+fn fused_products() -> impl Strategy<Value = FusedMatmul> {
+    (products(), any::<bool>(), any::<bool>(), any::<bool>(), 0..3u64).prop_map(
+        |(product, bias, has_addend, row_sums, gap)| {
+            let product = Matmul { accumulate: false, ..product };
+            let leading_dimension = product.n + gap;
+            let addend = has_addend.then_some(Operand {
+                leading_dimension,
+                batch_stride: product.m * leading_dimension + gap,
+                transposed: false,
+            });
+            FusedMatmul { product, bias, addend, row_sums: row_sums && product.batch == 1 }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_fused_product_is_the_product_with_what_is_beside_it(fused in fused_products()) {
+        let (product, spans) = (&fused.product, fused.spans());
+        let (a, b) = (numbers::<f32>(spans.a, 1), numbers::<f32>(spans.b, 2));
+        let (bias, addend) = (numbers::<f32>(spans.bias, 3), numbers::<f32>(spans.addend, 4));
+        let (mut d, mut row_sums) = (numbers::<f32>(spans.d, 5), numbers::<f32>(spans.row_sums, 6));
+        let mut expected = d.clone();
+        host::run(product, a.as_slice().into(), b.as_slice().into(), expected.as_mut_slice().into()).unwrap();
+        for (item, row, column) in (0..product.batch).flat_map(|item| {
+            (0..product.m).flat_map(move |row| (0..product.n).map(move |column| (item, row, column)))
+        }) {
+            let value = &mut expected[place(&product.d, item, row, column)];
+            *value += bias.get(column as usize).copied().unwrap_or(0.0);
+            *value += fused.addend.map_or(0.0, |operand| addend[place(&operand, item, row, column)]);
+        }
+        let operands = HostOperands {
+            a: &a, b: &b, bias: &bias, addend: &addend, d: &mut d, row_sums: &mut row_sums,
+        };
+        fused::run_on_host(&fused, operands).unwrap();
+        prop_assert_eq!(d, expected);
+        for (row, &sum) in (0..product.m).zip(&row_sums) {
+            let terms = (0..product.k).map(|term| f64::from(a[place(&product.a, 0, row, term)]));
+            prop_assert!((f64::from(sum) - terms.sum::<f64>()).abs() < 1e-5, "row {row}: {sum}");
+        }
+    }
+
+    #[test]
+    fn arguments_of_fused_products_are_read_back(fused in fused_products()) {
+        let at = PerOperand { a: 1 << 50, b: 2 << 40, d: 3 << 30, bias: 4 << 20, addend: 12, row_sums: 5 };
+        let bytes: Vec<u8> = fused.pack(&at).iter().flat_map(|word| word.to_le_bytes()).collect();
+        prop_assert_eq!(FusedMatmul::unpack(&bytes), Some((fused, at)));
+        prop_assert_eq!(FusedMatmul::unpack(&bytes[8..]), None);
+    }
+}
+
+#[test]
+fn fused_products_that_cannot_be_carried_out_are_faults() {
+    let product = Matmul::contiguous(4, 4, 4, 2, DType::F32);
+    let fault = |fused: FusedMatmul| fused.check().expect_err("the description is invalid").to_string();
+    let alone = FusedMatmul::alone(product);
+    alone.check().unwrap();
+    assert!(fault(FusedMatmul { row_sums: true, ..alone }).contains("not of a batch"));
+    assert!(fault(FusedMatmul::alone(Matmul { dtype: DType::F64, ..product })).contains("float32"));
+    assert!(fault(FusedMatmul::alone(Matmul { accumulate: true, ..product })).contains("float32"));
+    let turned = Operand { transposed: true, ..product.d };
+    assert!(fault(FusedMatmul { addend: Some(turned), ..alone }).contains("transposed"));
+}
+
+#[test]
+fn small_products_of_f32_are_fused_ones() {
+    let product = |m, n, k| Matmul::contiguous(m, n, k, 1, DType::F32);
+    assert!(fused::fits(&product(512, 512, 128)) && fused::fits(&product(128, 512, 512)));
+    assert!(!fused::fits(&product(1024, 1024, 1024)) && !fused::fits(&product(32, 32, 4096)));
+    assert!(!fused::fits(&Matmul { dtype: DType::F16, ..product(8, 8, 8) }));
+    assert!(!fused::fits(&Matmul { accumulate: true, ..product(8, 8, 8) }));
+}
+
+#[test]
+fn matrices_may_lie_in_the_columns_of_one() {
+    let heads = |leading_dimension| Matmul {
+        d: Operand { leading_dimension, batch_stride: 3, transposed: false },
+        ..Matmul::contiguous(2, 3, 1, 2, DType::F32)
+    };
+    assert!(heads(5).check().is_err(), "the last head's columns would be the next row's");
+    let mut d = [0.0f32; 12];
+    let (a, b) = ([1.0f32, 2.0, 3.0, 4.0], [1.0f32, 10.0, 100.0, 5.0, 50.0, 500.0]);
+    host::run(&heads(6), Slice::F32(&a), Slice::F32(&b), SliceMut::F32(&mut d)).unwrap();
+    assert_eq!(d, [1.0, 10.0, 100.0, 15.0, 150.0, 1500.0, 2.0, 20.0, 200.0, 20.0, 200.0, 2000.0]);
 }
 
 #[test]

@@ -8,8 +8,15 @@ use thalweg_ir::{
     Arguments, Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, OperandGeometry, Place, philox,
 };
 
-const CLASS: Class =
-    Class { row_rank: 1, inner_rank: 0, contiguous: false, narrow_index: true, lanes: 1, vector: 1 };
+const CLASS: Class = Class {
+    row_rank: 1,
+    inner_rank: 0,
+    contiguous: false,
+    narrow_index: true,
+    lanes: 1,
+    vector: 1,
+    rows_abreast: 1,
+};
 
 fn kernel(name: &str, body: Body) -> Kernel {
     Kernel { name: name.to_owned(), body, class: CLASS }

@@ -76,6 +76,7 @@ pub fn case(choices: &[u32]) -> Case {
         narrow_index: false,
         lanes: tape.pick(&[1, 2, 32, 256, 1024]),
         vector: 1,
+        rows_abreast: 1,
     };
     let shape = shape(&mut tape, row_rank + inner_rank);
     let (row_shape, inner_shape) = shape.split_at(row_rank);

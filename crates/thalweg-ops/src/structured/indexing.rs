@@ -2,7 +2,7 @@
 //!
 //! A kernel cannot raise an error. An index out of range reads NaN and writes nothing.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, Place, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 
@@ -43,29 +43,6 @@ pub static EMBEDDING: LoopOp = indexing(
         let place = index * features + b.index(Dimension::Row(1));
         let value = b.gather(weight, place, in_range(index, embeddings), Scalar::F64(f64::NAN));
         b.output(value, signature.outputs[0], Place::Row);
-    },
-);
-
-/// The gradient of an embedding's weight, into zeros: the first row with an index sums the gradients of all rows with that
-/// index, in order, so the result does not depend on timing. Rows: index, feature; inner: every index again. Inputs: the
-/// result's gradient (gathered), the row's index, the indices along the inner dimension.
-pub static EMBEDDING_BACKWARD: LoopOp = indexing(
-    "embedding_backward",
-    "The gradient of embedding with respect to its weight, added up in the order of the indices.",
-    3,
-    &["embeddings", "features", "padding_index"],
-    |b, signature| {
-        let gradient = b.gathered_input(signature.inputs[0]);
-        let [mine, other] = [0; 2].map(|_| b.input(DType::I64));
-        let [embeddings, features, padding] = [0; 3].map(|_| scalar(b, DType::I64));
-        let [row, feature] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
-        let position = b.index(Dimension::Inner(0));
-        let same = mine.eq(other);
-        let first = b.reduce(ReduceOp::Min, same.select(position, position.like(i64::MAX)));
-        let value = b.gather(gradient, position * features + feature, same, Scalar::F64(0.0));
-        let sum = b.reduce(ReduceOp::Sum, value);
-        let writes = first.eq(row).and(mine.eq(padding).logical_not()).and(in_range(mine, embeddings));
-        b.scattered_output(sum, signature.outputs[0], mine * features + feature, writes);
     },
 );
 

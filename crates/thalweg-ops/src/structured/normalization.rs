@@ -74,6 +74,18 @@ pub static LAYER_NORM_AFFINE: LoopOp = affine(
     },
 );
 
+/// The gradient of the input from the first five inputs: input, weight, mean, inverse deviation and the result's gradient.
+fn input_gradient<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
+    let [x, weight, mean, inverse_deviation, gradient] =
+        [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
+    let count = b.scalar(DType::F64).to(signature.compute);
+    let normalized = (x - mean) * inverse_deviation;
+    let gradient = gradient * weight;
+    let mean_gradient = b.reduce(ReduceOp::Sum, gradient) / count;
+    let slope = b.reduce(ReduceOp::Sum, gradient * normalized) / count;
+    inverse_deviation * (gradient - mean_gradient - normalized * slope)
+}
+
 /// The gradient of [`LAYER_NORM_AFFINE`] in its input, from input, weight, mean, inverse deviation and the result's gradient.
 pub static LAYER_NORM_BACKWARD: LoopOp = affine(
     "layer_norm_backward",
@@ -81,16 +93,19 @@ pub static LAYER_NORM_BACKWARD: LoopOp = affine(
     5,
     &["count"],
     &[Place::Point],
+    |b, signature| b.output(input_gradient(b, signature), signature.outputs[0], Place::Point),
+);
+
+/// [`LAYER_NORM_BACKWARD`] plus a gradient that comes past the layer, as that of a residual connection does.
+pub static LAYER_NORM_BACKWARD_ADD: LoopOp = affine(
+    "layer_norm_backward_add",
+    "The gradient of layer_norm_affine with respect to its input, plus one that comes past the layer.",
+    6,
+    &["count"],
+    &[Place::Point],
     |b, signature| {
-        let [x, weight, mean, inverse_deviation, gradient] =
-            [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
-        let count = b.scalar(DType::F64).to(signature.compute);
-        let normalized = (x - mean) * inverse_deviation;
-        let gradient = gradient * weight;
-        let mean_gradient = b.reduce(ReduceOp::Sum, gradient) / count;
-        let slope = b.reduce(ReduceOp::Sum, gradient * normalized) / count;
-        let result = inverse_deviation * (gradient - mean_gradient - normalized * slope);
-        b.output(result, signature.outputs[0], Place::Point);
+        let gradient = input_gradient(b, signature).to(signature.outputs[0]).to(signature.compute);
+        b.output(loaded(b, signature, 5) + gradient, signature.outputs[0], Place::Point);
     },
 );
 

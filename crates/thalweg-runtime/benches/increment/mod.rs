@@ -4,8 +4,15 @@ use smallvec::smallvec;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
 use thalweg_runtime::{Buffer, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream};
 
-const CLASS: Class =
-    Class { row_rank: 1, inner_rank: 0, contiguous: true, narrow_index: true, lanes: 1, vector: 1 };
+const CLASS: Class = Class {
+    row_rank: 1,
+    inner_rank: 0,
+    contiguous: true,
+    narrow_index: true,
+    lanes: 1,
+    vector: 1,
+    rows_abreast: 1,
+};
 
 /// What the kernel and its launch are known by, and the shape of its launches.
 pub struct Increment {

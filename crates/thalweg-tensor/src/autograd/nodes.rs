@@ -82,6 +82,8 @@ impl Backward for ViewBackward {
             Self::Permute(order) => gradient.permute(order)?,
             Self::Reshape(shape) => gradient.reshape(shape)?,
             Self::Expand(shape) => gradient.sum_to_shape(shape)?,
+            // A narrowing that kept everything.
+            Self::Narrow { shape, .. } if gradient.shape() == shape.as_slice() => gradient.clone(),
             Self::Narrow { shape, dimension, start } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
                 let length = gradient.shape()[*dimension];

@@ -53,6 +53,26 @@ pub fn scaled_dot_product_attention(
     run().map_err(|error| error.context(describe("scaled_dot_product_attention", &[query, key, value])))
 }
 
+/// Self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
+/// 1/√features. As [`scaled_dot_product_attention`] of the three parts; but nothing is copied, since the products read the parts
+/// where they lie and write their gradients into one packed tensor.
+#[track_caller]
+pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
+    let location = Location::caller();
+    let run = || {
+        let scale = (packed.size(-1)? as f64).sqrt().recip();
+        let arguments = Arguments {
+            scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
+            sizes: SmallVec::from_slice(&[usize::from(is_causal)]),
+            dtype: None,
+        };
+        let label = label_at("packed_attention", location);
+        let mut results = find_operator("packed_attention")?.call(&[packed], &arguments, None, label)?;
+        Ok(results.swap_remove(0))
+    };
+    run().map_err(|error: Error| error.context(describe("packed_attention", &[packed])))
+}
+
 struct Sizes {
     /// The dimensions before the last two.
     leading: Shape,

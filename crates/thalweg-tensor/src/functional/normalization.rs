@@ -9,6 +9,53 @@ use thalweg_runtime::{Error, Result};
 use crate::dispatch::{Arguments, find_operator};
 use crate::tensor::{Tensor, describe, label_at};
 
+/// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
+/// results then meet in the kernel of the layer's gradient, and not in an addition of their own.
+#[track_caller]
+pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {
+    let location = Location::caller();
+    let run = || {
+        let arguments = arguments(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
+        let operator = find_operator("layer_norm_fork")?;
+        let mut results =
+            operator.call(&[input, weight, bias], &arguments, None, label_at("layer_norm", location))?;
+        let [past, result] = [results.pop(), results.into_iter().next()];
+        Ok([result, past].map(|result| result.expect("a fork has four results")))
+    };
+    run().map_err(|error: Error| error.context(describe("layer_norm_fork", &[input])))
+}
+
+/// The arguments of the operators, if the shapes fit.
+fn arguments(
+    input: &Tensor,
+    normalized_shape: &[usize],
+    parameters: [Option<&Tensor>; 2],
+    epsilon: f64,
+) -> Result<Arguments> {
+    let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
+        return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
+    };
+    if normalized_shape.is_empty() || input.shape()[rows..] != *normalized_shape {
+        return Err(Error::invalid(format!(
+            "normalized_shape {normalized_shape:?} is not what the input's shape ends with"
+        )));
+    }
+    for tensor in parameters.into_iter().flatten() {
+        if tensor.shape() != normalized_shape {
+            return Err(Error::invalid(format!(
+                "weight and bias are {normalized_shape:?}, not {:?}",
+                tensor.shape()
+            )));
+        }
+    }
+    let count: usize = normalized_shape.iter().product();
+    Ok(Arguments {
+        scalars: SmallVec::from_slice(&[Scalar::F64(count as f64), Scalar::F64(epsilon)]),
+        sizes: (rows..input.rank()).collect(),
+        dtype: None,
+    })
+}
+
 /// Normalizes over the last dimensions, which are `normalized_shape`, to mean 0 and variance 1; then multiplies by the weight and
 /// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are taken
 /// in f32.
@@ -22,28 +69,7 @@ pub fn layer_norm(
 ) -> Result<Tensor> {
     let location = Location::caller();
     let run = || {
-        let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
-            return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
-        };
-        if normalized_shape.is_empty() || input.shape()[rows..] != *normalized_shape {
-            return Err(Error::invalid(format!(
-                "normalized_shape {normalized_shape:?} is not what the input's shape ends with"
-            )));
-        }
-        for tensor in [weight, bias].into_iter().flatten() {
-            if tensor.shape() != normalized_shape {
-                return Err(Error::invalid(format!(
-                    "weight and bias are {normalized_shape:?}, not {:?}",
-                    tensor.shape()
-                )));
-            }
-        }
-        let count: usize = normalized_shape.iter().product();
-        let arguments = Arguments {
-            scalars: SmallVec::from_slice(&[Scalar::F64(count as f64), Scalar::F64(epsilon)]),
-            sizes: (rows..input.rank()).collect(),
-            dtype: None,
-        };
+        let arguments = arguments(input, normalized_shape, [weight, bias], epsilon)?;
         let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
             let mut results =
                 find_operator(name)?.call(tensors, &arguments, None, label_at("layer_norm", location))?;

@@ -1,8 +1,9 @@
 //! Reading and writing at indices in device memory: embedding with its gradient, and copying in place.
 
 use smallvec::SmallVec;
+use thalweg_ir::embedding::EmbeddingBackward as Sizes;
 use thalweg_ir::{DType, Dimensions, Shape};
-use thalweg_ops::structured::{EMBEDDING, EMBEDDING_BACKWARD, INDEX_COPY};
+use thalweg_ops::structured::{EMBEDDING, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
 
@@ -13,7 +14,7 @@ use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
 pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &EMBEDDING_BACKWARD, &INDEX_COPY].iter().any(|indexing| indexing.name == operator.name)
+    [&EMBEDDING, &INDEX_COPY].iter().any(|indexing| indexing.name == operator.name)
 }
 
 fn strided(rows: &[usize], inner: &[usize]) -> Placement {
@@ -82,9 +83,11 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
 
 /// Records a node that keeps the indices.
 pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
-    let mut results = call.redispatch()?;
+    // Contiguous once, for both directions.
+    let indices = call.tensors[1].contiguous()?;
+    let mut results = Call { tensors: &[call.tensors[0], &indices], ..*call }.redispatch()?;
     let node = EmbeddingBackward {
-        indices: Saved::new(call.tensors[1]),
+        indices: Saved::new(&indices),
         shape: call.tensors[0].shape().into(),
         // The row whose gradient stays 0; a negative one is none.
         padding: call.arguments.scalars.first().map_or(-1, |scalar| scalar.to_i64()),
@@ -112,23 +115,15 @@ impl Backward for EmbeddingBackward {
         let gradient = gradient.contiguous()?;
         let sum = Tensor::zeros(&self.shape, gradient.dtype(), gradient.device())?;
         let ([embeddings, features], indices) = sizes(&sum, self.indices.get()?)?;
-        let count = indices.elements();
-        if count > 0 {
-            let placements = [
-                Placement::Gathered(gradient.elements() as u64),
-                strided(&[1, 0], &[0]),
-                strided(&[0, 0], &[1]),
-                Placement::Gathered(sum.elements() as u64),
-            ];
-            run(
-                &EMBEDDING_BACKWARD,
-                (&[count, features], &[count]),
-                (&[&gradient, &indices, &indices], &sum),
-                placements.into_iter().collect(),
-                &[embeddings as u64, features as u64, self.padding as u64],
-                self.label,
-            )?;
-        }
+        let sizes = Sizes {
+            indices: indices.elements() as u64,
+            embeddings: embeddings as u64,
+            features: features as u64,
+            padding: self.padding,
+            dtype: sum.dtype(),
+        };
+        let pointers = [&gradient, &indices, &sum].map(Tensor::pointer);
+        gradient.device().current_stream().embedding_backward(&sizes, pointers, self.label)?;
         results[0] = Some(sum);
         Ok(results)
     }

@@ -296,7 +296,6 @@ fn launch_into(
 /// The autograd kernel of every loop operator: runs it, and records a node whose gradient is derived.
 pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let signature = signature_of(operator, call.tensors, call.arguments)?;
     let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
     let wanted = call
         .tensors
@@ -307,8 +306,21 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
     if !differentiable || wanted == 0 {
         return Ok(results);
     }
+    let node = node(operator, call, &results, wanted)?;
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+/// What backward needs of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
+pub(crate) fn node(
+    operator: &'static LoopOp,
+    call: &Call<'_>,
+    results: &[Tensor],
+    wanted: u32,
+) -> Result<LoopBackward> {
+    let signature = signature_of(operator, call.tensors, call.arguments)?;
     let derived = gradient(operator, &signature, wanted).map_err(Error::invalid)?;
-    let node = LoopBackward {
+    Ok(LoopBackward {
         operator,
         saved: derived.saved_inputs.iter().map(|&input| Saved::new(call.tensors[input])).collect(),
         shapes: call.tensors.iter().map(|tensor| tensor.shape().into()).collect(),
@@ -319,13 +331,11 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
         derived,
         wanted,
         label: call.label,
-    };
-    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
-    Ok(results)
+    })
 }
 
 /// What a loop operator keeps for backward.
-struct LoopBackward {
+pub(crate) struct LoopBackward {
     operator: &'static LoopOp,
     derived: std::sync::Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,

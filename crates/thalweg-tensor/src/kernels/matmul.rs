@@ -3,14 +3,14 @@
 use smallvec::SmallVec;
 use thalweg_ir::Shape;
 use thalweg_ir::matmul::{Matmul, Operand};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Label, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
 /// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot.
-fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
+pub(super) fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     if let Some(operand) = as_it_lies(tensor) {
         return Ok((tensor.clone(), operand));
     }
@@ -39,7 +39,8 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     }
 }
 
-fn check(a: &Tensor, b: &Tensor) -> Result<()> {
+/// Whether two tensors can be multiplied.
+pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(why));
     if a.dtype() != b.dtype() {
         return fail(format!(
@@ -93,6 +94,30 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), call.label)?;
     Ok(SmallVec::from_elem(result, 1))
+}
+
+/// `a · b` for each matrix of a batch, (batch, m, k) and (batch, k, n), into elements of a result (batch, m, n) that lie row by
+/// row, anywhere.
+pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Label) -> Result<()> {
+    check(a, b)?;
+    let ((a, a_matrix), (b, b_matrix)) = (matrix(a)?, matrix(b)?);
+    let &[batch, m, n] = result.shape() else {
+        return Err(Error::invalid(format!("the result has 3 dimensions, not {:?}", result.shape())));
+    };
+    let strides = result.layout().strides();
+    let product = Matmul {
+        a: a_matrix,
+        b: b_matrix,
+        d: Operand {
+            leading_dimension: strides[1] as u64,
+            batch_stride: strides[0] as u64,
+            transposed: false,
+        },
+        ..Matmul::contiguous(m as u64, n as u64, a.shape()[2] as u64, batch as u64, a.dtype())
+    };
+    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+    let stream = result.device().current_stream();
+    stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), label)
 }
 
 /// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.

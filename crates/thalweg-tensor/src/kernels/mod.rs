@@ -1,12 +1,14 @@
 //! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`]), made from their entry.
-//! Matrix products, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
+//! Matrix products, linear layers, attention, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
 //! nodes of their own. Every kernel serves both backends: the runtime below tells a card
 //! from the simulator.
 
+pub(crate) mod attention;
 pub(crate) mod dropout;
 pub(crate) mod indexing;
+pub(crate) mod linear;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod normalization;
@@ -44,6 +46,10 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Kernels)) {
         define(operator.name, kernels(backend, Some(autograd)));
     }
     define("embedding", kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd))));
+    define("packed_attention", kernels(Arc::new(attention::backend), Some(Arc::new(attention::autograd))));
+    let fork = kernels(Arc::new(normalization::fork), Some(Arc::new(normalization::autograd)));
+    define("layer_norm_fork", fork);
+    define("linear", kernels(Arc::new(linear::backend), Some(Arc::new(linear::autograd))));
     define("matmul", kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd))));
     windows::define(&mut |name, backend, autograd| define(name, kernels(backend, Some(autograd))));
 }

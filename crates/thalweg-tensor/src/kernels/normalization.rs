@@ -10,6 +10,9 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call, find_operator};
 use crate::tensor::{Tensor, Tensors};
 
+/// The place of the input among the results of a fork: behind mean and inverse deviation.
+const FORK: usize = 3;
+
 /// Weight and bias have the shape of a row, and are repeated over the rows.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensors[0];
@@ -17,7 +20,14 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     loops::backend(&LAYER_NORM_AFFINE, &Call { tensors: &[x, &weight?, &bias?], ..*call })
 }
 
-/// Runs it, and records a node that keeps input, weight and the statistics of the rows.
+/// [`backend`] with the input itself as a further result.
+pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = backend(call)?;
+    results.push(call.tensors[0].detach());
+    Ok(results)
+}
+
+/// Runs it, and records a node that keeps input, weight and the statistics of the rows. A fork's gradient arrives behind theirs.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let [x, weight, bias] = [0, 1, 2].map(|input| call.tensors[input]);
@@ -49,7 +59,7 @@ struct LayerNormBackward {
 }
 
 impl LayerNormBackward {
-    fn input(&self, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn input(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Option<Tensor>> {
         let arguments = Arguments {
             scalars: SmallVec::from_slice(&[self.count]),
             sizes: self.dimensions.clone(),
@@ -58,7 +68,9 @@ impl LayerNormBackward {
         let x = self.x.get()?;
         let weight = self.weight.get()?.expand(x.shape())?;
         let inputs = [x, &weight, self.mean.get()?, self.inverse_deviation.get()?, gradient];
-        let operator = find_operator("layer_norm_backward")?;
+        let inputs: SmallVec<[&Tensor; 6]> = inputs.into_iter().chain(past).collect();
+        let name = if past.is_some() { "layer_norm_backward_add" } else { "layer_norm_backward" };
+        let operator = find_operator(name)?;
         Ok(operator.call(&inputs, &arguments, None, self.label)?.into_iter().next())
     }
 
@@ -84,9 +96,13 @@ impl Backward for LayerNormBackward {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, 3);
-        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        let past = gradients.get(FORK).and_then(Option::as_ref);
+        let Some(gradient) = &gradients[0] else {
+            results[0] = past.cloned();
+            return Ok(results);
+        };
         if self.wanted[0] {
-            results[0] = self.input(gradient)?;
+            results[0] = self.input(gradient, past)?;
         }
         if self.wanted[1] {
             for (result, sum) in results[1..].iter_mut().zip(self.parameters(gradient)?) {

@@ -1,14 +1,12 @@
 //! Attention, and a small decoder-only transformer.
 //!
 //! Activations lie as (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys
-//! and values are then matrices that the library reads as they lie: the only copy of a layer is the one that puts its heads'
-//! results side by side.
+//! and values are then matrices that products read and write where they lie: a layer copies nothing.
 
-use smallvec::SmallVec;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Embedding, LayerNorm, Linear, Module, prefixed};
-use crate::functional::{self, AttentionOptions};
+use crate::functional;
 use crate::random::Generator;
 use crate::tensor::Tensor;
 
@@ -40,10 +38,14 @@ impl MultiheadAttention {
         let output = Linear::new(features, features, generator, device)?;
         Ok(Self { projection, output, heads, is_causal })
     }
-}
 
-impl Module for MultiheadAttention {
-    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+    /// [`Module::forward`] plus an addend of the input's shape.
+    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        self.output.forward_add(&self.heads_result(input)?, addend)
+    }
+
+    /// The heads' results side by side, before the output layer.
+    fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
         let &[tokens, batch, features] = input.shape() else {
             return Err(Error::invalid(format!(
                 "MultiheadAttention: the input is (tokens, batch, features), not {:?}",
@@ -52,12 +54,13 @@ impl Module for MultiheadAttention {
         };
         let packed = self.projection.forward(input)?;
         let packed = packed.reshape(&[tokens, batch * self.heads, 3, features / self.heads])?;
-        let parts = packed.unbind(2)?;
-        let heads: SmallVec<[Tensor; 3]> =
-            parts.iter().map(|part| part.transpose(0, 1)).collect::<Result<_>>()?;
-        let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
-        let result = functional::scaled_dot_product_attention(&heads[0], &heads[1], &heads[2], options)?;
-        self.output.forward(&result.transpose(0, 1)?.reshape(&[tokens, batch, features])?)
+        functional::packed_attention(&packed, self.is_causal)?.reshape(&[tokens, batch, features])
+    }
+}
+
+impl Module for MultiheadAttention {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.output.forward(&self.heads_result(input)?)
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
@@ -93,9 +96,11 @@ impl TransformerBlock {
 
 impl Module for TransformerBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = input.add(&self.attention.forward(&self.attention_norm.forward(input)?)?)?;
-        let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu()?;
-        x.add(&self.contract.forward(&hidden)?)
+        let [normalized, x] = self.attention_norm.forward_fork(input)?;
+        let x = self.attention.forward_add(&normalized, &x)?;
+        let [normalized, x] = self.mlp_norm.forward_fork(&x)?;
+        let hidden = self.expand.forward(&normalized)?.gelu()?;
+        self.contract.forward_add(&hidden, &x)
     }
 
     fn named_parameters(&self) -> Vec<(String, Tensor)> {

@@ -3,7 +3,7 @@
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Result};
-use thalweg_tensor::functional::{WindowOptions, conv2d, cross_entropy, linear, max_pool2d};
+use thalweg_tensor::functional::{WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d};
 use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::{HostTensor, Tensor};
 
@@ -40,7 +40,13 @@ fn shapes_that_do_not_fit() {
     refused(a.flatten_from(3), &["no dimension 3"]);
     refused(a.sum_to_shape(&[1, 1, 1]), &["does not sum"]);
     refused(random(&[0, 3], 6).amax(&[0], false), &["nothing to choose from"]);
-    refused(linear(&a, &random(&[5, 2], 7), None), &["matmul"]);
+    refused(linear(&a, &random(&[5, 2], 7), None), &["linear", "(out, 3)", "[5, 2]"]);
+    refused(linear(&random(&[3], 7), &random(&[5, 3], 7), None), &["linear", "2 dimensions", "[3]"]);
+    let weight = random(&[5, 3], 7);
+    refused(linear(&a, &weight, Some(&random(&[1], 7))), &["the bias is [5], not [1]"]);
+    refused(linear_add(&a, &weight, None, &random(&[5], 7)), &["the addend is [2, 5], not [5]"]);
+    let rounded = random(&[5], 7).to_dtype(DType::F32).unwrap();
+    refused(linear(&a, &weight, Some(&rounded)), &["the dtypes differ (float64 and float32)"]);
     refused(
         cross_entropy(&a, &Tensor::zeros(&[3], DType::I64, &device()).unwrap()),
         &["cross_entropy", "[3]", "[2]"],

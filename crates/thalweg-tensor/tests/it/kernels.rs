@@ -80,7 +80,6 @@ fn spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
             vec![(vec![100], vec![], false)]
         }
         (Space::Coordinates, "embedding") => vec![(vec![9, 4], vec![], false)],
-        (Space::Coordinates, "embedding_backward") => vec![(vec![9, 4], vec![9], false)],
         (Space::Coordinates, "index_copy" | "stack3") => vec![(vec![3, 3, 4], vec![], false)],
         (Space::Coordinates, "unfold2d") => vec![(vec![3, 3, 3, 8, 9, 9], vec![], false)],
         (Space::Coordinates, _) => vec![(vec![8, 3, 9, 9], vec![3, 3], false)],
@@ -100,13 +99,13 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             | "adam_step"
             | "adamw_step"
             | "adam_tick"
-            | "embedding_backward"
             | "dropout"
             | "scaled_softmax"
             | "causal_softmax"
             | "masked_softmax"
             | "layer_norm_affine"
             | "layer_norm_backward"
+            | "layer_norm_backward_add"
             | "layer_norm_parameters_backward"
                 if !dtype.is_floating_point() =>
             {
@@ -119,8 +118,10 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
             "dropout" => vec![dtype, DType::I64, DType::I64],
             "embedding" | "index_copy" => vec![dtype, DType::I64],
-            "embedding_backward" => vec![dtype, DType::I64, DType::I64],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
+            "layer_norm_backward_add" => {
+                vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype, dtype]
+            }
             "layer_norm_parameters_backward" => vec![dtype, dtype.compute(), dtype.compute(), dtype],
             _ => vec![dtype; operator.input_count],
         };

@@ -2,8 +2,8 @@
 
 use thalweg_ir::DType;
 use thalweg_tensor::functional::{
-    AttentionOptions, ClassLossOptions, Reduction, cross_entropy_with, embedding, layer_norm, nll_loss,
-    scaled_dot_product_attention,
+    AttentionOptions, ClassLossOptions, Reduction, cross_entropy_with, embedding, layer_norm,
+    layer_norm_fork, nll_loss, packed_attention, scaled_dot_product_attention,
 };
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -73,6 +73,43 @@ fn layer_norm_has_gradients() {
 }
 
 #[test]
+fn a_fork_of_layer_norm_adds_the_gradient_that_comes_past_it() {
+    let (x, weight, bias) = (random(&[2, 3, 5], 1), random(&[5], 2), random(&[5], 3));
+    let fork = |x: &Tensor| layer_norm_fork(x, &weight, &bias, 1e-2).unwrap();
+    assert_eq!(values(&fork(&x)[1]), values(&x));
+    check_gradient(&x, |x| {
+        let [normalized, past] = fork(x);
+        weighted(normalized).add(&past.square().unwrap()).unwrap()
+    });
+    check_gradient(&x, |x| weighted(fork(x)[0].clone()));
+    check_gradient(&x, |x| fork(x)[1].square().unwrap());
+    // The bits of a layer and an addition, in every dtype.
+    for dtype in [DType::F32, DType::Bf16] {
+        let [x, weight, bias] = [&x, &weight, &bias].map(|tensor| tensor.to_dtype(dtype).unwrap());
+        let gradients = [true, false].map(|forks| {
+            let leaf = x.requires_grad_().unwrap();
+            let [normalized, past] = if forks {
+                layer_norm_fork(&leaf, &weight, &bias, 1e-5).unwrap()
+            } else {
+                [layer_norm(&leaf, &[5], Some(&weight), Some(&bias), 1e-5).unwrap(), leaf.clone()]
+            };
+            normalized
+                .sin()
+                .unwrap()
+                .add(&past.sin().unwrap())
+                .unwrap()
+                .sum(&[], false)
+                .unwrap()
+                .backward()
+                .unwrap();
+            values(&leaf.grad().unwrap())
+        });
+        assert_eq!(gradients[0], gradients[1], "{dtype}");
+    }
+    assert!(layer_norm_fork(&x, &bias.narrow(0, 0, 4).unwrap(), &bias, 1e-5).is_err());
+}
+
+#[test]
 fn embedding_reads_rows_and_adds_up_their_gradients() {
     let weight = random(&[5, 3], 1);
     let places = indices(&[1, 4, 1, 0, 1, 4], &[2, 3]);
@@ -93,6 +130,29 @@ fn embedding_reads_rows_and_adds_up_their_gradients() {
     let outside = embedding(&indices(&[5, -1], &[2]), &weight, None).unwrap();
     assert!(values(&outside).iter().all(|value| value.is_nan()));
     assert!(embedding(&places, &weight, Some(5)).is_err());
+}
+
+#[test]
+fn an_embedding_has_gradients_for_any_number_of_features_and_none_for_indices_out_of_range() {
+    let places = indices(&[2, -1, 2, 3, 0], &[5]);
+    for (dtype, features) in
+        [(DType::F32, 1), (DType::F32, 300), (DType::F64, 128), (DType::Bf16, 130), (DType::F16, 3)]
+    {
+        let weight = random(&[3, features], 1).to_dtype(dtype).unwrap().requires_grad_().unwrap();
+        let gradient = random(&[5, features], 2).to_dtype(dtype).unwrap();
+        embedding(&places, &weight, None).unwrap().backward_with(&gradient).unwrap();
+        let parts = values(&gradient);
+        let part = |place: usize, feature: usize| parts[place * features + feature];
+        let expected: Vec<f64> = (0..features)
+            .map(|feature| part(4, feature))
+            .chain((0..features).map(|_| 0.0))
+            .chain((0..features).map(|feature| part(0, feature) + part(2, feature)))
+            .collect();
+        assert_close(&values(&weight.grad().unwrap()), &expected, tolerance(dtype));
+    }
+    let empty = random(&[3, 4], 1).requires_grad_().unwrap();
+    embedding(&indices(&[], &[0]), &empty, None).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!(values(&empty.grad().unwrap()), [0.0; 12]);
 }
 
 #[test]
@@ -225,6 +285,39 @@ fn attention(
         }
     }
     found
+}
+
+#[test]
+fn packed_attention_is_attention_of_its_parts() {
+    for (tokens, heads, features) in [(5, 6, 4), (1, 2, 3), (3, 1, 1), (40, 3, 33)] {
+        for (dtype, is_causal) in [(DType::F64, true), (DType::F64, false), (DType::F32, true)] {
+            let packed = random(&[tokens, heads, 3, features], 1).to_dtype(dtype).unwrap();
+            let gradient = random(&[tokens, heads, features], 2).to_dtype(dtype).unwrap();
+            let results = [true, false].map(|in_place| {
+                let leaf = packed.requires_grad_().unwrap();
+                let result = if in_place {
+                    packed_attention(&leaf, is_causal).unwrap()
+                } else {
+                    let parts: Vec<Tensor> =
+                        leaf.unbind(2).unwrap().iter().map(|part| part.transpose(0, 1).unwrap()).collect();
+                    let options = AttentionOptions { is_causal, ..AttentionOptions::default() };
+                    let result = scaled_dot_product_attention(&parts[0], &parts[1], &parts[2], options);
+                    result.unwrap().transpose(0, 1).unwrap()
+                };
+                result.backward_with(&gradient).unwrap();
+                [values(&result), values(&leaf.grad().unwrap())]
+            });
+            let [found, expected] = results;
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_close(found, expected, 10.0 * tolerance(dtype));
+            }
+        }
+    }
+    // Parts that are a view of something larger, heads and tokens swapped.
+    let whole = random(&[4, 3, 3, 7], 3);
+    let view = |whole: &Tensor| whole.transpose(0, 1).unwrap().narrow(3, 1, 5).unwrap();
+    check_gradient(&whole, |whole| weighted(packed_attention(&view(whole), true).unwrap()));
+    assert!(packed_attention(&random(&[4, 3, 2, 7], 3), true).is_err());
 }
 
 #[test]

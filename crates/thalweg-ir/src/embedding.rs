@@ -1,0 +1,205 @@
+//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is no loop over
+//! a body: how many places a row's gradient is summed over is in the data.
+//!
+//! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result
+//! does not depend on timing. The first place of an index does the sum; on a card that is a block of threads, which finds the
+//! others by comparing all indices with its own, 128 at a time. So the work is that of the sum, and of comparing each index with
+//! each: little beside the other work of a network up to some ten thousand indices.
+//!
+//! Rows that no place reads are not written: they are zeros before. An index out of range, and the padding index, write nothing.
+
+use crate::cuda::{LaunchShape, prelude};
+use crate::{DType, Element};
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct EmbeddingBackward {
+    /// How many places read the table: indices, and rows of gradients.
+    pub indices: u64,
+    /// Rows of the table.
+    pub embeddings: u64,
+    /// Elements of a row.
+    pub features: u64,
+    /// The index whose row gets no gradient; −1 for none.
+    pub padding: i64,
+    /// Of gradients and result: a floating-point type. 16-bit floats are summed in f32 and rounded once.
+    pub dtype: DType,
+}
+
+/// How many 8-byte words [`EmbeddingBackward::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 8;
+
+/// Threads of a block: features that it sums, and indices that it compares at a time.
+const BLOCK: u64 = 128;
+
+impl EmbeddingBackward {
+    /// How many elements gradients, indices and result have.
+    #[must_use]
+    pub fn spans(&self) -> [u64; 3] {
+        [self.indices * self.features, self.indices, self.embeddings * self.features]
+    }
+
+    /// The arguments of a launch as words: the addresses of gradients, indices and result; the sizes in their order; the dtype's
+    /// place in [`DType::ALL`].
+    #[must_use]
+    pub fn pack(&self, [gradient, indices, result]: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let padding = self.padding as u64;
+        let sizes = [self.indices, self.embeddings, self.features, padding];
+        [gradient, indices, result, sizes[0], sizes[1], sizes[2], sizes[3], dtype as u64]
+    }
+
+    /// Reads back what [`EmbeddingBackward::pack`] packed, with the addresses. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let &[gradient, indices, result, count, embeddings, features, padding, dtype] = words.as_slice()
+        else {
+            return None;
+        };
+        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let sizes = Self { indices: count, embeddings, features, padding: padding as i64, dtype };
+        Some((sizes, [gradient, indices, result]))
+    }
+
+    /// The row of the table that an index names, unless it gets no gradient.
+    fn row(&self, index: i64) -> Option<usize> {
+        let row = u64::try_from(index).ok().filter(|&row| row < self.embeddings)?;
+        (index != self.padding).then_some(row as usize)
+    }
+
+    /// Carries it out on the host, with the card's bits.
+    ///
+    /// # Panics
+    /// If an operand is shorter than its span.
+    pub fn run<T: Element>(&self, gradient: &[T], indices: &[i64], result: &mut [T]) {
+        let features = self.features as usize;
+        let add = |sum: f64, value: f64| match T::DTYPE {
+            DType::F64 => sum + value,
+            _ => f64::from(sum as f32 + value as f32),
+        };
+        let mut sums = vec![0.0; if indices.is_empty() { 0 } else { result.len() }];
+        let mut reads = vec![false; self.embeddings as usize];
+        for (place, row) in
+            indices.iter().enumerate().filter_map(|(place, &index)| Some((place, self.row(index)?)))
+        {
+            reads[row] = true;
+            let gradient = &gradient[place * features..][..features];
+            let sums = &mut sums[row * features..][..features];
+            sums.iter_mut().zip(gradient).for_each(|(sum, value)| *sum = add(*sum, value.to_f64()));
+        }
+        for row in (0..reads.len()).filter(|&row| reads[row]) {
+            let part = row * features..(row + 1) * features;
+            result[part.clone()]
+                .iter_mut()
+                .zip(&sums[part])
+                .for_each(|(result, &sum)| *result = T::from_f64(sum));
+        }
+    }
+
+    /// The launch. The grid is never empty: whoever launches skips tables and lists without elements itself.
+    pub fn launch_shape(&self) -> LaunchShape {
+        let blocks = self.indices.saturating_mul(self.features.div_ceil(BLOCK));
+        LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
+    }
+}
+
+/// The name of the entry point for a dtype.
+///
+/// # Panics
+/// If the dtype is no floating-point type.
+pub fn name(dtype: DType) -> String {
+    assert!(dtype.is_floating_point(), "embedding_backward on {dtype}: gradients are floats");
+    format!("embedding_backward_{dtype}")
+}
+
+/// The translation unit for a dtype, to be compiled with [`OPTIONS`](crate::cuda::OPTIONS). Its entry point, [`name`], takes the
+/// words of [`EmbeddingBackward::pack`] as one structure by value.
+///
+/// # Panics
+/// If the dtype is no floating-point type.
+pub fn print(dtype: DType) -> String {
+    let (element, sum, load, store) = match dtype {
+        DType::F16 => ("f16", "f32", "f32_from_f16", "f16_from_f32"),
+        DType::Bf16 => ("bf16", "f32", "f32_from_bf16", "bf16_from_f32"),
+        DType::F32 => ("f32", "f32", "f32", "f32"),
+        _ => ("f64", "f64", "f64", "f64"),
+    };
+    let code = TEMPLATE
+        .replace("NAME", &name(dtype))
+        .replace("ELEMENT", element)
+        .replace("SUM", sum)
+        .replace("LOAD", load)
+        .replace("STORE", store);
+    prelude::needed_by(&code) + "\n" + &code
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const ELEMENT* gradient;
+    const i64* indices;
+    ELEMENT* result;
+    u64 count;
+    u64 embeddings;
+    u64 features;
+    i64 padding;
+    u64 dtype;
+};
+
+extern \"C\" __global__ void __launch_bounds__(128) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ u32 equal[2][4];
+    const u32 thread = threadIdx.x;
+    const u64 tiles = (x.features + 127) / 128, items = x.count * tiles;
+    for (u64 item = blockIdx.x; item < items; item += gridDim.x) {
+        const u64 place = item / tiles, feature = item % tiles * 128 + thread;
+        const i64 index = x.indices[place];
+        bool sums = index >= 0 && u64(index) < x.embeddings && index != x.padding;
+        SUM sum = 0;
+        // All threads find the same bits, so that they leave the loop together.
+        u32 turn = 0;
+        for (u64 first = 0; sums && first < x.count; first += 128) {
+            const bool is_equal = first + thread < x.count && x.indices[first + thread] == index;
+            const u32 bits = __ballot_sync(0xffffffffu, is_equal);
+            if (thread % 32 == 0) {
+                equal[turn][thread / 32] = bits;
+            }
+            __syncthreads();
+            for (u32 part = 0; part < 4; ++part) {
+                const u64 start = first + part * 32;
+                u32 rest = equal[turn][part];
+                // An earlier place has this index: the sum is its block's.
+                if (rest != 0 && start + __ffs(i32(rest)) - 1 < place) {
+                    sums = false;
+                }
+                while (sums && rest != 0) {
+                    // Four loads at once, added in order.
+                    SUM values[4];
+                    u32 taken = 0;
+                    #pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        if (rest != 0) {
+                            const u64 at = start + __ffs(i32(rest)) - 1;
+                            rest &= rest - 1;
+                            taken = i + 1;
+                            values[i] = feature < x.features ? LOAD(x.gradient[at * x.features + feature]) : SUM(0);
+                        }
+                    }
+                    #pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        if (i < taken) {
+                            sum = sum + values[i];
+                        }
+                    }
+                }
+            }
+            turn = 1 - turn;
+        }
+        if (sums && feature < x.features) {
+            x.result[u64(index) * x.features + feature] = STORE(sum);
+        }
+        // Before the bits are another item's.
+        __syncthreads();
+    }
+}
+";

@@ -1,0 +1,293 @@
+//! [`FusedMatmul`]: a product of f32 matrices together with what stands beside it in a network, in one kernel.
+//!
+//! D = op(A) · op(B) + bias + addend, where the bias has an element a column and is repeated over the rows, and the addend has
+//! D's shape: a linear layer, and the residual connection behind it. Beside D it can give the sums of op(A)'s rows: where D is
+//! the gradient of a layer's weight, they are the gradient of its bias.
+//!
+//! It is for products that are too small to fill a card ([`fits`]). There a launch costs as much as the work, and the order of
+//! the day is few kernels, each with as many threads as it can use: the kernel ([`cuda`]) shares even one tile of D's terms
+//! among the warps of a block. Larger products are the vendor's library's.
+//!
+//! # Invariants
+//! - Terms are summed in an order that depends on k alone, so a product has the same bits at any place of any grid.
+//! - The addend and D do not overlap.
+
+pub mod cuda;
+
+use super::{Matmul, Operand, host as product_on_host};
+use crate::DType;
+use crate::host::{Fault, Slice, SliceMut};
+
+/// Rows and columns of D that a block of threads computes.
+pub const TILE: u64 = 32;
+
+/// How many multiprocessors a card is taken to have. A constant, so that a product is computed alike on every card.
+const MULTI_PROCESSORS: u64 = 128;
+
+/// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
+const MOST_TERMS: u64 = 1024;
+
+/// Whether a product is small enough to be a fused kernel's: f32, and no multiprocessor would have more than a few tiles.
+#[must_use]
+pub fn fits(product: &Matmul) -> bool {
+    let tiles = product
+        .m
+        .div_ceil(TILE)
+        .saturating_mul(product.n.div_ceil(TILE))
+        .saturating_mul(product.batch)
+        .div_ceil(MULTI_PROCESSORS);
+    product.dtype == DType::F32 && !product.accumulate && tiles.saturating_mul(product.k) <= MOST_TERMS
+}
+
+/// A product with what stands beside it. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FusedMatmul {
+    /// The product; of f32, and not [`Matmul::accumulate`].
+    pub product: Matmul,
+    /// Whether a bias of n elements is added to each row of D.
+    pub bias: bool,
+    /// Where the elements of a matrix lie that is added to D; not transposed.
+    pub addend: Option<Operand>,
+    /// Whether the sums of op(A)'s rows, m elements, are given as well; then there is one product.
+    pub row_sums: bool,
+}
+
+/// An address, or a span in elements, for each operand; what there is none of is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PerOperand {
+    /// Of the left factor.
+    pub a: u64,
+    /// Of the right factor.
+    pub b: u64,
+    /// Of the result.
+    pub d: u64,
+    /// Of the bias.
+    pub bias: u64,
+    /// Of the addend.
+    pub addend: u64,
+    /// Of the sums of op(A)'s rows.
+    pub row_sums: u64,
+}
+
+/// How many 8-byte words [`FusedMatmul::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 19;
+
+/// Bits of the last word: what is transposed, what there is, and where quads of elements lie on 16 bytes.
+const TRANSPOSED: [u64; 2] = [1, 2];
+const BIAS: u64 = 4;
+const ADDEND: u64 = 8;
+const ROW_SUMS: u64 = 16;
+const QUADS: [u64; 3] = [32, 64, 128];
+
+impl FusedMatmul {
+    /// A product alone.
+    #[must_use]
+    pub const fn alone(product: Matmul) -> Self {
+        Self { product, bias: false, addend: None, row_sums: false }
+    }
+
+    /// How many elements each operand takes, from its first on.
+    #[must_use]
+    pub fn spans(&self) -> PerOperand {
+        let [a, b, d] = self.product.spans();
+        let (m, n) = (self.product.m, self.product.n);
+        PerOperand {
+            a,
+            b,
+            d,
+            bias: if self.bias { n } else { 0 },
+            addend: self.addend.map_or(0, |addend| self.product.span(&addend, (m, n))),
+            row_sums: if self.row_sums { m } else { 0 },
+        }
+    }
+
+    /// Whether the description can be carried out.
+    ///
+    /// # Errors
+    /// As [`Matmul::check`]; and where the product is not of f32 or accumulates, the addend is transposed or too large, or sums of
+    /// rows are wanted of a batch.
+    pub fn check(&self) -> Result<(), Fault> {
+        let fault = |text: &str| Err(Fault::new(format!("fused matmul {}: {text}", self.product)));
+        self.product.check()?;
+        if self.product.dtype != DType::F32 || self.product.accumulate {
+            return fault("it takes products of float32 that replace D");
+        }
+        if let Some(addend) = &self.addend
+            && (addend.transposed
+                || !super::addressable(addend, self.product.m, self.product.n, self.product.batch))
+        {
+            return fault("the addend is transposed, or larger than can be addressed");
+        }
+        if self.row_sums && self.product.batch != 1 {
+            return fault("sums of rows are given of one product, not of a batch");
+        }
+        Ok(())
+    }
+
+    /// The arguments of a launch as words: addresses in the order of [`PerOperand`]; m, n, k, batch; leading dimension and batch
+    /// stride of A, B, D and the addend; and a word of flags.
+    #[must_use]
+    pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
+        let Matmul { m, n, k, batch, a, b, d, .. } = self.product;
+        let addend =
+            self.addend.unwrap_or(Operand { leading_dimension: 0, batch_stride: 0, transposed: false });
+        let quads = |operand: &Operand, address: u64| {
+            address.is_multiple_of(16)
+                && operand.leading_dimension.is_multiple_of(4)
+                && operand.batch_stride.is_multiple_of(4)
+        };
+        let results = quads(&d, at.d) && quads(&addend, at.addend) && at.bias.is_multiple_of(16);
+        let set = |bit: u64, is: bool| if is { bit } else { 0 };
+        let flags = set(TRANSPOSED[0], a.transposed)
+            | set(TRANSPOSED[1], b.transposed)
+            | set(BIAS, self.bias)
+            | set(ADDEND, self.addend.is_some())
+            | set(ROW_SUMS, self.row_sums)
+            | set(QUADS[0], quads(&a, at.a))
+            | set(QUADS[1], quads(&b, at.b))
+            | set(QUADS[2], results);
+        [
+            at.a,
+            at.b,
+            at.d,
+            at.bias,
+            at.addend,
+            at.row_sums,
+            m,
+            n,
+            k,
+            batch,
+            a.leading_dimension,
+            a.batch_stride,
+            b.leading_dimension,
+            b.batch_stride,
+            d.leading_dimension,
+            d.batch_stride,
+            addend.leading_dimension,
+            addend.batch_stride,
+            flags,
+        ]
+    }
+
+    /// Reads back what [`FusedMatmul::pack`] packed. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let &[
+            a,
+            b,
+            d,
+            bias,
+            addend,
+            row_sums,
+            m,
+            n,
+            k,
+            batch,
+            lda,
+            sa,
+            ldb,
+            sb,
+            ldd,
+            sd,
+            addend_leading,
+            addend_stride,
+            flags,
+        ] = words.as_slice()
+        else {
+            return None;
+        };
+        let has = |bit: u64| flags & bit != 0;
+        let operand = |leading_dimension, batch_stride, transposed| Operand {
+            leading_dimension,
+            batch_stride,
+            transposed,
+        };
+        let product = Matmul {
+            a: operand(lda, sa, has(TRANSPOSED[0])),
+            b: operand(ldb, sb, has(TRANSPOSED[1])),
+            d: operand(ldd, sd, false),
+            ..Matmul::contiguous(m, n, k, batch, DType::F32)
+        };
+        let fused = Self {
+            product,
+            bias: has(BIAS),
+            addend: has(ADDEND).then(|| operand(addend_leading, addend_stride, false)),
+            row_sums: has(ROW_SUMS),
+        };
+        (flags < 256).then_some((fused, PerOperand { a, b, d, bias, addend, row_sums }))
+    }
+}
+
+/// The operands of a [`FusedMatmul`] on the host; what there is none of is empty.
+#[derive(Debug)]
+pub struct HostOperands<'e> {
+    /// The left factor.
+    pub a: &'e [f32],
+    /// The right factor.
+    pub b: &'e [f32],
+    /// The bias.
+    pub bias: &'e [f32],
+    /// The addend.
+    pub addend: &'e [f32],
+    /// The result.
+    pub d: &'e mut [f32],
+    /// The sums of op(A)'s rows.
+    pub row_sums: &'e mut [f32],
+}
+
+/// Carries it out on the host. Sums of rows have the card's bits; products are [`host`](super::host)'s.
+///
+/// # Errors
+/// If the description cannot be carried out ([`FusedMatmul::check`]) or an operand is too short.
+pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<(), Fault> {
+    fused.check()?;
+    let spans = fused.spans();
+    let HostOperands { a, b, bias, addend, d, row_sums } = operands;
+    let given = [
+        ("the bias", bias.len(), spans.bias),
+        ("the addend", addend.len(), spans.addend),
+        ("the sums of rows", row_sums.len(), spans.row_sums),
+    ];
+    for (name, length, span) in given {
+        if (length as u64) < span {
+            return Err(Fault::new(format!("fused matmul: {name} take {span} elements; given are {length}")));
+        }
+    }
+    let product = &fused.product;
+    product_on_host::run(product, Slice::F32(a), Slice::F32(b), SliceMut::F32(&mut *d))?;
+    let start = |operand: &Operand, item: u64, row: u64| {
+        (item * operand.batch_stride + row * operand.leading_dimension) as usize
+    };
+    let columns = product.n as usize;
+    let rows = if columns == 0 { 0 } else { product.m };
+    for (item, row) in (0..product.batch).flat_map(|item| (0..rows).map(move |row| (item, row))) {
+        let result = &mut d[start(&product.d, item, row)..][..columns];
+        if fused.bias {
+            result.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+        if let Some(operand) = &fused.addend {
+            let addend = &addend[start(operand, item, row)..];
+            result.iter_mut().zip(addend).for_each(|(value, addend)| *value += addend);
+        }
+    }
+    if fused.row_sums {
+        let [row_stride, step] = match product.a {
+            Operand { leading_dimension, transposed: true, .. } => [1, leading_dimension],
+            Operand { leading_dimension, .. } => [leading_dimension, 1],
+        };
+        for (row, sum) in (0..product.m).zip(row_sums) {
+            let terms = (0..product.k).map(|term| a[(row * row_stride + term * step) as usize]);
+            *sum = sum_in_groups(terms);
+        }
+    }
+    Ok(())
+}
+
+/// A sum in the order of the kernel: terms go round between groups in runs, and the groups are added up at last.
+fn sum_in_groups(terms: impl Iterator<Item = f32>) -> f32 {
+    let mut groups = [0.0f32; cuda::GROUPS];
+    terms.enumerate().for_each(|(number, term)| groups[number / cuda::RUN % cuda::GROUPS] += term);
+    groups.into_iter().reduce(|sum, group| sum + group).expect("there are groups")
+}

@@ -1,0 +1,80 @@
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+// The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
+template <u32 LANES, u32 ROWS, class T, class Combine>
+static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
+    T* const lanes = (T*)shared;
+    const u32 thread = threadIdx.x;
+    lanes[thread] = value;
+    __syncthreads();
+    #pragma unroll
+    for (u32 step = LANES / 2; step > 0; step /= 2) {
+        if (thread < step * ROWS) {
+            value = combine(value, lanes[thread + step * ROWS]);
+            lanes[thread] = value;
+        }
+        __syncthreads();
+    }
+    value = lanes[thread % ROWS];
+    __syncthreads();
+    return value;
+}
+
+struct variance_arguments {
+    const f32* input0;
+    f32* output0;
+    u64 rows;
+    u64 points;
+    u64 row_extent0;
+    u64 inner_extent0;
+    u64 input0_row_stride0;
+    u64 input0_inner_stride0;
+    u64 output0_row_stride0;
+};
+
+extern "C" __global__ void __launch_bounds__(512) variance(const __grid_constant__ variance_arguments a) {
+    const u32 rows = u32(a.rows);
+    __shared__ u64 shared[512];
+    const u32 lane = threadIdx.x / 8;
+    const u32 step = u32(gridDim.x) * 8;
+    for (u32 first = u32(blockIdx.x) * 8; first < rows; first += step) {
+        const bool active = first + threadIdx.x % 8 < rows;
+        const u32 row = active ? first + threadIdx.x % 8 : 0;
+        const u32 points = active ? u32(a.points) : 0;
+        const u32 row0 = row;
+        const u32 start_input0 = row0 * u32(a.input0_row_stride0);
+        const u32 start_output0 = row0 * u32(a.output0_row_stride0);
+        f32 reduced0 = 0.0f;
+        f32 reduced1 = 0.0f;
+        for (u32 point = lane; point < points; point += 64) {
+            const u32 inner0 = point;
+            const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+            const f32 v0 = a.input0[at_input0];
+            reduced0 = reduced0 + 1.0f;
+            reduced1 = reduced1 + v0;
+        }
+        reduced0 = combine_abreast<64, 8>(reduced0, shared, [](const f32 x, const f32 y) { return x + y; });
+        reduced1 = combine_abreast<64, 8>(reduced1, shared, [](const f32 x, const f32 y) { return x + y; });
+        const f32 v4 = reduced1 / reduced0;
+        f32 reduced2 = 0.0f;
+        for (u32 point = lane; point < points; point += 64) {
+            const u32 inner0 = point;
+            const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+            const f32 v0 = a.input0[at_input0];
+            const f32 v5 = v0 - v4;
+            const f32 v6 = v5 * v5;
+            reduced2 = reduced2 + v6;
+        }
+        reduced2 = combine_abreast<64, 8>(reduced2, shared, [](const f32 x, const f32 y) { return x + y; });
+        const f32 v8 = reduced2 / reduced0;
+        if (active && lane == 0) {
+            a.output0[start_output0] = v8;
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Self-attention over queries, keys and values that lie packed, as one operator.
+//!
+//! The heads are matrices that products read where they lie, and write where they shall lie: the heads' results side by side, and
+//! the gradients of queries, keys and values into one packed tensor. So nothing is copied or put together. Two products stand
+//! around one kernel for scale, mask and softmax.
+
+use smallvec::SmallVec;
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{CAUSAL_SOFTMAX, SCALED_SOFTMAX};
+use thalweg_runtime::{Error, Label, Result};
+
+use super::loops::{self, LoopBackward};
+use super::matmul::multiply_into;
+use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
+use crate::dispatch::{Arguments, Call, find_operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// The softmax of a call, whose sizes say whether a query sees only the keys up to its own place.
+fn softmax_of(call: &Call<'_>) -> (&'static LoopOp, Arguments) {
+    let operator = if call.arguments.sizes[0] == 1 { &CAUSAL_SOFTMAX } else { &SCALED_SOFTMAX };
+    let arguments =
+        Arguments { scalars: call.arguments.scalars.clone(), sizes: SmallVec::from_slice(&[2]), dtype: None };
+    (operator, arguments)
+}
+
+/// Queries, keys and values of a packed tensor (tokens, heads, 3, features): (heads, tokens, features) each.
+fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
+    let parts = packed.unbind(2)?;
+    let part = |place: usize| parts[place].transpose(0, 1);
+    Ok([part(0)?, part(1)?, part(2)?])
+}
+
+/// The heads' results (tokens, heads, features); for the gradient also the scores and their softmax.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let packed = call.tensors[0].detach();
+    let &[tokens, heads, 3, features] = packed.shape() else {
+        return Err(Error::invalid(format!(
+            "the input is (tokens, heads, 3, features), not {:?}",
+            packed.shape()
+        )));
+    };
+    let [query, key, value] = parts(&packed)?;
+    let stream = call.device.current_stream();
+    let result = Tensor::empty_on(&[tokens, heads, features], packed.dtype(), &stream, call.label)?;
+    let scores = Tensor::empty_on(&[heads, tokens, tokens], packed.dtype(), &stream, call.label)?;
+    multiply_into(&query, &key.transpose(1, 2)?, &scores, call.label)?;
+    let (softmax, arguments) = softmax_of(call);
+    let weights = find_operator(softmax.name)?.call(&[&scores], &arguments, None, call.label)?.swap_remove(0);
+    multiply_into(&weights, &value, &result.transpose(0, 1)?, call.label)?;
+    Ok([result, scores, weights].into_iter().collect())
+}
+
+/// Runs it, and records a node that keeps the packed tensor, scores and weights.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = no_grad(|| call.redispatch())?;
+    let (softmax, arguments) = softmax_of(call);
+    // The softmax is differentiated as if its scores were a leaf.
+    let scores = results[1].detach();
+    let softmax_call = Call { tensors: &[&scores], arguments: &arguments, ..*call };
+    let node = PackedAttentionBackward {
+        packed: Saved::new(call.tensors[0]),
+        weights: Saved::new(&results[2]),
+        softmax: loops::node(softmax, &softmax_call, &results[2..], 1)?,
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct PackedAttentionBackward {
+    packed: Saved,
+    weights: Saved,
+    softmax: LoopBackward,
+    label: Label,
+}
+
+impl Backward for PackedAttentionBackward {
+    fn name(&self) -> &'static str {
+        "packed_attention"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
+        let (packed, weights) = (self.packed.get()?, self.weights.get()?);
+        let [query, key, value] = parts(packed)?;
+        let gradient = gradient.transpose(0, 1)?;
+        let stream = packed.device().current_stream();
+        let whole = Tensor::empty_on(packed.shape(), packed.dtype(), &stream, self.label)?;
+        let [of_query, of_key, of_value] = parts(&whole)?;
+        let of_weights = Tensor::empty_on(weights.shape(), weights.dtype(), &stream, self.label)?;
+        multiply_into(&gradient, &value.transpose(1, 2)?, &of_weights, self.label)?;
+        multiply_into(&weights.transpose(1, 2)?, &gradient, &of_value, self.label)?;
+        let of_scores = self.softmax.backward(&[Some(of_weights)])?.swap_remove(0);
+        let of_scores = of_scores.expect("the gradient of the scores is wanted");
+        multiply_into(&of_scores, &key, &of_query, self.label)?;
+        multiply_into(&of_scores.transpose(1, 2)?, &query, &of_key, self.label)?;
+        Ok(Gradients::from_elem(Some(whole), 1))
+    }
+}

@@ -1,0 +1,205 @@
+//! A linear layer as one operator: `input · weightᵀ + bias + addend`, and its gradients.
+//!
+//! A small layer of f32 is one kernel, and so are the gradients of weight and bias together
+//! ([`fused`](thalweg_ir::matmul::fused)). Any other is a product with additions behind it.
+
+use smallvec::SmallVec;
+use thalweg_ir::matmul::fused::{FusedMatmul, PerOperand, fits};
+use thalweg_ir::matmul::{Matmul, Operand};
+use thalweg_ops::table;
+use thalweg_runtime::{Error, Label, Result};
+
+use super::loops::run_into;
+use super::matmul::{check, matrix};
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// The tensors of a call: input, weight, then bias and addend as far as the call's sizes (1 or 0 each) say that there are any.
+struct Operands<'a> {
+    input: &'a Tensor,
+    weight: &'a Tensor,
+    bias: Option<&'a Tensor>,
+    addend: Option<&'a Tensor>,
+}
+
+impl<'a> Operands<'a> {
+    fn new(call: &Call<'a>) -> Result<Self> {
+        let mut rest = call.tensors[2..].iter().copied();
+        let [bias, addend] =
+            [0, 1].map(|place| (call.arguments.sizes[place] == 1).then(|| rest.next()).flatten());
+        let result = Self { input: call.tensors[0], weight: call.tensors[1], bias, addend };
+        result.check()?;
+        Ok(result)
+    }
+
+    fn check(&self) -> Result<()> {
+        let &[rows, inputs] = self.input.shape() else {
+            return Err(Error::invalid(format!("the input has 2 dimensions, not {:?}", self.input.shape())));
+        };
+        let outputs = match self.weight.shape() {
+            &[outputs, width] if width == inputs => outputs,
+            other => {
+                return Err(Error::invalid(format!(
+                    "the weight is (out, {inputs}) for an input of {inputs} features, not {other:?}"
+                )));
+            }
+        };
+        for (name, tensor, shape) in
+            [("bias", self.bias, &[outputs][..]), ("addend", self.addend, &[rows, outputs][..])]
+        {
+            if let Some(tensor) = tensor
+                && tensor.shape() != shape
+            {
+                return Err(Error::invalid(format!("the {name} is {shape:?}, not {:?}", tensor.shape())));
+            }
+        }
+        let dtype = self.input.dtype();
+        let others = [Some(self.weight), self.bias, self.addend];
+        match others.into_iter().flatten().find(|tensor| tensor.dtype() != dtype) {
+            Some(other) => Err(Error::invalid(format!(
+                "the dtypes differ ({dtype} and {}); convert one with `to_dtype`",
+                other.dtype()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `a · b` over the matrices of two tensors of rank 2, and the tensors that it reads.
+fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
+    check(a, b)?;
+    let ((a, left), (b, right)) = (matrix(a)?, matrix(b)?);
+    let [m, k, n] = [a.shape()[0], a.shape()[1], b.shape()[1]].map(|extent| extent as u64);
+    let product = Matmul { a: left, b: right, ..Matmul::contiguous(m, n, k, 1, a.dtype()) };
+    product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+    Ok((product, [a, b]))
+}
+
+/// A tensor of rank 2 whose rows lie one after another, and where they lie.
+fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
+    match matrix(tensor)? {
+        (tensor, operand) if !operand.transposed => Ok((tensor, operand)),
+        _ => {
+            let copy = tensor.contiguous()?;
+            let leading_dimension = copy.shape()[1] as u64;
+            Ok((copy, Operand { leading_dimension, batch_stride: 0, transposed: false }))
+        }
+    }
+}
+
+/// The layer.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let Operands { input, weight, bias, addend } = Operands::new(call)?;
+    let (product, [a, b]) = product(&input.detach(), &weight.detach().transpose(0, 1)?)?;
+    let stream = call.device.current_stream();
+    let shape = [product.m as usize, product.n as usize];
+    let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
+    if fits(&product) {
+        let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
+        let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
+        let fused = FusedMatmul {
+            bias: bias.is_some(),
+            addend: addend.as_ref().map(|(_, operand)| *operand),
+            ..FusedMatmul::alone(product)
+        };
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        let at = PerOperand {
+            a: address(&a),
+            b: address(&b),
+            d: address(&result),
+            bias: bias.as_ref().map_or(0, address),
+            addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
+            row_sums: 0,
+        };
+        stream.fused_matmul(&fused, &at, call.label)?;
+    } else {
+        stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), call.label)?;
+        for added in [bias, addend].into_iter().flatten() {
+            let target = std::slice::from_ref(&result);
+            run_into(&table::add, &[&result, added], &Arguments::default(), target, call.label)?;
+        }
+    }
+    Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Runs it, and records a node that keeps input and weight.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let node = LinearBackward {
+        input: Saved::new(call.tensors[0]),
+        weight: Saved::new(call.tensors[1]),
+        has: [0, 1].map(|place| call.arguments.sizes[place] == 1),
+        wanted: call.tensors.iter().map(|tensor| tensor.requires_grad()).collect(),
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct LinearBackward {
+    input: Saved,
+    weight: Saved,
+    /// Whether there is a bias, and an addend.
+    has: [bool; 2],
+    /// Whether the gradient of each tensor of the call is wanted.
+    wanted: SmallVec<[bool; 4]>,
+    label: Label,
+}
+
+impl LinearBackward {
+    /// The gradients of weight and bias, as far as they are wanted.
+    fn parameters(&self, gradient: &Tensor, wants_bias: bool) -> Result<[Option<Tensor>; 2]> {
+        if !self.wanted[1] {
+            let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
+            return Ok([None, bias]);
+        }
+        let input = self.input.get()?;
+        let turned = gradient.transpose(0, 1)?;
+        let (product, [a, b]) = product(&turned, input)?;
+        if !wants_bias || !fits(&product) {
+            let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
+            return Ok([Some(turned.matmul(input)?), bias]);
+        }
+        let stream = gradient.device().current_stream();
+        let empty = |shape: &[usize]| Tensor::empty_on(shape, gradient.dtype(), &stream, self.label);
+        let [outputs, inputs] = [product.m as usize, product.n as usize];
+        let (weight, bias) = (empty(&[outputs, inputs])?, empty(&[outputs])?);
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        let at = PerOperand {
+            a: address(&a),
+            b: address(&b),
+            d: address(&weight),
+            row_sums: address(&bias),
+            ..PerOperand::default()
+        };
+        let fused = FusedMatmul { row_sums: true, ..FusedMatmul::alone(product) };
+        stream.fused_matmul(&fused, &at, self.label)?;
+        Ok([Some(weight), Some(bias)])
+    }
+}
+
+impl Backward for LinearBackward {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let mut results = Gradients::from_elem(None, self.wanted.len());
+        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        if self.wanted[0] {
+            results[0] = Some(gradient.matmul(self.weight.get()?)?);
+        }
+        let wants_bias = self.has[0] && self.wanted[2];
+        let [weight, bias] = self.parameters(gradient, wants_bias)?;
+        results[1] = weight;
+        if wants_bias {
+            results[2] = bias;
+        }
+        if self.has[1] {
+            let addend = results.len() - 1;
+            results[addend] = self.wanted[addend].then(|| gradient.clone());
+        }
+        Ok(results)
+    }
+}

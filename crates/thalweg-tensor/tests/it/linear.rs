@@ -1,0 +1,71 @@
+//! The linear layer as one operator: against the product and the sums that it stands for, and against finite differences.
+
+use thalweg_ir::DType;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::functional::{linear, linear_add};
+
+use crate::support::{assert_close, check_gradient, random, values};
+
+/// A linear layer with everything, with the gradients of each of its tensors for a gradient that differs from element to element.
+fn layer_and_gradients(tensors: &[Tensor; 4], fused: bool) -> Vec<Vec<f64>> {
+    let [input, weight, bias, addend] = tensors.each_ref().map(|tensor| tensor.requires_grad_().unwrap());
+    let result = if fused {
+        linear_add(&input, &weight, Some(&bias), &addend).unwrap()
+    } else {
+        let product = input.matmul(&weight.transpose(0, 1).unwrap()).unwrap();
+        product.add(&bias).unwrap().add(&addend).unwrap()
+    };
+    result.backward_with(&result.detach().sin().unwrap()).unwrap();
+    let leaves = [&input, &weight, &bias, &addend];
+    let gradients = leaves.into_iter().map(|leaf| values(&leaf.grad().expect("every leaf has a gradient")));
+    std::iter::once(values(&result)).chain(gradients).collect()
+}
+
+#[test]
+fn a_linear_layer_is_its_product_and_sums() {
+    for dtype in [DType::F32, DType::F64] {
+        for (rows, inputs, outputs) in
+            [(1, 1, 1), (5, 3, 2), (33, 70, 65), (64, 32, 128), (4, 0, 3), (0, 4, 3)]
+        {
+            let matrix = |shape: [usize; 2], seed| random(&shape, seed).to_dtype(dtype).unwrap();
+            // Laid out column by column as well: the product takes it as it lies, an addend is copied.
+            let turned =
+                |shape: [usize; 2], seed| matrix([shape[1], shape[0]], seed).transpose(0, 1).unwrap();
+            let bias = random(&[outputs], 3).to_dtype(dtype).unwrap();
+            let [input, weight, addend] = [[rows, inputs], [outputs, inputs], [rows, outputs]];
+            let plain = [matrix(input, 1), matrix(weight, 2), bias.clone(), matrix(addend, 4)];
+            let strided = [turned(input, 1), turned(weight, 2), bias, turned(addend, 4)];
+            for tensors in [plain, strided] {
+                let (found, expected) =
+                    (layer_and_gradients(&tensors, true), layer_and_gradients(&tensors, false));
+                let allowed = if dtype == DType::F32 { 3e-5 } else { 1e-12 };
+                found
+                    .iter()
+                    .zip(&expected)
+                    .for_each(|(found, expected)| assert_close(found, expected, allowed));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_linear_layer_has_the_gradients_of_finite_differences() {
+    let [input, weight, bias, addend] =
+        [(&[4, 3][..], 1), (&[2, 3], 2), (&[2], 3), (&[4, 2], 4)].map(|(shape, seed)| random(shape, seed));
+    let layer = |input: &Tensor, weight: &Tensor, bias: &Tensor, addend: &Tensor| {
+        linear_add(input, weight, Some(bias), addend).unwrap().sin().unwrap()
+    };
+    check_gradient(&input, |input| layer(input, &weight, &bias, &addend));
+    check_gradient(&weight, |weight| layer(&input, weight, &bias, &addend));
+    check_gradient(&bias, |bias| layer(&input, &weight, bias, &addend));
+    check_gradient(&addend, |addend| layer(&input, &weight, &bias, addend));
+}
+
+#[test]
+fn a_frozen_weight_leaves_the_bias_its_gradient() {
+    let (input, weight) = (random(&[4, 3], 1), random(&[2, 3], 2));
+    let bias = random(&[2], 3).requires_grad_().unwrap();
+    linear(&input, &weight, Some(&bias)).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_close(&values(&bias.grad().unwrap()), &[4.0, 4.0], 0.0);
+    assert!(input.grad().is_none() && weight.grad().is_none());
+}

@@ -1,0 +1,48 @@
+//! How many commands a training step of the small transformer takes: the nodes of its captured graph.
+
+use std::collections::BTreeMap;
+
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
+use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::random::Generator;
+
+use crate::support::device;
+
+/// The commands of a step. A captured command costs about as much as a small kernel runs, so the number is the speed of
+/// a small network; it does not depend on sizes.
+const COMMANDS: usize = 132;
+
+#[test]
+fn a_training_step_of_a_transformer_takes_few_commands() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let _current = stream.make_current();
+    let mut generator = Generator::new(1);
+    let options = TransformerOptions { vocabulary: 16, context: 8, layers: 4, features: 16, heads: 4 };
+    let model = Transformer::new(options, &mut generator, &device).unwrap();
+    let optimizer = Adam::new(model.parameters(), AdamOptions::adamw()).unwrap();
+    let mut tokens = || {
+        let values: Vec<i64> = (0..16).map(|_| generator.below(16).into()).collect();
+        Tensor::from_slice(&values, &[2, 8], &device).unwrap()
+    };
+    let (input, next) = (tokens(), tokens());
+    let step = || {
+        optimizer.zero_grad();
+        model.loss(&input, &next)?.backward()?;
+        optimizer.step()
+    };
+    step().unwrap();
+    let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), step).unwrap();
+    let nodes = &graph.description().unwrap().nodes;
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for node in nodes {
+        let label = node.label.map_or("no label".to_owned(), |label| label.to_string());
+        *counts.entry(label).or_default() += 1;
+    }
+    // On a card the library may launch more than one kernel a product.
+    if device.is_simulated() {
+        assert_eq!(nodes.len(), COMMANDS, "commands by operator: {counts:#?}");
+    }
+}
