@@ -304,6 +304,36 @@ fn layouts_of_structs() {
         kind = type_,
         reserved = reserved,
     });
+    same_struct!([u8; 16], cuda::CUuuid {});
+    same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
+    same_struct!([u8; 64], cuda::CUmemFabricHandle {});
+    same_struct!(RawHostFunction, cuda::CUhostFn {});
+    same_struct!(Algorithm, blas::cublasLtMatmulAlgo_t { data = data });
+    same_struct!(HeuristicResult, blas::cublasLtMatmulHeuristicResult_t {
+        algorithm = algo,
+        workspace_bytes = workspaceSize,
+        status = state,
+        waves = wavesCount,
+        reserved = reserved,
+    });
+    for size in [
+        size_of::<RawContext>(),
+        size_of::<RawStream>(),
+        size_of::<RawEvent>(),
+        size_of::<RawModule>(),
+        size_of::<RawFunction>(),
+        size_of::<RawGraph>(),
+        size_of::<RawGraphExec>(),
+        size_of::<RawGraphNode>(),
+        size_of::<RawPool>(),
+        size_of::<RawUserObject>(),
+    ] {
+        assert_eq!(size, size_of::<*mut c_void>());
+    }
+}
+
+#[test]
+fn layouts_of_structs_of_graphs() {
     same_struct!(UpdateResult, cuda::CUgraphExecUpdateResultInfo {
         result = result,
         error_node = errorNode,
@@ -348,32 +378,6 @@ fn layouts_of_structs() {
         kernel = kern,
         context = ctx,
     });
-    same_struct!([u8; 16], cuda::CUuuid {});
-    same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
-    same_struct!([u8; 64], cuda::CUmemFabricHandle {});
-    same_struct!(RawHostFunction, cuda::CUhostFn {});
-    same_struct!(Algorithm, blas::cublasLtMatmulAlgo_t { data = data });
-    same_struct!(HeuristicResult, blas::cublasLtMatmulHeuristicResult_t {
-        algorithm = algo,
-        workspace_bytes = workspaceSize,
-        status = state,
-        waves = wavesCount,
-        reserved = reserved,
-    });
-    for size in [
-        size_of::<RawContext>(),
-        size_of::<RawStream>(),
-        size_of::<RawEvent>(),
-        size_of::<RawModule>(),
-        size_of::<RawFunction>(),
-        size_of::<RawGraph>(),
-        size_of::<RawGraphExec>(),
-        size_of::<RawGraphNode>(),
-        size_of::<RawPool>(),
-        size_of::<RawUserObject>(),
-    ] {
-        assert_eq!(size, size_of::<*mut c_void>());
-    }
 }
 
 macro_rules! same_numbers {
@@ -421,6 +425,21 @@ fn constants_of_the_driver() {
         sys::HOST_PORTABLE => cuda::CU_MEMHOSTALLOC_PORTABLE;
         sys::HOST_REGISTER_PORTABLE => cuda::CU_MEMHOSTREGISTER_PORTABLE;
         sys::HOST_WRITE_COMBINED => cuda::CU_MEMHOSTALLOC_WRITECOMBINED;
+        sys::LAUNCH_PARAMETER_END => cuda::CU_LAUNCH_PARAM_END_AS_INT;
+        sys::LAUNCH_PARAMETER_BUFFER_POINTER => cuda::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT;
+        sys::LAUNCH_PARAMETER_BUFFER_SIZE => cuda::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT;
+        sys::JIT_ERROR_LOG_BUFFER => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER;
+        sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+        sys::POINTER_MEMORY_TYPE => cuda::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        sys::MEMORY_TYPE_DEVICE => cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        sys::GET_PROC_ADDRESS_LEGACY_STREAM =>
+            cuda::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_LEGACY_STREAM;
+    }
+}
+
+#[test]
+fn constants_of_capture_and_graphs() {
+    same_numbers! {
         sys::CAPTURE_NONE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         sys::CAPTURE_ACTIVE => cuda::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         sys::MODE_GLOBAL => cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -455,15 +474,6 @@ fn constants_of_the_driver() {
             cuda::CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
         sys::USER_OBJECT_NO_DESTRUCTOR_SYNC => cuda::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
         sys::GRAPH_USER_OBJECT_MOVE => cuda::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE;
-        sys::LAUNCH_PARAMETER_END => cuda::CU_LAUNCH_PARAM_END_AS_INT;
-        sys::LAUNCH_PARAMETER_BUFFER_POINTER => cuda::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT;
-        sys::LAUNCH_PARAMETER_BUFFER_SIZE => cuda::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT;
-        sys::JIT_ERROR_LOG_BUFFER => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER;
-        sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES => cuda::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
-        sys::POINTER_MEMORY_TYPE => cuda::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        sys::MEMORY_TYPE_DEVICE => cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        sys::GET_PROC_ADDRESS_LEGACY_STREAM =>
-            cuda::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_LEGACY_STREAM;
     }
 }
 
