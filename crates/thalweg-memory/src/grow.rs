@@ -149,7 +149,7 @@ impl ArenaState {
             None => 0,
         };
         let tag = Tag { class, grows: false, registration };
-        let since = self.searches[class as usize];
+        let since = self.now(arena, class);
         let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
         let oversize = size_bytes >= self.policy.max_split_bytes;
         ledger.segment_taken(arena.home.owner, class, size_bytes, oversize);
@@ -251,8 +251,8 @@ impl ArenaState {
         self.plan(request).map(|plan| plan.pages)
     }
 
-    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin. What it does not
-    /// take of `supply` stays there.
+    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin, and in how many ranges
+    /// pages were mapped. What it does not take of `supply` stays there.
     ///
     /// # Errors
     /// The upstream's. Pages that were mapped before it are free memory now.
@@ -262,12 +262,12 @@ impl ArenaState {
         request: &Request,
         supply: &mut Vec<PageId>,
         memory: &dyn VirtualMemory,
-    ) -> Result<Option<Span>, AllocationError> {
+    ) -> Result<Option<(Span, u64)>, AllocationError> {
         let class = request.class as usize;
         let page_bytes = self.policy.page_bytes[class];
         let plan = self.plan(request).filter(|plan| plan.pages <= supply.len());
         let Some(plan) = plan else { return Ok(None) };
-        let mut span = self.blocks.span(plan.first);
+        let (mut span, mut ranges) = (self.blocks.span(plan.first), 0);
         loop {
             let is_unmapped = self.blocks.usage(span.block) == BlockUse::Unmapped;
             if !is_unmapped && span.size_bytes >= request.size_bytes {
@@ -288,9 +288,10 @@ impl ArenaState {
             let part = Span { block: span.block, ..part };
             self.tell_gained(arena, Action::SegmentMap, part, request.stack);
             supply.truncate(pages);
+            ranges += 1;
         }
         self.free[class].remove(span, 0);
-        Ok(Some(span))
+        Ok(Some((span, ranges)))
     }
 
     /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.
