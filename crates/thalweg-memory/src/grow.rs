@@ -46,6 +46,7 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 pub(crate) struct PageTable {
     address: u64,
     page_bytes: u64,
+    /// As many as reach to the last that was ever there: a segment has addresses for far more.
     pages: Vec<Option<PageId>>,
 }
 
@@ -58,6 +59,9 @@ impl PageTable {
 
     fn put(&mut self, span: Span, pages: &[PageId]) {
         let range = self.range(span);
+        if range.end > self.pages.len() {
+            self.pages.resize(range.end, None);
+        }
         for (slot, page) in self.pages[range].iter_mut().zip(pages) {
             assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
         }
@@ -193,9 +197,8 @@ impl ArenaState {
         };
         let tag = Tag { class, grows: true, registration: 0 };
         let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
-        let pages = vec![None; (bytes / page_bytes) as usize];
         let segment = self.blocks.segment_of(span.block).id;
-        self.pages.insert(segment, PageTable { address, page_bytes, pages });
+        self.pages.insert(segment, PageTable { address, page_bytes, pages: Vec::new() });
         self.unmapped[class as usize].insert(address, span.block);
         Ok(true)
     }
@@ -292,6 +295,50 @@ impl ArenaState {
         }
         self.free[class].remove(span, 0);
         Ok(Some((span, ranges)))
+    }
+
+    /// Where the unmapped addresses of a class begin that are highest.
+    pub(crate) fn last_unmapped(&self, class: SizeClass) -> Option<u64> {
+        self.unmapped[class as usize].keys().next_back().copied()
+    }
+
+    /// Maps new pages from `address` on. Whether that could be: they are whole pages and unmapped, and the upstream has room.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn map_at(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        class: SizeClass,
+        memory: &dyn VirtualMemory,
+    ) -> Result<bool, AllocationError> {
+        let unmapped = &mut self.unmapped[class as usize];
+        let Some((_, &block)) = unmapped.range(..=address).next_back() else { return Ok(false) };
+        let whole = self.blocks.span(block);
+        let page_bytes = self.pages[&self.blocks.segment_of(block).id].page_bytes;
+        let offset = address - whole.address;
+        let is_whole = offset.is_multiple_of(page_bytes) && bytes.is_multiple_of(page_bytes) && bytes > 0;
+        if !is_whole || offset.saturating_add(bytes) > whole.size_bytes {
+            return Ok(false);
+        }
+        let mut pages = Vec::new();
+        for _ in 0..bytes / page_bytes {
+            match found("create_page", memory.create_page(page_bytes))? {
+                Some(page) => pages.push(page),
+                None => return Ok(false),
+            }
+        }
+        if found("map", memory.map(address, page_bytes, &pages))?.is_none() {
+            return Ok(false);
+        }
+        let mut target = whole;
+        if offset > 0 {
+            target = self.blocks.split(block, offset);
+            self.unmapped[class as usize].insert(target.address, target.block);
+        }
+        self.mapped(Span { size_bytes: bytes, ..target }, &pages);
+        Ok(true)
     }
 
     /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.

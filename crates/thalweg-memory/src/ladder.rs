@@ -287,8 +287,12 @@ impl<'a> Climb<'a> {
         };
         if !self.policy.stitching {
             // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
-            self.cold.as_mut().expect("the lock is held between two steps").ledger.statistics.num_device_alloc +=
-                ranges.saturating_sub(1);
+            self.cold
+                .as_mut()
+                .expect("the lock is held between two steps")
+                .ledger
+                .statistics
+                .num_device_alloc += ranges.saturating_sub(1);
         }
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }

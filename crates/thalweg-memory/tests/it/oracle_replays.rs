@@ -98,7 +98,7 @@ fn replay(program: &Program, conf: &Conf, start: StartState) -> Outcome {
 #[test]
 fn a_recording_is_replayed_exactly_under_its_own_settings() {
     for conf in Conf::all() {
-        for (seed, kind) in (0..40).zip(KINDS.into_iter().cycle()) {
+        for (seed, kind) in (0..24).zip(KINDS.into_iter().cycle()) {
             let what = format!("{:?}, seed {seed}", conf.text);
             let program = program(seed, kind);
             let oracles = [0, 1, 2].map(|device| {
@@ -114,6 +114,51 @@ fn a_recording_is_replayed_exactly_under_its_own_settings() {
             }
         }
     }
+}
+
+/// A ring that has lost its beginning: what was live and reserved then is found from the end. Not all can be: how large a free
+/// piece was behind a block, where nothing was put there later, and where in the addresses of a segment that grows its memory
+/// began, if that part was given back before. So a few in a hundred differ.
+#[test]
+fn a_recording_without_its_beginning_is_replayed_nearly_exactly() {
+    let (mut differ, mut cases) = (Vec::new(), 0);
+    for conf in Conf::all() {
+        for (seed, kind) in (200..228).zip(KINDS.into_iter().cycle()) {
+            let ops = program(seed, kind);
+            let oracle = [run(&ops, &conf, Driver::anywhere(seed), CARD, 1.0)];
+            let whole = oracle[0].trace.len();
+            for kept in [whole * 3 / 4, whole / 2, whole / 8] {
+                let program = Program::from_recording(&recording(&oracle, &conf, kept), 0);
+                let program = program.expect("what is left is a trace");
+                let outcome = replay(&program, &conf, StartState::Recorded);
+                let (reserved, peak) = reserved_over(&oracle[0], kept);
+                let last = outcome.reserved.last().map(|(_, bytes)| *bytes);
+                let ours = (outcome.address_mismatches, last, outcome.peak_reserved_bytes);
+                cases += 1;
+                if ours != (0, Some(reserved), peak) {
+                    let what = format!("{:?}, seed {seed}, {kept} of {whole} entries", conf.text);
+                    differ.push(format!("{what}: {ours:?}, {reserved}, {peak}"));
+                }
+            }
+        }
+    }
+    assert!(differ.len() * 40 <= cases, "{} of {cases}: {differ:#?}", differ.len());
+}
+
+/// What is reserved at the end, and at most in the last entries of the trace.
+fn reserved_over(oracle: &Oracle, kept: usize) -> (u64, u64) {
+    use thalweg_memory::snapshot::Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    let mut reserved = oracle.figures.reserved;
+    let mut peak = reserved;
+    for entry in oracle.trace.iter().rev().take(kept) {
+        match entry.action {
+            SegmentAlloc | SegmentMap => reserved -= entry.size_bytes,
+            SegmentFree | SegmentUnmap => reserved += entry.size_bytes,
+            _ => {}
+        }
+        peak = reserved.max(peak);
+    }
+    (oracle.figures.reserved, peak)
 }
 
 fn assert_figures(outcome: &Outcome, figures: &Figures, what: &str) {
@@ -133,14 +178,14 @@ fn assert_figures(outcome: &Outcome, figures: &Figures, what: &str) {
 #[test]
 fn other_settings_and_limits_do_what_pytorch_would() {
     let (mut died, mut retried, mut collected) = (0, 0, 0);
-    for (seed, kind) in (100..140).zip(KINDS.into_iter().cycle()) {
+    for (seed, kind) in (100..124).zip(KINDS.into_iter().cycle()) {
         let ops = program(seed, kind);
         let recorded = run(&ops, &Conf::DEFAULT, Driver::as_invented(), CARD, 1.0);
         let peak = recorded.figures.reserved_peak;
         let program = Program::from_recording(&recording(&[recorded], &Conf::DEFAULT, usize::MAX), 0);
         let program = program.expect("the trace is whole");
         for conf in Conf::all() {
-            for percent in [200, 95, 85, 75, 65] {
+            for percent in [200, 90, 75, 65] {
                 // What is below the peak is a limit that bites.
                 let allowed = (peak / 100 * percent).next_multiple_of(MIB);
                 let fraction = if percent > 100 { 1.0 } else { allowed as f64 / CARD as f64 };
@@ -149,12 +194,11 @@ fn other_settings_and_limits_do_what_pytorch_would() {
                 assert_same_run(&program, &conf, fraction, &oracle, &what);
                 died += u64::from(oracle.figures.died);
                 retried += oracle.figures.retries;
-                collected +=
-                    u64::from(percent < 100 && conf.collect_above > 0.0 && oracle.figures.frees > 0);
+                collected += u64::from(percent < 100 && conf.collect_above > 0.0 && oracle.figures.frees > 0);
             }
         }
     }
-    assert!(died > 50 && retried > 100 && collected > 50, "{died}, {retried}, {collected}");
+    assert!(died > 20 && retried > 40 && collected > 20, "{died}, {retried}, {collected}");
 }
 
 /// Serves a program with invented addresses, and compares all with the oracle.

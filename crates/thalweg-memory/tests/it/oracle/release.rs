@@ -116,7 +116,9 @@ impl Oracle {
         }
         let mut released = 0;
         let smaller = free.into_iter().rev().filter(|(size, _)| *size < needed);
-        for (size, address) in smaller.take_while(|(size, _)| *size >= self.conf.max_split).collect::<Vec<_>>() {
+        for (size, address) in
+            smaller.take_while(|(size, _)| *size >= self.conf.max_split).collect::<Vec<_>>()
+        {
             if released >= needed {
                 break;
             }
