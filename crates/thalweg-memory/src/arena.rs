@@ -396,7 +396,7 @@ pub(crate) struct ArenaState {
     pub(crate) free: [Bins; 2],
     /// Unmapped blocks by address.
     pub(crate) unmapped: [BTreeMap<u64, BlockId>; 2],
-    /// How often a free block was looked for: the clock by which cached blocks age.
+    /// How often a free block was looked for, as far as was seen here: the clock by which cached blocks age ([`now`](Self::now)).
     pub(crate) searches: [u64; 2],
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
@@ -472,7 +472,7 @@ impl ArenaState {
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.empty_hand(arena);
-        let Some(found) = self.cached(request) else { return false };
+        let Some(found) = self.cached(arena, request) else { return false };
         *span = self.hand_out_here(arena, request, found);
         true
     }
@@ -533,8 +533,18 @@ impl ArenaState {
 
     /// Takes the best free block for a request out of its bin.
     #[inline(always)]
-    pub(crate) fn cached(&mut self, request: &Request) -> Option<Span> {
-        self.searches[request.class as usize] += 1;
+    pub(crate) fn cached(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
+        let seen = &mut self.searches[request.class as usize];
+        *seen = match self.policy.processes_all && arena.home.owner == Owner::Shared {
+            true => arena.common.count_search(request.class, *seen),
+            false => *seen + 1,
+        };
+        self.search(request)
+    }
+
+    /// The same, where it is the search that led here once more: for the age of blocks it does not count again.
+    #[inline(always)]
+    pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;
         if !self.policy.may_serve(request.size_bytes, entry.size_bytes) {
             return None;
@@ -633,6 +643,17 @@ impl ArenaState {
         self.free[class as usize].remove(span, registration);
     }
 
+    /// The time now, in searches: with `policy:pytorch`, of the shared pool on all streams; else of this arena. It never goes
+    /// back, also where the policy changes.
+    #[inline]
+    pub(crate) fn now(&mut self, arena: &Arena, class: SizeClass) -> u64 {
+        let seen = &mut self.searches[class as usize];
+        if self.policy.processes_all && arena.home.owner == Owner::Shared {
+            *seen = arena.common.searches(class).max(*seen);
+        }
+        *seen
+    }
+
     /// Since when a block is free, in searches.
     pub(crate) fn free_since(&self, block: BlockId) -> u64 {
         match self.blocks.usage(block) {
@@ -709,8 +730,8 @@ impl ArenaState {
     #[inline]
     pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
-        let Merged { span, absorbed: [before, behind] } =
-            self.blocks.release(block, self.searches[class as usize]);
+        let now = self.now(arena, class);
+        let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
         if let Some(before) = before {

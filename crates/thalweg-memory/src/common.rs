@@ -4,7 +4,8 @@
 //! arenas, for those who ask them all: the ladder, the statistics, snapshots. An arena owns this and not the other way
 //! round, so that it goes with its last block.
 //!
-//! What is not here: anything that an allocation in steady state would write. What it reads does not change then.
+//! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
+//! all streams together. What it reads does not change then.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -18,6 +19,7 @@ use crate::imports::Imports;
 use crate::order::Surroundings;
 use crate::registry::Registry;
 use crate::spare::SparePages;
+use crate::stats::SizeClass;
 use crate::upstream::{PageId, Upstream};
 use crate::watch::Watch;
 
@@ -31,6 +33,9 @@ pub(crate) struct Common {
     pub(crate) captures: AtomicUsize,
     /// Places for recorded events.
     sequence: AtomicU64,
+    /// How often a free block of the shared pool was looked for, by class and on all streams: PyTorch's clock. Only
+    /// `policy:pytorch` goes by it, which looks at all streams each time anyway.
+    searches: [AtomicU64; 2],
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
     /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
@@ -50,6 +55,7 @@ impl Common {
             spare: SparePages::default(),
             captures: AtomicUsize::new(0),
             sequence: AtomicU64::new(1),
+            searches: Default::default(),
             waits: AtomicU64::new(0),
             raw: Registry::default(),
             imports: Imports::default(),
@@ -68,6 +74,18 @@ impl Common {
             capturing: self.is_capturing(),
             sequence: &self.sequence,
         }
+    }
+
+    /// The searches so far that are counted for all streams together.
+    pub(crate) fn searches(&self, class: SizeClass) -> u64 {
+        self.searches[class as usize].load(Ordering::Relaxed)
+    }
+
+    /// Counts one more, of an arena that has seen `seen` so far. Returns the number.
+    pub(crate) fn count_search(&self, class: SizeClass, seen: u64) -> u64 {
+        let searches = &self.searches[class as usize];
+        searches.fetch_max(seen, Ordering::Relaxed);
+        searches.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn count_wait(&self) {

@@ -46,6 +46,7 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 pub(crate) struct PageTable {
     address: u64,
     page_bytes: u64,
+    /// As many as reach to the last that was ever there: a segment has addresses for far more.
     pages: Vec<Option<PageId>>,
 }
 
@@ -58,6 +59,9 @@ impl PageTable {
 
     fn put(&mut self, span: Span, pages: &[PageId]) {
         let range = self.range(span);
+        if range.end > self.pages.len() {
+            self.pages.resize(range.end, None);
+        }
         for (slot, page) in self.pages[range].iter_mut().zip(pages) {
             assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
         }
@@ -149,7 +153,7 @@ impl ArenaState {
             None => 0,
         };
         let tag = Tag { class, grows: false, registration };
-        let since = self.searches[class as usize];
+        let since = self.now(arena, class);
         let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
         let oversize = size_bytes >= self.policy.max_split_bytes;
         ledger.segment_taken(arena.home.owner, class, size_bytes, oversize);
@@ -193,9 +197,8 @@ impl ArenaState {
         };
         let tag = Tag { class, grows: true, registration: 0 };
         let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
-        let pages = vec![None; (bytes / page_bytes) as usize];
         let segment = self.blocks.segment_of(span.block).id;
-        self.pages.insert(segment, PageTable { address, page_bytes, pages });
+        self.pages.insert(segment, PageTable { address, page_bytes, pages: Vec::new() });
         self.unmapped[class as usize].insert(address, span.block);
         Ok(true)
     }
@@ -251,8 +254,8 @@ impl ArenaState {
         self.plan(request).map(|plan| plan.pages)
     }
 
-    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin. What it does not
-    /// take of `supply` stays there.
+    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin, and in how many ranges
+    /// pages were mapped. What it does not take of `supply` stays there.
     ///
     /// # Errors
     /// The upstream's. Pages that were mapped before it are free memory now.
@@ -262,12 +265,12 @@ impl ArenaState {
         request: &Request,
         supply: &mut Vec<PageId>,
         memory: &dyn VirtualMemory,
-    ) -> Result<Option<Span>, AllocationError> {
+    ) -> Result<Option<(Span, u64)>, AllocationError> {
         let class = request.class as usize;
         let page_bytes = self.policy.page_bytes[class];
         let plan = self.plan(request).filter(|plan| plan.pages <= supply.len());
         let Some(plan) = plan else { return Ok(None) };
-        let mut span = self.blocks.span(plan.first);
+        let (mut span, mut ranges) = (self.blocks.span(plan.first), 0);
         loop {
             let is_unmapped = self.blocks.usage(span.block) == BlockUse::Unmapped;
             if !is_unmapped && span.size_bytes >= request.size_bytes {
@@ -288,9 +291,54 @@ impl ArenaState {
             let part = Span { block: span.block, ..part };
             self.tell_gained(arena, Action::SegmentMap, part, request.stack);
             supply.truncate(pages);
+            ranges += 1;
         }
         self.free[class].remove(span, 0);
-        Ok(Some(span))
+        Ok(Some((span, ranges)))
+    }
+
+    /// Where the unmapped addresses of a class begin that are highest.
+    pub(crate) fn last_unmapped(&self, class: SizeClass) -> Option<u64> {
+        self.unmapped[class as usize].keys().next_back().copied()
+    }
+
+    /// Maps new pages from `address` on. Whether that could be: they are whole pages and unmapped, and the upstream has room.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn map_at(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        class: SizeClass,
+        memory: &dyn VirtualMemory,
+    ) -> Result<bool, AllocationError> {
+        let unmapped = &mut self.unmapped[class as usize];
+        let Some((_, &block)) = unmapped.range(..=address).next_back() else { return Ok(false) };
+        let whole = self.blocks.span(block);
+        let page_bytes = self.pages[&self.blocks.segment_of(block).id].page_bytes;
+        let offset = address - whole.address;
+        let is_whole = offset.is_multiple_of(page_bytes) && bytes.is_multiple_of(page_bytes) && bytes > 0;
+        if !is_whole || offset.saturating_add(bytes) > whole.size_bytes {
+            return Ok(false);
+        }
+        let mut pages = Vec::new();
+        for _ in 0..bytes / page_bytes {
+            match found("create_page", memory.create_page(page_bytes))? {
+                Some(page) => pages.push(page),
+                None => return Ok(false),
+            }
+        }
+        if found("map", memory.map(address, page_bytes, &pages))?.is_none() {
+            return Ok(false);
+        }
+        let mut target = whole;
+        if offset > 0 {
+            target = self.blocks.split(block, offset);
+            self.unmapped[class as usize].insert(target.address, target.block);
+        }
+        self.mapped(Span { size_bytes: bytes, ..target }, &pages);
+        Ok(true)
     }
 
     /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.

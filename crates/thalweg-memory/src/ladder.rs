@@ -12,6 +12,7 @@
 //! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
 //! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
 //! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
+//! | | then a free block after all: part of a segment, say, that somebody still uses | |
 //! | 11 | any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
@@ -104,10 +105,14 @@ impl<'a> Climb<'a> {
             }
             self.release_cached()?;
             self.cold().ledger.statistics.num_alloc_retries += 1;
-            for rung in [Self::take_more, Self::cached] {
-                if let Some(obtained) = rung(&mut self)? {
-                    return Ok(obtained);
-                }
+            if let Some(obtained) = self.take_more()? {
+                return Ok(obtained);
+            }
+            // PyTorch does not look again at what the wait has made free.
+            if !self.policy.processes_all
+                && let Some(obtained) = self.cached()?
+            {
+                return Ok(obtained);
             }
         }
         if let Some(obtained) = self.last_resort()? {
@@ -125,9 +130,7 @@ impl<'a> Climb<'a> {
     fn cached(&mut self) -> Step {
         let mut state = self.arena.lock();
         state.process_events(self.arena);
-        // This is the same search as the one that led here, so it does not count as another for the age of blocks.
-        let found = state.cached(&self.request);
-        state.searches[self.request.class as usize] -= 1;
+        let found = state.search(&self.request);
         Ok(found.map(|span| self.hand_out(self.arena, &mut state, span)))
     }
 
@@ -162,7 +165,7 @@ impl<'a> Climb<'a> {
             return Ok(None);
         }
         self.arena.common.count_wait();
-        let found = state.cached(&self.request);
+        let found = state.cached(self.arena, &self.request);
         Ok(found.map(|span| self.hand_out(self.arena, state, span)))
     }
 
@@ -180,8 +183,8 @@ impl<'a> Climb<'a> {
         let mut missing = (reserved - limit) as i64;
         let mut segments = Vec::new();
         for arena in self.allocator.shared_arenas() {
-            let state = arena.lock();
-            let now = state.searches[SizeClass::Large as usize];
+            let mut state = arena.lock();
+            let now = state.now(&arena, SizeClass::Large);
             let whole = state.free[SizeClass::Large as usize]
                 .iter()
                 .filter(|entry| !state.blocks.tag(entry.block).grows && !state.blocks.is_split(entry.block));
@@ -279,9 +282,18 @@ impl<'a> Climb<'a> {
 
     fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
         let mut state = self.arena.lock();
-        let Some(span) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
+        let Some((span, ranges)) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
             return Ok(None);
         };
+        if !self.policy.stitching {
+            // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
+            self.cold
+                .as_mut()
+                .expect("the lock is held between two steps")
+                .ledger
+                .statistics
+                .num_device_alloc += ranges.saturating_sub(1);
+        }
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
@@ -299,12 +311,7 @@ impl<'a> Climb<'a> {
         if wanted == 0 {
             return Ok(true);
         }
-        // PyTorch asks for the limit with the size of a plain segment.
-        let asked_bytes = match self.policy.stitching {
-            true => wanted as u64 * page_bytes,
-            false => self.policy.segment_size(self.request.size_bytes),
-        };
-        if self.exceeds_limit(asked_bytes)? {
+        if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
             return Ok(false);
         }
         let made = loop {
@@ -435,12 +442,15 @@ impl<'a> Climb<'a> {
 
     /// More memory from the upstream: a plain segment, or pages.
     fn take_more(&mut self) -> Step {
-        if self.grows() && self.arena.common.upstream.virtual_memory().is_some() {
-            return self.grow_with(Donors::Nobody);
-        }
+        let grows = self.grows() && self.arena.common.upstream.virtual_memory().is_some();
         let bytes = self.policy.segment_size(self.request.size_bytes);
-        if self.exceeds_limit(bytes)? {
+        // PyTorch asks for the limit with the size of a plain segment, be it for one page. Who moves pages knows what it lacks.
+        let asks_later = grows && self.policy.stitching;
+        if !asks_later && self.exceeds_limit(bytes)? {
             return Ok(None);
+        }
+        if grows {
+            return self.grow_with(Donors::Nobody);
         }
         if self.policy.release_lock_on_cudamalloc {
             self.cold = None;
@@ -465,7 +475,7 @@ impl<'a> Climb<'a> {
         let stream = self.arena.home.stream;
         for arena in self.cold().pools.helping_out(stream) {
             let mut state = arena.lock();
-            if let Some(span) = state.cached(&self.request) {
+            if let Some(span) = state.cached(&arena, &self.request) {
                 return Ok(Some(self.hand_out(&arena, &mut state, span)));
             }
         }

@@ -137,6 +137,7 @@ mod raw;
 mod reach;
 mod registry;
 pub mod replay;
+mod restore;
 pub mod settings;
 mod sharing;
 mod slots;

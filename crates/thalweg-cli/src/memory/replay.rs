@@ -186,8 +186,7 @@ fn replay(
         }
     })?;
     let start = summarise(recording, device).start;
-    let maps_segments = what_if::maps_segments(recording);
-    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start, maps_segments };
+    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start };
     if !question.json {
         output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
         output.text(&report.table().render(output.width(), 2));
@@ -217,7 +216,12 @@ fn object(question: &Question, path: &str, device: usize, conf: &str, outcome: &
         .integer("retries", outcome.retries)
         .boolean("out_of_memory", outcome.out_of_memory)
         .integer("address_mismatches", outcome.address_mismatches);
-    let object = if outcome.is_lower_bound { object.boolean("is_lower_bound", true) } else { object };
+    let object = match outcome.is_lower_bound {
+        true => object
+            .boolean("is_lower_bound", true)
+            .string("lower_bound_of", "peak_reserved_bytes,driver_allocations"),
+        false => object,
+    };
     if question.names_files { object.string("snapshot", path) } else { object }
 }
 
@@ -228,7 +232,6 @@ struct Report<'r> {
     confs: &'r [String],
     outcomes: &'r [Outcome],
     start: Start,
-    maps_segments: bool,
 }
 
 impl Report<'_> {
@@ -257,8 +260,7 @@ impl Report<'_> {
         let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
         note(&format!("live at most: {}, whatever the settings", size(live)));
         let recorded = self.confs.iter().position(|conf| conf == self.recorded);
-        let is_comparable = self.question.policy == Policy::PyTorch && !self.maps_segments;
-        if let Some(at) = recorded.filter(|_| is_comparable) {
+        if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
             let mismatches = count(self.outcomes[at].address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }

@@ -62,8 +62,8 @@ pub fn recorded_conf(recording: &Recording) -> &str {
     }
 }
 
-/// Whether there are segments that grow, whatever the file says of settings. Where their blocks are cannot be compared.
-pub fn maps_segments(recording: &Recording) -> bool {
+/// Whether there are segments that grow, whatever the file says of settings.
+fn maps_segments(recording: &Recording) -> bool {
     let mut devices = recording.devices().into_iter();
     devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
 }
@@ -95,6 +95,10 @@ pub fn run(
     let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes.unwrap_or(ENDLESS_BYTES)));
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
     let mut replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
+    if card_bytes.is_some() {
+        // On a card without end there is nothing to learn from them.
+        replay = replay.with_attempts();
+    }
     let (reserved, out_of_memory) = serve(&mut replay, progress)?;
     let statistics = replay.allocator().memory_stats();
     let statistic = |key: &str| {
@@ -119,8 +123,11 @@ pub fn run(
 /// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
 /// one failed.
 fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
-    let mut reserved: ReservedSteps = vec![(None, 0)];
-    let mut last_bytes = 0;
+    if let Err(error) = replay.begin() {
+        return out_of_memory(&error).map(|()| (vec![(None, replay.reserved_bytes())], true));
+    }
+    let mut last_bytes = replay.reserved_bytes();
+    let mut reserved: ReservedSteps = vec![(None, last_bytes)];
     for step in 0.. {
         if step % 65_536 == 0 {
             progress(step);
@@ -216,7 +223,7 @@ fn peak_live_bytes(program: &Program) -> u64 {
             Step::Free { block } | Step::Complete { block } => {
                 live = live.saturating_sub(program.requested_bytes(block));
             }
-            Step::FreePending { .. } | Step::EmptyCache => {}
+            Step::FreePending { .. } | Step::EmptyCache | Step::Attempt { .. } => {}
         }
         peak = live.max(peak);
     }

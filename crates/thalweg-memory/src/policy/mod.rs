@@ -67,7 +67,7 @@ pub(crate) struct Policy {
     pub(crate) direct: bool,
     /// The driver's own stream-ordered allocator is asked.
     pub(crate) stream_ordered: bool,
-    /// Every allocation looks how far all streams have come, not its own only.
+    /// Every allocation looks how far all streams have come, not its own only, and lets the cached blocks of all grow older.
     pub(crate) processes_all: bool,
     /// The block that was freed last is not merged before the next request.
     pub(crate) keeps_hand: bool,

@@ -19,11 +19,13 @@
 //!   whose event passes when the trace says so.
 //! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
 //!   ([`StartState`]).
-//! - A run of `segment_free` entries is taken for a call of `empty_cache`. That is so in traces of programs that had memory
-//!   enough; where memory was short the allocator itself may have given them back.
+//! - A run of `segment_free` or `segment_unmap` entries is taken for a call of `empty_cache`. That is so in traces of programs
+//!   that had memory enough; where memory was short the allocator itself may have given them back.
+//! - A request that failed (`oom`) is no part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
 //! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
 //!   that was given back before the snapshot was taken nobody knows: it counts as shared, unless the entries say the pool.
-//! - Expandable segments are the allocator's affair: the program is the same.
+//! - Expandable segments are the allocator's affair: the program is the same. Where they grow is not where they did; their
+//!   blocks are compared by their distance from where they began.
 //!
 //! # Tags
 //!
@@ -36,6 +38,7 @@
 //! What is not here: threads. A trace has one order, and that is kept.
 
 mod addresses;
+mod layout;
 mod program;
 mod reading;
 mod start;
@@ -78,6 +81,9 @@ pub struct Replay<'p> {
     idle_lanes: Vec<StreamId>,
     lanes: u64,
     tags: Option<Tags>,
+    /// Whether the state before the trace is laid out, if it is to be.
+    is_laid_out: bool,
+    attempts: bool,
     /// The next step, counted from the first of those that make the state before the trace.
     at: usize,
     start_steps: usize,
@@ -137,6 +143,8 @@ impl<'p> Replay<'p> {
             idle_lanes: Vec::new(),
             lanes: 0,
             tags: Some(Tags::default()),
+            is_laid_out: false,
+            attempts: false,
             at: 0,
             start_steps: program.start_steps(StartState::Recorded).len(),
             requested_bytes: 0,
@@ -159,6 +167,12 @@ impl<'p> Replay<'p> {
         Self { start, start_steps: self.program.start_steps(start).len(), ..self }
     }
 
+    /// The same, with what the recording says there was no memory for asked for again.
+    #[must_use]
+    pub fn with_attempts(self) -> Self {
+        Self { attempts: true, ..self }
+    }
+
     /// Serves one step and returns it; `None` after the last. The first ones make the state before the trace, and leave no peaks.
     ///
     /// # Errors
@@ -166,6 +180,7 @@ impl<'p> Replay<'p> {
     /// the one after it; a block that was refused is left out from then on.
     #[inline]
     pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
+        self.begin()?;
         let step = match self.at.checked_sub(self.start_steps) {
             Some(at) => self.program.steps().get(at),
             None => self.program.start_steps(self.start).get(self.at),
@@ -181,6 +196,7 @@ impl<'p> Replay<'p> {
             }
             Step::Complete { block } => self.complete(block),
             Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
+            Step::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
         }
         if self.at == self.start_steps && self.program.older_blocks() > 0 {
             self.allocator.reset_peak_memory_stats();
@@ -244,8 +260,13 @@ impl<'p> Replay<'p> {
         self.upstream.serve_block(number);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
+        self.hold(number, block, recorded_address)
+    }
+
+    /// Keeps a block that was just handed out, and looks where it is.
+    fn hold(&mut self, number: u32, block: Block, recorded_address: u64) -> Result<(), ReplayError> {
         let placed = self.tag(number, &block);
-        let replayed = block.address();
+        let replayed = self.upstream.recorded(block.address());
         if replayed != recorded_address && recorded_address != 0 {
             self.mismatches += 1;
             self.first_mismatch.get_or_insert(Divergence {
@@ -257,7 +278,19 @@ impl<'p> Replay<'p> {
         self.blocks.insert(number, block);
         self.requested_bytes += self.program.requested_bytes(number);
         self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
-        placed.map_err(|conflict| ReplayError { step: self.at - 1, kind: Kind::Conflict(number, conflict) })
+        placed.map_err(|conflict| ReplayError {
+            step: self.at.saturating_sub(1),
+            kind: Kind::Conflict(number, conflict),
+        })
+    }
+
+    fn attempt(&mut self, pool: Option<u16>, bytes: u64, stream: StreamId) -> Result<(), ReplayError> {
+        if !self.attempts {
+            return Ok(());
+        }
+        self.upstream.serve_block(u32::MAX);
+        let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
+        self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.refused(error))
     }
 
     /// Lets requests come from a private pool for as long as the scope lives.
@@ -316,7 +349,7 @@ impl<'p> Replay<'p> {
     }
 
     fn refused(&self, error: AllocationError) -> ReplayError {
-        ReplayError { step: self.at - 1, kind: Kind::Refused(error) }
+        ReplayError { step: self.at.saturating_sub(1), kind: Kind::Refused(error) }
     }
 }
 

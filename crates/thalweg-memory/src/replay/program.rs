@@ -1,6 +1,7 @@
 //! What a program asked of its allocator, out of a trace.
 
 use super::reading;
+use super::start::Layout;
 use crate::snapshot::{Event, Recording, Snapshot, SnapshotError};
 use crate::upstream::StreamId;
 
@@ -37,6 +38,16 @@ pub enum Step {
     },
     /// Calls `empty_cache`.
     EmptyCache,
+    /// Asks for memory that there was not: the recording says that it ran out here (`oom`). What came of it then cannot be known;
+    /// it is freed at once. Only a replay that [attempts](super::Replay::with_attempts) it does.
+    Attempt {
+        /// As in an allocation.
+        pool: Option<u16>,
+        /// What was asked for, after rounding.
+        bytes: u64,
+        /// For work on this stream.
+        stream: StreamId,
+    },
 }
 
 /// How much of the state before the trace is made before a program is served.
@@ -57,14 +68,17 @@ pub struct Program {
     pub(super) steps: Vec<Step>,
     /// By step, the entry of the trace that it is.
     pub(super) entries: Vec<u32>,
-    /// What makes the state before the trace, by [`StartState`].
-    pub(super) recorded_start: Vec<Step>,
-    pub(super) live_start: Option<Vec<Step>>,
+    /// Requests that make the state before the trace, as far as requests can.
+    pub(super) start: Vec<Step>,
+    /// That state itself, where requests under the same settings would not lead to it.
+    pub(super) layout: Option<Layout>,
     pub(super) older_blocks: usize,
     /// The segments as (address, bytes), in the order in which the trace's allocator took them.
     pub(super) segments: Vec<(u64, u64)>,
     /// For each of them the block for which it was taken, if that is known.
     pub(super) opened_for: Vec<Option<u32>>,
+    /// The blocks for which memory was mapped, and where first: if a segment began to grow then, it began there.
+    pub(super) mapped_for: Vec<(u32, u64)>,
     /// By block, what was asked for.
     pub(super) requested_bytes: Vec<u64>,
     pub(super) pools: Vec<(u64, u64)>,
@@ -121,11 +135,11 @@ impl Program {
         &self.steps
     }
 
-    /// The steps that make the state before the trace.
+    /// The steps that make the state before the trace. There are none where the state is laid out as it was.
     pub fn start_steps(&self, start: StartState) -> &[Step] {
-        match (start, &self.live_start) {
-            (StartState::LiveBlocks, Some(steps)) => steps,
-            _ => &self.recorded_start,
+        match start {
+            StartState::Recorded if self.layout.is_some() => &[],
+            _ => &self.start,
         }
     }
 
@@ -167,6 +181,11 @@ impl Program {
         self.requested_bytes[number as usize]
     }
 
+    /// The addresses where segments may have begun to grow for a block, by its number.
+    pub(crate) fn mapped(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.mapped_for.iter().copied()
+    }
+
     /// The segments that were taken for a block, by its number, as (address, bytes).
     pub(crate) fn opened(&self) -> impl Iterator<Item = (u32, (u64, u64))> {
         self.opened_for.iter().zip(&self.segments).filter_map(|(block, &segment)| Some(((*block)?, segment)))
@@ -176,7 +195,12 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Action, TraceEntry};
+    use std::sync::Arc;
+
+    use crate::allocator::DeviceAllocator;
+    use crate::replay::{Replay, ReplayUpstream};
+    use crate::settings::Settings;
+    use crate::snapshot::{Action, BlockState, TraceEntry};
 
     fn entry(action: Action, address: u64) -> TraceEntry {
         TraceEntry::new(action, address, 600, StreamId::from_raw(1))
@@ -254,18 +278,26 @@ mod tests {
         ];
         let program = program(trace).expect("it is a trace");
         assert_eq!(program.older_blocks(), 3);
+        assert_eq!(program.start_steps(StartState::Recorded), [], "it is laid out");
+        let upstream = Arc::new(ReplayUpstream::scripted(&program, 1 << 30));
+        let settings = Settings::parse("policy:pytorch").expect("it is one");
+        let allocator = DeviceAllocator::new(upstream.clone(), settings);
+        let mut replay = Replay::new(&program, allocator, upstream);
+        replay.begin().expect("there is room");
+        let segments = replay.allocator().snapshot();
+        let blocks: Vec<_> = segments.iter().flat_map(|segment| &segment.blocks).collect();
+        let sizes: Vec<_> =
+            blocks.iter().map(|block| (block.size_bytes, block.state == BlockState::Inactive)).collect();
+        let (live, free) = (false, true);
         let expected = [
-            (20 * MIB, 0),
-            (5 * MIB, 64 * MIB),
-            (3 * MIB, 0),
-            (3 * MIB + HALF, 72 * MIB),
-            (2 * MIB, 75 * MIB + HALF),
-            (6 * MIB + HALF, 0),
+            (5 * MIB, live),
+            (3 * MIB, free),
+            (3 * MIB + HALF, live),
+            (2 * MIB, live),
+            (6 * MIB + HALF, free),
         ];
-        let recorded = program.start_steps(StartState::Recorded);
-        assert_eq!(requests(recorded), expected);
-        let freed = recorded.iter().filter(|step| matches!(step, Step::Free { .. })).count();
-        assert_eq!(freed, 3, "the whole, and what was free in it");
+        assert_eq!((segments[0].address, sizes), (64 * MIB, expected.to_vec()));
+        assert_eq!((replay.mismatches(), segments.len()), (0, 1));
         let live = requests(program.start_steps(StartState::LiveBlocks));
         let expected = [(5 * MIB - 100, 64 * MIB), (3 * MIB, 72 * MIB), (2 * MIB, 75 * MIB + HALF)];
         assert_eq!(live, expected);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::program::{Program, Step};
-use super::start::{Backwards, OlderBlock, Rebuilding, live_blocks};
+use super::start::{Backwards, Bases, Layout, OlderBlock, free_segments, live_blocks};
 use crate::snapshot::{
     Action, BlockState, BlockView, Event, Segment, SegmentView, SnapshotError, TraceEntry,
 };
@@ -76,7 +76,14 @@ pub(super) fn read(
         )));
     }
     let mut found = Backwards::over(&last, trace.clone());
-    let mut reading = Reading { pools: std::mem::take(&mut found.of_allocations), ..Reading::default() };
+    let bases = Bases::over(&found, trace.clone());
+    let program = Program { pools: found.pools.clone(), ..Program::default() };
+    let mut reading = Reading {
+        program,
+        pools: std::mem::take(&mut found.of_allocations),
+        tells_of_ends: trace.clone().any(|event| event.action == Action::FreeCompleted),
+        ..Reading::default()
+    };
     let mut rest = trace.clone().enumerate().peekable();
     while let Some((index, event)) = rest.next() {
         let next = rest.peek().map(|(_, next)| next);
@@ -91,7 +98,7 @@ pub(super) fn read(
         found.segments.clear();
     }
     reading.learn_sizes(trace);
-    Ok(reading.finish(found))
+    Ok(reading.finish(found, &bases))
 }
 
 fn is_of_segments(action: Action) -> bool {
@@ -108,6 +115,10 @@ struct Reading {
     /// The numbers of the live blocks that were allocated in the trace, by address.
     live: FxHashMap<u64, u32>,
     pending: FxHashMap<u64, u32>,
+    /// Whether there are entries that say when a free is over. They can be left out of a recording (`skip_actions`).
+    tells_of_ends: bool,
+    /// Where memory was mapped first since the last allocation.
+    mapped: Option<u64>,
     /// The blocks that were live when the trace began, by address.
     older: BTreeMap<u64, OlderBlock>,
 }
@@ -119,6 +130,10 @@ impl Reading {
             Action::Alloc => self.allocate(index, event)?,
             Action::FreeRequested => {
                 let block = self.take_live(index, event);
+                if !self.tells_of_ends {
+                    self.step(index, Step::Free { block });
+                    return Ok(());
+                }
                 let at_once =
                     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
                 // The entry that follows finds it pending, and adds no step for one that was freed at once.
@@ -137,13 +152,20 @@ impl Reading {
                 self.program.segments.push((address, event.size_bytes));
                 self.program.opened_for.push(None);
             }
-            Action::SegmentFree => {
+            Action::SegmentFree | Action::SegmentUnmap => {
                 if self.program.steps.last() != Some(&Step::EmptyCache) {
                     self.step(index, Step::EmptyCache);
                 }
             }
-            Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::Oom | Action::Annotate => {
+            Action::SegmentMap => drop(self.mapped.get_or_insert(address)),
+            Action::Oom => {
+                self.mapped = None;
+                let pool =
+                    event.pool_id.and_then(|id| self.program.pools.iter().position(|known| *known == id));
+                let pool = pool.map(|at| at as u16);
+                self.step(index, Step::Attempt { pool, bytes: event.size_bytes, stream: event.stream });
             }
+            Action::Snapshot | Action::Annotate => {}
         }
         Ok(())
     }
@@ -151,7 +173,11 @@ impl Reading {
     fn allocate(&mut self, index: usize, event: &Event) -> Result<(), String> {
         let &Event { address, size_bytes: bytes, stream, .. } = event;
         let block = self.add_block(bytes);
-        if self.live.insert(address, block).is_some() || self.pending.contains_key(&address) {
+        if let Some(pending) = self.pending.remove(&address) {
+            // It is over, whether or not an entry says so.
+            self.step(index, Step::Complete { block: pending });
+        }
+        if self.live.insert(address, block).is_some() {
             return Err(format!("{address:#x} is allocated, and was not freed before"));
         }
         // A new segment's first block is at its beginning.
@@ -160,6 +186,9 @@ impl Reading {
             && segment == address
         {
             *opened_for = Some(block);
+        }
+        if let Some(mapped) = self.mapped.take() {
+            self.program.mapped_for.push((block, mapped));
         }
         let pool = self.pools.pop().flatten();
         self.step(index, Step::Allocate { block, pool, bytes, stream, recorded_address: address });
@@ -222,21 +251,27 @@ impl Reading {
     }
 
     /// Adds what makes the state before the trace.
-    fn finish(self, found: Backwards) -> Program {
+    fn finish(self, found: Backwards, bases: &Bases) -> Program {
         let Self { mut program, older, .. } = self;
-        let Rebuilding { steps, mut segments, mut opened_for, .. } =
-            Rebuilding::of(&found, &older, &mut program.requested_bytes);
+        let first = program.requested_bytes.len() as u32;
+        let (fillers, opened) = free_segments(&found, first);
+        let grows = found.segments.values().any(|segment| segment.is_expandable);
+        let layout = (!older.is_empty() || grows).then(|| Layout::of(&found, &older, bases));
+        let mut segments: Vec<_> = opened.iter().map(|(_, segment)| *segment).collect();
+        let mut opened_for: Vec<_> = opened.iter().map(|(block, _)| Some(*block)).collect();
+        let start = match older.is_empty() {
+            true => {
+                program.requested_bytes.resize(first as usize + fillers.len() / 2, 0);
+                fillers
+            }
+            false => {
+                opened_for.fill(None);
+                live_blocks(&found, &older)
+            }
+        };
         segments.append(&mut program.segments);
         opened_for.append(&mut program.opened_for);
-        let live_start = (!older.is_empty()).then(|| live_blocks(&found, &older));
-        Program {
-            recorded_start: steps,
-            live_start,
-            older_blocks: older.len(),
-            segments,
-            opened_for,
-            pools: found.pools,
-            ..program
-        }
+        let (older_blocks, pools) = (older.len(), found.pools);
+        Program { start, layout, older_blocks, segments, opened_for, pools, ..program }
     }
 }

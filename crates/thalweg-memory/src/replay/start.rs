@@ -4,21 +4,17 @@
 //! allocation is seen in the segment that it came from, whose pool it has. So pools belong to *lifetimes* of segments; an
 //! address may be in one pool today and in another tomorrow.
 //!
-//! Then the state is made by requests alone. One segment after the other is opened by a request for all of it, given back, and
-//! cut into pieces from its beginning to its end: the blocks that were live, and *fillers* for what was free. Nothing else is
-//! free meanwhile, so each piece comes from where it should. At the end the fillers are freed.
-//!
-//! ```text
-//!  recorded  │ live │      free      │ live │ live │   free   │
-//!  made      │  1   │   2, filler    │  3   │  4   │ 5, filler│   then free 2 and 5
-//! ```
+//! Where a trace is replayed under its own settings, that state is laid out as it was ([`Layout`]): each segment at its
+//! address, or with the same distances in it if it grows, and each block where it was. Under other settings only the blocks are
+//! asked for ([`live_blocks`]).
 //!
 //! An entry that frees a block says what was asked for with it and not how large it was. A rest of up to 1 MiB is never free on
-//! its own in a segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in it
-//! says where it begins. Where there is none while the block is live, all of it is taken to be free, although a part may have
+//! its own in a plain segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in
+//! it says where it begins. Where there is none while the block is live, all of it is taken to be free, although a part may have
 //! belonged to the block too.
 //!
-//! What is not here: segments that grow. Where they were is of no use to anybody, and their live blocks are allocated plainly.
+//! Segments that grow have no beginning in a recording, which shows what is mapped. They begin at the lowest address that was
+//! ever seen mapped; what lay below that, and was never used again, is missed by nobody.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +28,8 @@ use crate::upstream::StreamId;
 const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// The largest small request; in segments for large ones, a free rest is larger than this.
 const SMALL_BYTES: u64 = 1 << 20;
+/// The page of segments that grow for large requests, by default.
+const LARGE_PAGE_BYTES: u64 = 20 << 20;
 /// The number of the pool that all share.
 const SHARED: (u64, u64) = (0, 0);
 
@@ -42,11 +40,11 @@ pub(super) struct HeldSegment {
     stream: StreamId,
     class: SizeClass,
     pool: Option<u16>,
-    is_expandable: bool,
+    pub(super) is_expandable: bool,
 }
 
 /// A block that was live when the trace began.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OlderBlock {
     pub(super) number: u32,
     pub(super) requested_bytes: u64,
@@ -58,6 +56,33 @@ pub(super) struct OlderBlock {
 }
 
 impl OlderBlock {
+    /// Asks for it, wherever it may be.
+    pub(super) fn request(&self, recorded_address: u64, pool: Option<u16>) -> Step {
+        let &Self { number: block, requested_bytes: bytes, stream, .. } = self;
+        Step::Allocate { block, pool, bytes, stream, recorded_address }
+    }
+
+    /// What it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were asked for.
+    pub(super) fn size_in(
+        &self,
+        segment: &LaidSegment,
+        room_bytes: u64,
+        rounded_bytes: u64,
+        is_cut: bool,
+    ) -> u64 {
+        match self.size_bytes {
+            // What is learned from the next block is true of plain segments only.
+            Some(size) if !segment.grows || self.freed.is_none() => size,
+            _ if segment.grows => rounded_bytes,
+            _ if segment.class == SizeClass::Large
+                && (!is_cut || room_bytes.saturating_sub(rounded_bytes) <= SMALL_BYTES) =>
+            {
+                room_bytes
+            }
+            _ => rounded_bytes.min(room_bytes),
+        }
+    }
+
     /// What was asked for, rounded as in every pool.
     fn rounded_bytes(&self) -> u64 {
         self.requested_bytes.max(1).checked_next_multiple_of(512).unwrap_or(u64::MAX)
@@ -115,14 +140,30 @@ impl Backwards {
         let (address, bytes, stream) = (event.address, event.size_bytes, event.stream);
         match event.action {
             Action::SegmentAlloc | Action::SegmentMap => self.cut_out(address, address.saturating_add(bytes)),
-            Action::SegmentFree | Action::SegmentUnmap => {
+            Action::SegmentFree => {
                 let class = if bytes <= SMALL_SEGMENT_BYTES { SizeClass::Small } else { SizeClass::Large };
                 let pool = event.pool_id.and_then(|id| self.pool(id));
-                let is_expandable = event.action == Action::SegmentUnmap;
-                self.segments.insert(address, HeldSegment { bytes, stream, class, pool, is_expandable });
+                self.segments
+                    .insert(address, HeldSegment { bytes, stream, class, pool, is_expandable: false });
+            }
+            Action::SegmentUnmap => {
+                // What a private pool relies on is not given back.
+                let pool = event.pool_id.and_then(|id| self.pool(id));
+                let touched = self.touched(address, address.saturating_add(bytes));
+                let class = touched.unwrap_or_else(|| class_of_pages(bytes));
+                self.segments
+                    .insert(address, HeldSegment { bytes, stream, class, pool, is_expandable: true });
             }
             _ => {}
         }
+    }
+
+    /// The class of a range that is mapped and touches this one.
+    fn touched(&self, start: u64, end: u64) -> Option<SizeClass> {
+        let before = self.last_before(start).filter(|(at, segment)| end_of(*at, segment) == start);
+        let behind = self.segments.get(&end).copied();
+        let touching = before.map(|(_, segment)| segment).into_iter().chain(behind);
+        touching.filter(|segment| segment.is_expandable).map(|segment| segment.class).next()
     }
 
     /// Takes a range of addresses out: whole segments, or a part of one that grows.
@@ -169,145 +210,167 @@ fn end_of(address: u64, segment: &HeldSegment) -> u64 {
     address.saturating_add(segment.bytes)
 }
 
-/// The requests that make a state, as far as they are known.
-pub(super) struct Rebuilding<'r> {
-    pub(super) steps: Vec<Step>,
-    /// The segments as (address, bytes), and the block that takes each.
-    pub(super) segments: Vec<(u64, u64)>,
-    pub(super) opened_for: Vec<Option<u32>>,
-    /// What was asked for, by block: fillers are added.
-    requested_bytes: &'r mut Vec<u64>,
-    fillers: Vec<u32>,
+/// The state before a trace, as far as it is known.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Layout {
+    /// In the order of their addresses. They do not overlap.
+    pub(super) segments: Vec<LaidSegment>,
+    /// Blocks that are in none of them.
+    pub(super) others: Vec<Step>,
 }
 
-impl<'r> Rebuilding<'r> {
-    /// Makes all segments with all blocks.
-    pub(super) fn of(
-        found: &Backwards,
-        older: &BTreeMap<u64, OlderBlock>,
-        requested_bytes: &'r mut Vec<u64>,
-    ) -> Self {
-        let (steps, segments) = (Vec::new(), Vec::new());
-        let mut this = Self { steps, segments, opened_for: Vec::new(), requested_bytes, fillers: Vec::new() };
-        // Of each kind of small segments, where the last is: it need not be filled.
-        let mut last_small = BTreeMap::new();
-        for (&address, segment) in
-            found.segments.iter().filter(|(_, segment)| segment.class == SizeClass::Small)
-        {
-            last_small.insert((segment.stream, segment.pool), address);
-        }
+/// A segment of the state before a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct LaidSegment {
+    /// For one that grows, where its addresses begin.
+    pub(super) address: u64,
+    pub(super) stream: StreamId,
+    pub(super) class: SizeClass,
+    pub(super) pool: Option<u16>,
+    pub(super) grows: bool,
+    /// Where memory is, as (address, bytes): all of a plain one.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// By address.
+    pub(super) blocks: Vec<(u64, OlderBlock)>,
+}
+
+impl Layout {
+    pub(super) fn of(found: &Backwards, older: &BTreeMap<u64, OlderBlock>, bases: &Bases) -> Self {
+        let mut this = Self::default();
+        // The ones that grow, by what they are for: there is one of each.
+        let mut growing: BTreeMap<Key, usize> = BTreeMap::new();
         let mut done = 0;
-        for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.is_makeable()) {
+        for (&address, segment) in &found.segments {
             // In a damaged file segments overlap.
-            if address < done {
+            if address < done || !segment.is_usual() {
                 continue;
             }
-            // Blocks between segments that can be made.
-            older.range(done..address).for_each(|(at, block)| this.allocate(found, *at, block));
+            this.others.extend(older.range(done..address).map(|(at, block)| request(found, *at, block)));
             done = end_of(address, segment);
-            let is_last = last_small.get(&(segment.stream, segment.pool)) == Some(&address);
-            this.segment(address, segment, older.range(address..done), is_last);
+            let key = segment.key();
+            let at = match growing.get(&key) {
+                Some(&at) if segment.is_expandable => at,
+                _ => {
+                    let address = if segment.is_expandable { bases.base_of(key, address) } else { address };
+                    let &HeldSegment { stream, class, pool, is_expandable: grows, .. } = segment;
+                    let (ranges, blocks) = (Vec::new(), Vec::new());
+                    this.segments.push(LaidSegment { address, stream, class, pool, grows, ranges, blocks });
+                    this.segments.len() - 1
+                }
+            };
+            if segment.is_expandable {
+                growing.insert(key, at);
+            }
+            let laid = &mut this.segments[at];
+            match laid.ranges.last_mut() {
+                Some((start, bytes)) if *start + *bytes == address => *bytes += segment.bytes,
+                _ => laid.ranges.push((address, segment.bytes)),
+            }
+            laid.blocks.extend(older.range(address..done).map(|(at, block)| (*at, *block)));
         }
-        older.range(done..).for_each(|(at, block)| this.allocate(found, *at, block));
-        let fillers = std::mem::take(&mut this.fillers);
-        this.steps.extend(fillers.into_iter().map(|block| Step::Free { block }));
+        this.others.extend(older.range(done..).map(|(at, block)| request(found, *at, block)));
         this
     }
+}
 
-    fn segment<'b>(
-        &mut self,
-        address: u64,
-        segment: &HeldSegment,
-        blocks: impl Iterator<Item = (&'b u64, &'b OlderBlock)> + Clone,
-        is_last: bool,
-    ) {
-        let is_free = blocks.clone().next().is_none();
-        self.segments.push((address, segment.bytes));
-        self.opened_for.push(Some(self.requested_bytes.len() as u32));
-        match segment.class {
-            SizeClass::Small if is_free && is_last => return self.fill(segment, 1),
-            SizeClass::Large if is_free => return self.fill(segment, segment.bytes),
-            // Its first piece opens it.
-            SizeClass::Small => {
-                if let Some((_, first)) = blocks.clone().next().filter(|(start, _)| **start == address) {
-                    self.opened_for.pop();
-                    self.opened_for.push(Some(first.number));
+/// The class of a segment that grows, of so many bytes in pages. Small ones grow by one page of 2 MiB.
+fn class_of_pages(bytes: u64) -> SizeClass {
+    if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
+}
+
+/// What a segment that grows is for.
+pub(super) type Key = (StreamId, Option<u16>, SizeClass);
+
+/// Where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
+#[derive(Default)]
+pub(super) struct Bases(BTreeMap<Key, u64>);
+
+impl Bases {
+    /// What the trace maps in segments that had something mapped before it, and ever since.
+    pub(super) fn over(found: &Backwards, trace: impl Iterator<Item = Event>) -> Self {
+        let mut mapped: BTreeMap<Key, (u64, i128)> = BTreeMap::new();
+        for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.is_expandable) {
+            let (base, bytes) = mapped.entry(segment.key()).or_insert((address, 0));
+            (*base, *bytes) = (address.min(*base), *bytes + i128::from(segment.bytes));
+        }
+        if mapped.is_empty() {
+            return Self::default();
+        }
+        // An entry that maps does not say for which pool; the allocation that follows does.
+        let mut pools = found.of_allocations.iter().rev();
+        let mut waiting: Vec<(u64, u64)> = Vec::new();
+        for event in trace {
+            let (address, size_bytes) = (event.address, event.size_bytes);
+            match event.action {
+                Action::SegmentMap => waiting.push((address, size_bytes)),
+                Action::Alloc => {
+                    let pool = pools.next().copied().flatten();
+                    for (address, bytes) in waiting.drain(..) {
+                        let key = (event.stream, pool, class_of_pages(bytes));
+                        if let Some((base, now)) = mapped.get_mut(&key).filter(|(_, now)| *now > 0) {
+                            (*base, *now) = (address.min(*base), *now + i128::from(bytes));
+                        }
+                    }
                 }
+                Action::SegmentUnmap => {
+                    let key = (event.stream, None, class_of_pages(size_bytes));
+                    if let Some((_, now)) = mapped.get_mut(&key) {
+                        *now -= i128::from(size_bytes);
+                    }
+                }
+                _ => {}
             }
-            SizeClass::Large => {
-                self.fill(segment, segment.bytes);
-                let whole = self.fillers.pop().expect("it was just made");
-                self.steps.push(Step::Free { block: whole });
-            }
         }
-        let mut at = address;
-        let mut rest = blocks.peekable();
-        while let Some((&start, block)) = rest.next() {
-            self.free_range(segment, start.saturating_sub(at));
-            let end = rest.peek().map_or(end_of(address, segment), |(next, _)| **next);
-            let bytes = segment.size_of(block, end - start);
-            self.push(start, block, segment.pool, bytes);
-            at = start + bytes;
-        }
-        self.free_range(segment, end_of(address, segment).saturating_sub(at));
+        Self(mapped.into_iter().map(|(key, (base, _))| (key, base)).collect())
     }
 
-    /// Requests for what is free between two blocks.
-    fn free_range(&mut self, segment: &HeldSegment, mut bytes: u64) {
-        let most = if segment.class == SizeClass::Small { SMALL_BYTES } else { u64::MAX };
-        while bytes > 0 {
-            let piece = bytes.min(most);
-            self.fill(segment, piece);
-            bytes -= piece;
-        }
+    fn base_of(&self, key: Key, lowest: u64) -> u64 {
+        self.0.get(&key).copied().unwrap_or(lowest).min(lowest)
     }
+}
 
-    fn fill(&mut self, segment: &HeldSegment, bytes: u64) {
-        let block = self.requested_bytes.len() as u32;
-        self.requested_bytes.push(0);
-        self.fillers.push(block);
-        let (pool, stream) = (segment.pool, segment.stream);
-        self.steps.push(Step::Allocate { block, pool, bytes, stream, recorded_address: 0 });
-    }
-
-    /// Asks for a block wherever it may be.
-    fn allocate(&mut self, found: &Backwards, address: u64, block: &OlderBlock) {
-        let pool = found.home(address).and_then(|(_, segment)| segment.pool);
-        self.push(address, block, pool, block.requested_bytes);
-    }
-
-    fn push(&mut self, recorded_address: u64, older: &OlderBlock, pool: Option<u16>, bytes: u64) {
-        let (block, stream) = (older.number, older.stream);
-        self.steps.push(Step::Allocate { block, pool, bytes, stream, recorded_address });
-    }
+fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> Step {
+    older.request(recorded_address, found.home(recorded_address).and_then(|(_, segment)| segment.pool))
 }
 
 /// Requests for the live blocks alone, in the order of their addresses.
 pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) -> Vec<Step> {
-    let requests = older.iter().map(|(&recorded_address, older)| Step::Allocate {
-        block: older.number,
-        pool: found.home(recorded_address).and_then(|(_, segment)| segment.pool),
-        bytes: older.requested_bytes,
-        stream: older.stream,
-        recorded_address,
-    });
-    requests.collect()
+    older.iter().map(|(&address, older)| request(found, address, older)).collect()
+}
+
+/// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
+/// blocks are numbered from `first` on.
+pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Vec<(u32, (u64, u64))>) {
+    let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
+    // Of each kind of small segments, where the last is: it need not be filled.
+    let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);
+    let last: BTreeMap<Key, u64> = small.map(|(&address, segment)| (segment.key(), address)).collect();
+    let (mut steps, mut opened) = (Vec::new(), Vec::new());
+    let mut block = first;
+    for (&address, segment) in plain() {
+        opened.push((block, (address, segment.bytes)));
+        let requests = match segment.class {
+            SizeClass::Small if last.get(&segment.key()) == Some(&address) => &[1][..],
+            SizeClass::Small => &[SMALL_BYTES; 2],
+            SizeClass::Large => &[segment.bytes],
+        };
+        for &bytes in requests {
+            let (pool, stream) = (segment.pool, segment.stream);
+            steps.push(Step::Allocate { block, pool, bytes, stream, recorded_address: 0 });
+            block += 1;
+        }
+    }
+    steps.extend((first..block).map(|block| Step::Free { block }));
+    (steps, opened)
 }
 
 impl HeldSegment {
-    /// Whether requests can make it: it is not mapped, and a small one has the usual size.
-    fn is_makeable(&self) -> bool {
-        let is_usual = self.class == SizeClass::Large || self.bytes == SMALL_SEGMENT_BYTES;
-        !self.is_expandable && is_usual
+    /// Whether it can be: a small one that does not grow has one size.
+    fn is_usual(&self) -> bool {
+        self.is_expandable || self.class == SizeClass::Large || self.bytes == SMALL_SEGMENT_BYTES
     }
 
-    /// What a block takes that has `room_bytes` up to the next, or to the end.
-    fn size_of(&self, block: &OlderBlock, room_bytes: u64) -> u64 {
-        let rounded = block.rounded_bytes();
-        let size = block.size_bytes.unwrap_or(match self.class {
-            SizeClass::Large if room_bytes.saturating_sub(rounded) <= SMALL_BYTES => room_bytes,
-            SizeClass::Large | SizeClass::Small => rounded,
-        });
-        size.min(room_bytes)
+    fn key(&self) -> Key {
+        (self.stream, self.pool, self.class)
     }
 }

@@ -27,6 +27,12 @@ type Clock = BTreeMap<StreamId, u64>;
 struct Inner {
     /// The trace's segments, each as (address, bytes) under the number of the block for which it was taken.
     script: FxHashMap<u32, (u64, u64)>,
+    /// Where segments may have begun to grow, under the number of the block for which they did.
+    mapped_for: FxHashMap<u32, u64>,
+    /// Where the next segment is that is laid out as it was.
+    next: Option<u64>,
+    /// The ranges of addresses that are recorded too: how large, and where the recording has them.
+    ranges: BTreeMap<u64, (u64, u64)>,
     addresses: Addresses,
     /// Where the fake has the segments that are out, by address.
     fakes: FxHashMap<u64, u64>,
@@ -56,7 +62,9 @@ impl ReplayUpstream {
     /// A device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same size, is
     /// where it was then, if it can be; others are at invented addresses.
     pub fn scripted(program: &Program, total_bytes: u64) -> Self {
-        Self::with_script(program.opened().collect(), total_bytes)
+        let this = Self::with_script(program.opened().collect(), total_bytes);
+        this.lock().mapped_for = program.mapped().collect();
+        this
     }
 
     /// A device of `total_bytes` on which all addresses are invented.
@@ -76,6 +84,22 @@ impl ReplayUpstream {
     /// What is asked for from now on is for the block of this number.
     pub(crate) fn serve_block(&self, number: u32) {
         self.block.store(number, Ordering::Relaxed);
+    }
+
+    /// The segment that is taken next is where the recording has one that begins at `address`.
+    pub(crate) fn lay_out(&self, address: u64) {
+        self.lock().next = Some(address);
+    }
+
+    /// Where the recording has what is here at `address`. Segments that grow are never where they were: only their distances
+    /// can be the same.
+    pub(crate) fn recorded(&self, address: u64) -> u64 {
+        let inner = self.lock();
+        let range = inner.ranges.range(..=address).next_back();
+        match range.filter(|(start, (bytes, _))| address - **start < *bytes) {
+            Some((start, (_, recorded))) => recorded.wrapping_add(address - start),
+            None => address,
+        }
     }
 
     /// What is out now, in segments and pages, in bytes.
@@ -188,8 +212,9 @@ impl Events for ReplayUpstream {
 impl Upstream for ReplayUpstream {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         let fake = self.fake.allocate(bytes, stream)?;
-        let Inner { script, addresses, fakes, unscripted, .. } = &mut *self.lock();
-        let scripted = script.get(&self.block.load(Ordering::Relaxed)).copied();
+        let Inner { script, addresses, fakes, unscripted, next, .. } = &mut *self.lock();
+        let laid_out = next.take().map(|address| (address, bytes));
+        let scripted = laid_out.or_else(|| script.get(&self.block.load(Ordering::Relaxed)).copied());
         let address = match scripted {
             Some((address, same)) if same == bytes && addresses.take_recorded(address, bytes) => address,
             _ => {
@@ -238,11 +263,20 @@ impl VirtualMemory for ReplayUpstream {
     }
 
     fn reserve_addresses(&self, bytes: u64) -> Result<u64, UpstreamError> {
-        self.pages().reserve_addresses(bytes)
+        let address = self.pages().reserve_addresses(bytes)?;
+        let mut inner = self.lock();
+        let block = self.block.load(Ordering::Relaxed);
+        let recorded = inner.next.take().or_else(|| inner.mapped_for.get(&block).copied());
+        if let Some(recorded) = recorded {
+            inner.ranges.insert(address, (bytes, recorded));
+        }
+        Ok(address)
     }
 
     fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
-        self.pages().free_addresses(address, bytes)
+        self.pages().free_addresses(address, bytes)?;
+        self.lock().ranges.remove(&address);
+        Ok(())
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {

@@ -148,16 +148,22 @@ fn under_pressure_pending_blocks_are_waited_for_and_the_cache_goes_back() {
 
 #[test]
 fn a_pending_part_of_a_segment_serves_where_pytorch_gives_up() {
-    let (_, allocator) = allocator(20 * MIB);
-    let pending = allocator.allocate(8 * MIB, stream(1)).expect("there is room");
-    let _fence = allocator.allocate(8 * MIB, stream(1)).expect("there is room");
-    let address = pending.address();
-    pending.record_stream(stream(2));
-    drop(pending);
-    // The segment cannot go back and there is no room for another; but after waiting, a part of it is free.
-    let block = allocator.allocate(8 * MIB, stream(1)).expect("a legal free block exists");
-    assert_eq!(block.address(), address);
-    assert_eq!(allocator.statistics().num_ooms, 0);
+    for settings in [Settings::default(), pytorch()] {
+        let gives_up = settings == pytorch();
+        let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(20 * MIB)), settings);
+        let pending = allocator.allocate(8 * MIB, stream(1)).expect("there is room");
+        let _fence = allocator.allocate(8 * MIB, stream(1)).expect("there is room");
+        let address = pending.address();
+        pending.record_stream(stream(2));
+        drop(pending);
+        // The segment cannot go back and there is no room for another; but after waiting, a part of it is free.
+        let block = allocator.allocate(8 * MIB, stream(1));
+        match gives_up {
+            true => assert!(block.expect_err("PyTorch does not look again").is_out_of_memory()),
+            false => assert_eq!(block.expect("a legal free block exists").address(), address),
+        }
+        assert_eq!(allocator.statistics().num_ooms, u64::from(gives_up));
+    }
 }
 
 #[test]

@@ -19,6 +19,8 @@ mod host_random;
 mod host_threads;
 mod lifetimes;
 mod model;
+mod oracle;
+mod oracle_replays;
 mod out_of_memory;
 mod private_pools;
 mod random;

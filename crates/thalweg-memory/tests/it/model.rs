@@ -311,7 +311,7 @@ impl Model {
         }
         self.empty_cache();
         *self.sums.entry("num_alloc_retries").or_default() += 1;
-        self.reserve(size, key).or_else(|| self.find(size, key))
+        self.reserve(size, key)
     }
 
     fn release_oversize(&mut self, size: u64, key: (u64, bool, Option<usize>)) -> bool {

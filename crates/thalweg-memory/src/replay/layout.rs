@@ -1,0 +1,72 @@
+//! Laying out the state before a trace, as it was.
+
+use super::start::{LaidSegment, Layout};
+use super::{Replay, ReplayError, StartState};
+use crate::arena::Arena;
+
+impl Replay<'_> {
+    /// Lays the state before the trace out, if it is the recorded one and no requests lead to it. It leaves no peaks. Every step
+    /// does this first, if nobody has.
+    pub(crate) fn begin(&mut self) -> Result<(), ReplayError> {
+        let program = self.program;
+        let Some(layout) = &program.layout else { return Ok(()) };
+        if self.is_laid_out || self.start != StartState::Recorded {
+            return Ok(());
+        }
+        self.is_laid_out = true;
+        self.lay_out(layout)?;
+        self.allocator.reset_peak_memory_stats();
+        self.requested_peak_bytes = self.requested_bytes;
+        Ok(())
+    }
+
+    fn lay_out(&mut self, layout: &Layout) -> Result<(), ReplayError> {
+        for segment in &layout.segments {
+            self.lay_segment(segment)?;
+        }
+        layout.others.iter().try_for_each(|&step| self.allocate(step))
+    }
+
+    fn lay_segment(&mut self, segment: &LaidSegment) -> Result<(), ReplayError> {
+        let _scope = segment.pool.map(|pool| self.enter(pool)).transpose()?;
+        let refused = |error| self.refused(error);
+        let arena = self.allocator.arena_for(segment.stream).map_err(refused)?;
+        self.upstream.lay_out(segment.address);
+        let base = match segment.grows {
+            true => {
+                let ranges: Vec<(u64, u64)> =
+                    segment.ranges.iter().map(|(start, bytes)| (start - segment.address, *bytes)).collect();
+                self.allocator.restore_growing(&arena, segment.class, &ranges).map_err(refused)?
+            }
+            false => {
+                let bytes = segment.ranges.iter().map(|(_, bytes)| bytes).sum();
+                Some(self.allocator.restore_plain(&arena, segment.class, bytes).map_err(refused)?)
+            }
+        };
+        // From the end, where what is free is found at once: before it nothing is taken yet.
+        let mut end = segment.ranges.last().map_or(segment.address, |(start, bytes)| start + bytes);
+        for (recorded, older) in segment.blocks.iter().rev() {
+            let (rounded, is_cut) = rounding(&arena, older.requested_bytes);
+            let size_bytes = older.size_in(segment, end - recorded, rounded, is_cut);
+            let block = base.and_then(|base| {
+                let address = base + (recorded - segment.address);
+                let requested = older.requested_bytes;
+                self.allocator.restore_block(&arena, address, size_bytes, requested, segment.stream)
+            });
+            match block {
+                Some(block) => self.hold(older.number, block, *recorded)?,
+                // In a damaged file blocks overlap.
+                None => self.allocate(older.request(*recorded, segment.pool))?,
+            }
+            end = *recorded;
+        }
+        Ok(())
+    }
+}
+
+/// The size of a block for so many bytes, and whether what it does not need is cut off.
+fn rounding(arena: &Arena, requested_bytes: u64) -> (u64, bool) {
+    let state = arena.lock();
+    let size_bytes = state.request(requested_bytes.max(1)).size_bytes;
+    (size_bytes, size_bytes < state.policy.max_split_bytes)
+}

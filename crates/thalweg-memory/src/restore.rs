@@ -1,0 +1,83 @@
+//! Making a state that was recorded: segments where there are none, and blocks where they were.
+//!
+//! A [replay](crate::replay) begins with it where its trace does not begin with its program. Requests alone do not lead there:
+//! they are rounded, merged and served from what fits best.
+//!
+//! What is not here: putting a private pool back that a graph has changed ([`checkpoint`](crate::checkpoint)).
+
+use std::sync::Arc;
+
+use crate::allocator::{Block, DeviceAllocator};
+use crate::arena::{Arena, Request};
+use crate::error::AllocationError;
+use crate::policy::MIN_BLOCK_BYTES;
+use crate::stats::SizeClass;
+use crate::upstream::StreamId;
+
+impl DeviceAllocator {
+    /// Takes a plain segment from the upstream; all of it is free.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn restore_plain(
+        &self,
+        arena: &Arena,
+        class: SizeClass,
+        bytes: u64,
+    ) -> Result<u64, AllocationError> {
+        let address =
+            arena.take_segment(bytes).map_err(|error| AllocationError::upstream("allocate", error))?;
+        let mut cold = self.cold();
+        let mut state = arena.lock();
+        let span = state.add_plain(arena, &mut cold.ledger, class, address, bytes);
+        let registration = state.blocks.tag(span.block).registration;
+        state.free[class as usize].insert(span, registration);
+        Ok(address)
+    }
+
+    /// Takes addresses for a segment that grows, and maps these ranges of it, as (offset, bytes); they are free. Returns where
+    /// it begins; `None` if the ranges are no whole pages or do not fit, or the upstream has no room. What was mapped stays.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn restore_growing(
+        &self,
+        arena: &Arena,
+        class: SizeClass,
+        ranges: &[(u64, u64)],
+    ) -> Result<Option<u64>, AllocationError> {
+        let upstream = Arc::clone(&arena.common.upstream);
+        let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
+        let Some(reserve_bytes) = self.segment_reserve_bytes(arena.home.stream) else { return Ok(None) };
+        let mut cold = self.cold();
+        let mut state = arena.lock();
+        if !state.add_growing(class, reserve_bytes, memory)? {
+            return Ok(None);
+        }
+        let Some(base) = state.last_unmapped(class) else { return Ok(None) };
+        for &(offset, bytes) in ranges {
+            if !state.map_at(base + offset, bytes, class, memory)? {
+                return Ok(None);
+            }
+            cold.ledger.bytes_taken(arena.home.owner, class, bytes);
+        }
+        Ok(Some(base))
+    }
+
+    /// Hands out `size_bytes` at `address`, not rounded, if that is free.
+    pub(crate) fn restore_block(
+        &self,
+        arena: &Arc<Arena>,
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+        stream: StreamId,
+    ) -> Option<Block> {
+        let size_bytes = size_bytes.next_multiple_of(MIN_BLOCK_BYTES);
+        let mut state = arena.lock();
+        let request = Request { size_bytes, ..state.request(requested_bytes.max(1)) };
+        let span = state.take_at(arena, &request, address).ok()?;
+        drop(state);
+        Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
+    }
+}
