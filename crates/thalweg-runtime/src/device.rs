@@ -13,12 +13,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_device::cuda::CudaDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{DeviceProperties, Driver};
+use thalweg_device::{DeviceProperties, Driver, Label};
 use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, planted};
 
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
+use crate::graph::audit::{Auditor, called};
 use crate::kernel::KernelTable;
 use crate::launch::LaunchTable;
 use crate::memory::DriverUpstream;
@@ -36,6 +37,9 @@ pub struct Device(Arc<DeviceState>);
 struct DeviceState {
     id: DeviceId,
     driver: Arc<dyn Driver>,
+    /// What is called instead while a region is audited: shared by the devices of the driver.
+    auditor: Arc<Auditor>,
+    audited: Arc<dyn Driver>,
     index: u32,
     properties: DeviceProperties,
     environment: Environment,
@@ -150,9 +154,13 @@ impl Device {
         self.0.id
     }
 
-    /// The driver.
+    /// The driver; while a region is [audited](crate::graph::audit), one around it that takes notes.
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.0.driver
+        if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
+    }
+
+    pub(crate) fn auditor(&self) -> &Arc<Auditor> {
+        &self.0.auditor
     }
 
     /// The driver's number of the device.
@@ -212,9 +220,11 @@ impl Device {
     }
 
     /// Blocks until all work of the device is done.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        called(self, Label::here("synchronize"));
         let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
-        planted!(DeviceReturnsAtOnce, self.check(self.0.driver.device_synchronize(self.0.index))?, ());
+        planted!(DeviceReturnsAtOnce, self.check(self.driver().device_synchronize(self.0.index))?, ());
         streams.iter().for_each(|(next, stream)| stream.complete_before(*next));
         Ok(())
     }
@@ -270,6 +280,7 @@ impl Device {
 /// A driver with what its devices share.
 struct System {
     driver: Arc<dyn Driver>,
+    auditor: Arc<Auditor>,
     environment: Environment,
     forgotten: Arc<ForgottenStreams>,
     host_allocator: Arc<HostAllocator>,
@@ -281,7 +292,8 @@ impl System {
         let upstream = DriverUpstream::new(driver.clone(), 0, forgotten.clone());
         let host_allocator =
             HostAllocator::new(Arc::new(upstream), HostSettings::from(&environment.allocator));
-        Self { driver, environment: environment.clone(), forgotten, host_allocator }
+        let auditor = Auditor::new(driver.clone());
+        Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator }
     }
 
     /// Opens one device: on a card this makes its context, so the other devices are left alone.
@@ -307,6 +319,8 @@ impl System {
             launches: LaunchTable::default(),
             captures: Captures::default(),
             driver: driver.clone(),
+            auditor: self.auditor.clone(),
+            audited: self.auditor.clone(),
             index,
         })))
     }

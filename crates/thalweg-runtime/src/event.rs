@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use thalweg_device::{EventFlags, EventHandle};
+use thalweg_device::{EventFlags, EventHandle, Label};
 use thalweg_memory::planted;
 
+use crate::graph::audit::called;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
@@ -66,7 +67,9 @@ impl Event {
 
     /// Records the event behind the work that the stream has now. The first record fixes the device; a stream of another
     /// device is an error from then on.
+    #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        called(stream.device(), Label::here("record"));
         let recorded = {
             let mut slot = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
             match &*slot {
@@ -90,7 +93,9 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which goes on unharmed.
+    #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
+        called(stream.device(), Label::here("wait"));
         match planted!(WaitEventDropped, self.recorded(), None) {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
@@ -111,17 +116,23 @@ impl Event {
     }
 
     /// Whether the latest record is complete; `true` where there is none.
+    #[track_caller]
     pub fn query(&self) -> Result<bool> {
         match planted!(QueryAlwaysTrue, self.recorded(), None) {
-            Some(recorded) => recorded.device.check(recorded.device.driver().event_query(recorded.handle)),
+            Some(recorded) => {
+                called(&recorded.device, Label::here("query"));
+                recorded.device.check(recorded.device.driver().event_query(recorded.handle))
+            }
             None => Ok(true),
         }
     }
 
     /// Blocks until the latest record is complete.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         match self.recorded() {
             Some(recorded) => {
+                called(&recorded.device, Label::here("synchronize"));
                 recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle))
             }
             None => Ok(()),
@@ -129,6 +140,7 @@ impl Event {
     }
 
     /// Milliseconds from this event's record to the other's. Both need timing, a record, and to be complete.
+    #[track_caller]
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32> {
         if !self.flags.timing || !end.flags.timing {
             return Err(Error::invalid("both events need timing: make them with `Event::with_timing`"));
@@ -136,6 +148,7 @@ impl Event {
         match (self.recorded(), end.recorded()) {
             (Some(start), Some(end)) => {
                 same_device("the end event", &start.device, &end.device)?;
+                called(&start.device, Label::here("elapsed_ms"));
                 start.device.check(start.device.driver().event_elapsed_ms(start.handle, end.handle))
             }
             _ => Err(Error::invalid("both events must be recorded before the time between them is taken")),

@@ -19,6 +19,7 @@ use thalweg_memory::{StreamId, planted};
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Command;
+use crate::graph::audit::called;
 use crate::memory::outside_capture;
 use crate::{Error, Event, Result};
 
@@ -282,7 +283,9 @@ impl Stream {
     }
 
     /// Whether all work is done.
+    #[track_caller]
     pub fn query(&self) -> Result<bool> {
+        called(&self.device, Label::here("query"));
         let next = self.state.next_command();
         let answer = self.check(self.device.driver().stream_query(self.handle()))?;
         let idle = planted!(AlwaysIdle, answer, true);
@@ -293,7 +296,9 @@ impl Stream {
     }
 
     /// Blocks until all work is done.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        called(&self.device, Label::here("synchronize"));
         let next = self.state.next_command();
         let driver = self.device.driver();
         planted!(SynchronizeNothing, self.check(driver.stream_synchronize(self.handle()))?, ());
@@ -302,23 +307,26 @@ impl Stream {
     }
 
     /// Later work on this stream waits for the event's latest record so far.
+    #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait(self)
     }
 
     /// Later work on this stream waits for all work that the other has now.
+    #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         planted!(WaitStreamOnItself, other, self).record_event()?.wait(self)
     }
 
     /// Records a new event (without timing) behind the work that the stream has now.
+    #[track_caller]
     pub fn record_event(&self) -> Result<Event> {
         let event = Event::new();
         event.record(self)?;
         Ok(event)
     }
 
-    /// Whether the stream captures.
+    /// Whether the stream captures; in a region that is [audited](crate::graph::audit), whether it would.
     pub fn is_capturing(&self) -> Result<bool> {
         let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
         Ok(info.status != CaptureStatus::None)

@@ -45,6 +45,7 @@
 //! Each command asks the driver behind which nodes it comes and which node it became, and looks up the ranges that it
 //! touches in ordered maps. Nothing walks the graph, except at the end of a capture on several streams, once.
 
+pub mod audit;
 mod branches;
 mod capture;
 mod captured;

@@ -1,0 +1,547 @@
+//! [`Auditor`]: the driver that the runtime calls while a region is audited. Each call goes to the driver inside and is done there;
+//! what it would mean in a capture goes to the [`Rehearsal`].
+//!
+//! A device hands out the plain driver unless an audit is under way (`Device::driver`), so that a program which audits nothing
+//! pays one load for it. All devices of a driver share one auditor, as they share captures.
+//!
+//! The allocators call the plain driver. They may: what they do is harmless to captures, and bound by none.
+//!
+//! # Invariants
+//! - It changes no answer but one: a stream that would take part in the capture says that it captures. Who asks takes the branch
+//!   that it would take in the capture.
+//! - The rehearsal is not locked while the driver inside works.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use thalweg_device::check::Instrument;
+use thalweg_device::{
+    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorInfo, Copy,
+    DependencyUpdate, DevicePointer, DeviceProperties, Driver, EventFlags, EventHandle, Fill, ForeignStream,
+    FunctionAttributes, FunctionHandle, GraphDescription, GraphExecHandle, GraphHandle, GraphNodeHandle,
+    HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MemoryAccess,
+    MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle,
+    PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+};
+
+use super::counts::Command;
+use super::gain::Pace;
+use super::hooks;
+use super::obstacle::{ObstacleKind, Site};
+use super::rehearsal::{Caller, Place, Rehearsal};
+
+/// The number of the rehearsed capture: no driver gets so far.
+const REHEARSED_CAPTURE: u64 = u64::MAX;
+
+/// See the [module](self).
+pub(crate) struct Auditor {
+    inner: Arc<dyn Driver>,
+    is_on: AtomicBool,
+    session: Mutex<Option<Session>>,
+}
+
+/// An audit under way.
+pub(super) struct Session {
+    pub(super) rehearsal: Rehearsal,
+    pub(super) pace: Pace,
+}
+
+impl fmt::Debug for Auditor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Auditor").field("inner", &self.inner).field("is_on", &self.is_on).finish_non_exhaustive()
+    }
+}
+
+impl Auditor {
+    pub(crate) fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self { inner, is_on: AtomicBool::new(false), session: Mutex::new(None) })
+    }
+
+    /// Whether an audit is under way.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    fn session(&self) -> MutexGuard<'_, Option<Session>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an audit of what happens from now on, as if the stream captured. `false` if there is one already.
+    pub(super) fn begin(&self, stream: StreamHandle, mode: CaptureMode) -> Result<bool> {
+        let origin = self.find_place(stream)?;
+        let mut session = self.session();
+        if session.is_some() {
+            return Ok(false);
+        }
+        let rehearsal = Rehearsal::new(origin, mode, std::thread::current().id());
+        *session = Some(Session { rehearsal, pace: Pace::start() });
+        self.is_on.store(true, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Ends the audit.
+    pub(super) fn end(&self) -> Option<Session> {
+        self.is_on.store(false, Ordering::Relaxed);
+        self.session().take()
+    }
+
+    pub(super) fn host_random(&self, label: Label) {
+        self.tell(|rehearsal| rehearsal.host_random(label.into()));
+    }
+
+    /// Tells the rehearsal something, if there is one.
+    fn tell(&self, what: impl FnOnce(&mut Rehearsal)) {
+        if let Some(session) = &mut *self.session() {
+            what(&mut session.rehearsal);
+        }
+    }
+
+    /// Which stream a handle means; `None` if it means none, which the driver will say, or if nothing is audited.
+    fn place(&self, stream: StreamHandle) -> Option<Place> {
+        if self.is_on() { self.find_place(stream).ok() } else { None }
+    }
+
+    fn find_place(&self, stream: StreamHandle) -> Result<Place> {
+        let driver = &self.inner;
+        let device = driver.stream_device(stream)?;
+        let native = driver.stream_native(stream)?;
+        Ok(Place {
+            native,
+            device,
+            is_legacy: native == driver.stream_native(driver.default_stream(device)?)?,
+            is_blocking: driver.stream_is_blocking(stream)?,
+        })
+    }
+
+    /// The calling thread, in a call of this name.
+    fn caller(&self, call: &'static str) -> Caller {
+        let (site, kind) = match hooks::take() {
+            Some((label, kind)) => (label.into(), kind),
+            None => (Site::unknown(call), None),
+        };
+        // The mode can only be read by changing it.
+        let mode = self.inner.thread_exchange_capture_mode(CaptureMode::Relaxed).unwrap_or_default();
+        let restored = self.inner.thread_exchange_capture_mode(mode);
+        debug_assert!(restored.is_ok(), "a mode that was read can be set: {restored:?}");
+        Caller { site, kind, thread: std::thread::current().id(), mode }
+    }
+
+    fn caller_of(&self, label: Label) -> Caller {
+        let caller = self.caller(label.operator);
+        Caller { site: label.into(), ..caller }
+    }
+
+    /// Submits a command, and rehearses it if the driver takes it.
+    fn submit<T>(
+        &self,
+        stream: StreamHandle,
+        label: Option<Label>,
+        command: Command,
+        call: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let answer = call()?;
+        let taken = Instant::now();
+        if let Some(place) = self.place(stream) {
+            let by = match label {
+                Some(label) => self.caller_of(label),
+                None => self.caller("memory_async"),
+            };
+            if let Some(session) = &mut *self.session() {
+                session.rehearsal.submitted(place, &by, command);
+                if session.rehearsal.is_own(by.thread) {
+                    session.pace.submitted(taken);
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Makes a call that no stream can take while it captures.
+    fn submit_uncapturable(
+        &self,
+        stream: StreamHandle,
+        by: impl FnOnce() -> Caller,
+        command: Option<Command>,
+        (kind, words): (ObstacleKind, &str),
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if let Some(place) = self.place(stream) {
+            let by = by();
+            self.tell(|rehearsal| rehearsal.submitted_uncapturable(place, &by, command, kind, words));
+        }
+        self.wait(call)
+    }
+
+    /// Makes a call that may wait for the device.
+    fn wait<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let start = Instant::now();
+        let answer = call();
+        self.waited(start.elapsed());
+        answer
+    }
+
+    fn waited(&self, time: Duration) {
+        if !self.is_on() {
+            return;
+        }
+        if let Some(session) = &mut *self.session()
+            && session.rehearsal.is_own(std::thread::current().id())
+        {
+            session.pace.waited(time);
+        }
+    }
+
+    /// Makes a call that is potentially unsafe while somebody captures.
+    fn unsafe_call<T>(
+        &self,
+        kind: ObstacleKind,
+        name: &'static str,
+        words: &str,
+        call: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.is_on() {
+            let by = self.caller(name);
+            self.tell(|rehearsal| rehearsal.unsafe_call(kind, &by, words));
+        }
+        self.wait(call)
+    }
+
+    fn ask_stream(&self, stream: StreamHandle, name: &'static str, words: &str) {
+        if let Some(place) = self.place(stream) {
+            let by = self.caller(name);
+            self.tell(|rehearsal| rehearsal.asked_stream(place, &by, words));
+        }
+    }
+
+    fn ask_event(&self, event: EventHandle, name: &'static str, words: &str) {
+        if self.is_on() {
+            let by = self.caller(name);
+            self.tell(|rehearsal| rehearsal.asked_event(event, &by, words));
+        }
+    }
+}
+
+/// The methods that mean the same in a capture and outside.
+macro_rules! forward {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
+        fn $name(&self, $($argument: $type),*) -> $answer {
+            self.inner.$name($($argument),*)
+        }
+    )*};
+}
+
+impl Driver for Auditor {
+    forward! {
+        fn name() -> &'static str;
+        fn instrument() -> Option<&dyn Instrument>;
+        fn version() -> Version;
+        fn device_count() -> u32;
+        fn device_properties(device: u32) -> Result<DeviceProperties>;
+        fn context_is_active(device: u32) -> Result<bool>;
+        fn memory_info(device: u32) -> Result<MemoryInfo>;
+        fn can_access_peer(device: u32, peer: u32) -> Result<bool>;
+        fn enable_peer_access(device: u32, peer: u32) -> Result<()>;
+        fn disable_peer_access(device: u32, peer: u32) -> Result<()>;
+        fn default_stream(device: u32) -> Result<StreamHandle>;
+        fn stream_create(device: u32, priority: i32) -> Result<StreamHandle>;
+        fn stream_device(stream: StreamHandle) -> Result<u32>;
+        fn stream_priority(stream: StreamHandle) -> Result<i32>;
+        fn stream_is_blocking(stream: StreamHandle) -> Result<bool>;
+        fn stream_adopt(device: u32, stream: ForeignStream) -> Result<StreamHandle>;
+        fn stream_native(stream: StreamHandle) -> Result<u64>;
+        fn event_create(device: u32, flags: EventFlags) -> Result<EventHandle>;
+        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
+        fn address_reserve(device: u32, bytes: u64) -> Result<DevicePointer>;
+        fn address_free(pointer: DevicePointer, bytes: u64) -> Result<()>;
+        fn physical_create(device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle>;
+        fn physical_release(physical: PhysicalHandle) -> Result<()>;
+        fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> Result<()>;
+        fn memory_unmap(pointer: DevicePointer, bytes: u64) -> Result<()>;
+        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> Result<()>;
+        fn physical_export(physical: PhysicalHandle) -> Result<ShareableHandle>;
+        fn physical_import(device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle>;
+        fn ipc_export(pointer: DevicePointer) -> Result<IpcHandle>;
+        fn address_range(pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
+        fn pool_create(device: u32) -> Result<PoolHandle>;
+        fn pool_destroy(pool: PoolHandle) -> Result<()>;
+        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> Result<()>;
+        fn pool_attributes(pool: PoolHandle) -> Result<PoolAttributes>;
+        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
+        fn pool_usage(pool: PoolHandle) -> Result<PoolUsage>;
+        fn host_read(source: HostPointer, target: &mut [u8]) -> Result<()>;
+        fn host_write(target: HostPointer, source: &[u8]) -> Result<()>;
+        fn module_unload(module: ModuleHandle) -> Result<()>;
+        fn function_attributes(function: FunctionHandle) -> Result<FunctionAttributes>;
+        fn communicator_info(communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
+        fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> Result<()>;
+        fn stream_end_capture(stream: StreamHandle) -> Result<GraphHandle>;
+        fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
+        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
+        fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
+        fn graph_destroy(graph: GraphHandle) -> Result<()>;
+        fn graph_instantiate(graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+        fn graph_exec_destroy(exec: GraphExecHandle) -> Result<()>;
+    }
+
+    // ---- The host waits -------------------------------------------------------------------------------------------
+
+    fn device_synchronize(&self, device: u32) -> Result<()> {
+        if self.is_on() {
+            let by = self.caller("device_synchronize");
+            self.tell(|rehearsal| rehearsal.asked_device(device, &by));
+        }
+        self.wait(|| self.inner.device_synchronize(device))
+    }
+
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        self.ask_stream(stream, "stream_query", "asks about");
+        self.inner.stream_query(stream)
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        self.ask_stream(stream, "stream_synchronize", "waits for");
+        self.wait(|| self.inner.stream_synchronize(stream))
+    }
+
+    fn event_query(&self, event: EventHandle) -> Result<bool> {
+        self.ask_event(event, "event_query", "asks about");
+        self.inner.event_query(event)
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        self.ask_event(event, "event_synchronize", "waits for");
+        self.wait(|| self.inner.event_synchronize(event))
+    }
+
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        if self.is_on() {
+            let by = self.caller("event_elapsed_ms");
+            self.tell(|rehearsal| {
+                let words = "asks for the time of";
+                let _ = rehearsal.refused_as_captured(start, &by, words)
+                    || rehearsal.refused_as_captured(end, &by, words);
+            });
+        }
+        self.inner.event_elapsed_ms(start, end)
+    }
+
+    // ---- Order ----------------------------------------------------------------------------------------------------
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.inner.event_record(event, stream)?;
+        if let Some(place) = self.place(stream) {
+            let by = self.caller("event_record");
+            self.tell(|rehearsal| rehearsal.recorded(event, place, &by));
+        }
+        Ok(())
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        self.tell(|rehearsal| rehearsal.forget_event(event));
+        self.inner.event_destroy(event)
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.inner.stream_wait_event(stream, event)?;
+        if let Some(place) = self.place(stream) {
+            let by = self.caller("stream_wait_event");
+            self.tell(|rehearsal| rehearsal.waited(place, event, &by));
+        }
+        Ok(())
+    }
+
+    fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        let place = self.place(stream);
+        self.inner.stream_destroy(stream)?;
+        if let Some(place) = place {
+            self.tell(|rehearsal| rehearsal.destroyed(place));
+        }
+        Ok(())
+    }
+
+    // ---- Memory ---------------------------------------------------------------------------------------------------
+
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates device memory");
+        self.unsafe_call(kind, "memory_allocate", words, || self.inner.memory_allocate(device, bytes))
+    }
+
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates managed memory");
+        let call = || self.inner.memory_allocate_managed(device, bytes);
+        self.unsafe_call(kind, "memory_allocate_managed", words, call)
+    }
+
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "gives device memory back");
+        self.unsafe_call(kind, "memory_free", words, || self.inner.memory_free(pointer))
+    }
+
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates pinned memory");
+        self.unsafe_call(kind, "host_allocate", words, || self.inner.host_allocate(bytes, flags))
+    }
+
+    fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "gives pinned memory back");
+        self.unsafe_call(kind, "host_free", words, || self.inner.host_free(pointer))
+    }
+
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer> {
+        let call = || self.inner.memory_allocate_async(pool, bytes, stream);
+        self.submit(stream, None, Command::Memory, call)
+    }
+
+    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
+        let call = || self.inner.memory_free_async(pointer, stream);
+        self.submit(stream, None, Command::Memory, call)
+    }
+
+    // ---- Calls that no graph contains -----------------------------------------------------------------------------
+
+    fn context_initialize(&self, device: u32) -> Result<()> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "makes a device's context");
+        self.unsafe_call(kind, "context_initialize", words, || self.inner.context_initialize(device))
+    }
+
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "opens another process's memory");
+        self.unsafe_call(kind, "ipc_open", words, || self.inner.ipc_open(device, handle))
+    }
+
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "closes another process's memory");
+        self.unsafe_call(kind, "ipc_close", words, || self.inner.ipc_close(pointer))
+    }
+
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "makes communicators");
+        self.unsafe_call(kind, "communicators_create", words, || self.inner.communicators_create(devices))
+    }
+
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "gives a communicator up");
+        self.unsafe_call(kind, "communicator_destroy", words, || self.inner.communicator_destroy(communicator))
+    }
+
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        let what = (ObstacleKind::UncapturableCall, "launches a graph");
+        let by = || self.caller("graph_launch");
+        self.submit_uncapturable(stream, by, None, what, || self.inner.graph_launch(exec, stream))
+    }
+
+    // ---- Copies and kernels ---------------------------------------------------------------------------------------
+
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
+        let command = Command::Copy { bytes: copy.bytes };
+        self.submit(stream, Some(copy.label), command, || self.inner.copy_async(stream, copy))
+    }
+
+    fn copy_from_host(
+        &self,
+        stream: StreamHandle,
+        target: DevicePointer,
+        source: &[u8],
+        label: Label,
+    ) -> Result<()> {
+        let command = Command::CopyFromHost { bytes: source.len() as u64 };
+        let what = (ObstacleKind::PageableCopy, "copies from pageable memory");
+        let call = || self.inner.copy_from_host(stream, target, source, label);
+        self.submit_uncapturable(stream, || self.caller_of(label), Some(command), what, call)
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamHandle,
+        target: &mut [u8],
+        source: DevicePointer,
+        label: Label,
+    ) -> Result<()> {
+        let command = Command::Copy { bytes: target.len() as u64 };
+        let what = (ObstacleKind::PageableCopy, "copies to pageable memory");
+        let call = || self.inner.copy_to_host(stream, target, source, label);
+        self.submit_uncapturable(stream, || self.caller_of(label), Some(command), what, call)
+    }
+
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
+        self.submit(stream, Some(fill.label), Command::Fill, || self.inner.fill_async(stream, fill))
+    }
+
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
+        let call = || self.inner.host_function_async(stream, function, label);
+        self.submit(stream, Some(label), Command::HostFunction, call)
+    }
+
+    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
+        let module = self.inner.module_load(device, image)?;
+        if self.is_on() {
+            let by = self.caller("module_load");
+            self.tell(|rehearsal| rehearsal.loaded(&by));
+        }
+        Ok(module)
+    }
+
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
+        self.tell(|rehearsal| rehearsal.found_kernel(std::thread::current().id(), name));
+        self.inner.function_get(module, name)
+    }
+
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        self.submit(stream, Some(launch.label), Command::Kernel, || self.inner.launch(stream, launch))
+    }
+
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        self.submit(stream, Some(launch.label), Command::Library, || self.inner.library_async(stream, launch))
+    }
+
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        self.inner.collectives_async(collectives)?;
+        for part in collectives {
+            self.submit(part.stream, Some(part.label), Command::Library, || Ok(()))?;
+        }
+        Ok(())
+    }
+
+    // ---- What a capture looks like --------------------------------------------------------------------------------
+
+    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
+        if let Some(place) = self.place(stream)
+            && let Some(session) = &*self.session()
+            && !place.is_legacy
+            && let Some(branch) = session.rehearsal.branch(place)
+        {
+            let node = |&node: &u32| GraphNodeHandle::from_raw(u64::from(node));
+            return Ok(CaptureInfo {
+                status: CaptureStatus::Active,
+                id: REHEARSED_CAPTURE,
+                graph: None,
+                dependencies: branch.iter().map(node).collect(),
+            });
+        }
+        self.inner.stream_capture_info(stream)
+    }
+
+    fn stream_update_capture_dependencies(
+        &self,
+        stream: StreamHandle,
+        dependencies: &[GraphNodeHandle],
+        update: DependencyUpdate,
+    ) -> Result<()> {
+        if let Some(place) = self.place(stream)
+            && let Some(session) = &mut *self.session()
+            && session.rehearsal.captures(place)
+        {
+            let nodes: Vec<u32> = dependencies.iter().map(|node| node.raw() as u32).collect();
+            session.rehearsal.set_branch(place, &nodes, update == DependencyUpdate::Add);
+            return Ok(());
+        }
+        self.inner.stream_update_capture_dependencies(stream, dependencies, update)
+    }
+}

@@ -1,0 +1,69 @@
+//! What a region submits, counted.
+
+/// What a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Command {
+    Kernel,
+    Library,
+    Copy { bytes: u64 },
+    CopyFromHost { bytes: u64 },
+    Fill,
+    HostFunction,
+    Memory,
+}
+
+/// How much of what a region submits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Kernels.
+    pub kernels: u64,
+    /// Calls of libraries: matrix products, collectives.
+    pub library_calls: u64,
+    /// Copies, those from and to pageable memory among them.
+    pub copies: u64,
+    /// The bytes that they copy.
+    pub copied_bytes: u64,
+    /// Copies from pageable memory: what a captured step has to copy into its inputs before each replay.
+    pub staging_copies: u64,
+    /// Fills.
+    pub fills: u64,
+    /// Functions of the host.
+    pub host_functions: u64,
+    /// Allocations from the stream-ordered allocator, and frees, that would be nodes of the graph.
+    pub memory_nodes: u64,
+    /// Allocations from the caching allocator.
+    pub allocations: u64,
+    /// The bytes that they asked for.
+    pub allocated_bytes: u64,
+}
+
+impl Counts {
+    /// All commands: what the eager region pays a launch for, each time.
+    pub fn commands(&self) -> u64 {
+        self.kernels
+            + self.library_calls
+            + self.copies
+            + self.fills
+            + self.host_functions
+            + self.memory_nodes
+    }
+
+    pub(super) fn add(&mut self, command: Command) {
+        match command {
+            Command::Kernel => self.kernels += 1,
+            Command::Library => self.library_calls += 1,
+            Command::Copy { bytes } => {
+                self.copies += 1;
+                self.copied_bytes += bytes;
+            }
+            Command::CopyFromHost { bytes } => {
+                self.copies += 1;
+                self.copied_bytes += bytes;
+                self.staging_copies += 1;
+            }
+            Command::Fill => self.fills += 1,
+            Command::HostFunction => self.host_functions += 1,
+            Command::Memory => self.memory_nodes += 1,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! An audit as text: the verdict, a table of obstacles, each obstacle's detail and repair, the counts, the gain.
+//!
+//! A line is as wide as the format asks for (`{audit:60}`), 100 columns where it does not ask. Where the table does not fit, each
+//! obstacle has lines of its own instead. Paths are never broken, since they are there to be copied.
+
+use std::fmt;
+
+use thalweg_device::CaptureMode;
+
+use super::{Audit, Counts, Obstacle};
+
+/// The width where the format asks for none.
+const WIDTH: usize = 100;
+
+/// Spaces between columns.
+const GAP: usize = 2;
+
+impl fmt::Display for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = f.width().unwrap_or(WIDTH);
+        let mode = match self.mode {
+            CaptureMode::Global => "global",
+            CaptureMode::ThreadLocal => "thread-local",
+            CaptureMode::Relaxed => "relaxed",
+        };
+        let verdict = match self.obstacles.len() {
+            0 => format!("This region can be captured ({mode} mode, {}).", self.device),
+            1 => format!("This region cannot be captured as it is: 1 obstacle ({mode} mode, {}).", self.device),
+            count => {
+                format!("This region cannot be captured as it is: {count} obstacles ({mode} mode, {}).", self.device)
+            }
+        };
+        write_wrapped(f, "", &verdict, width)?;
+        if !self.obstacles.is_empty() {
+            let rows: Vec<[String; 6]> = self.obstacles.iter().enumerate().map(row).collect();
+            let widths = widths(&rows);
+            f.write_str("\n")?;
+            let is_table = widths.iter().sum::<usize>() + GAP * (widths.len() - 1) <= width;
+            if is_table {
+                write_table(f, &rows, &widths)?;
+                f.write_str("\n")?;
+            }
+            for (row, obstacle) in rows.iter().zip(&self.obstacles) {
+                write_obstacle(f, row, obstacle, is_table, width)?;
+            }
+        }
+        f.write_str("\n")?;
+        write_wrapped(f, "", &counts(&self.counts), width)?;
+        write_wrapped(f, "", &self.gain_in_words(), width)
+    }
+}
+
+impl Audit {
+    fn gain_in_words(&self) -> String {
+        match &self.gain {
+            Some(gain) => format!("Predicted: {gain}."),
+            None if self.is_simulated => {
+                "What a graph would save is measured on a card; the simulator only counts.".to_owned()
+            }
+            None => "No gain: the region submits nothing.".to_owned(),
+        }
+    }
+}
+
+const HEADINGS: [&str; 6] = ["", "obstacle", "operator", "line", "code", "times"];
+
+/// Columns of numbers.
+const RIGHT: [bool; 6] = [true, false, false, false, true, true];
+
+fn row((index, obstacle): (usize, &Obstacle)) -> [String; 6] {
+    let line = obstacle
+        .location()
+        .map_or_else(|| "?".to_owned(), |location| format!("{}:{}", location.file(), location.line()));
+    let code = obstacle.code().map_or_else(|| "-".to_owned(), |code| code.number().to_string());
+    [
+        (index + 1).to_string(),
+        obstacle.kind().to_string(),
+        obstacle.operator().to_owned(),
+        line,
+        code,
+        obstacle.count().to_string(),
+    ]
+}
+
+fn widths(rows: &[[String; 6]]) -> [usize; 6] {
+    let mut widths = HEADINGS.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    widths
+}
+
+fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; 6]], widths: &[usize; 6]) -> fmt::Result {
+    let headings = HEADINGS.map(str::to_owned);
+    for row in std::iter::once(&headings).chain(rows) {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            let padded = if RIGHT[column] { format!("{cell:>width$}") } else { format!("{cell:<width$}") };
+            line.push_str(&padded);
+            line.push_str(&" ".repeat(GAP));
+        }
+        writeln!(f, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+fn write_obstacle(
+    f: &mut fmt::Formatter<'_>,
+    [number, kind, operator, line, _, times]: &[String; 6],
+    obstacle: &Obstacle,
+    is_table: bool,
+    width: usize,
+) -> fmt::Result {
+    let head = format!("{number:>2}  ");
+    if is_table {
+        write_wrapped(f, &head, &sentence(obstacle.detail()), width)?;
+    } else {
+        write_wrapped(f, &head, &format!("{kind}: {operator}, {times} ×"), width)?;
+        writeln!(f, "    {line}")?;
+        write_wrapped(f, "    ", &sentence(obstacle.detail()), width)?;
+    }
+    match obstacle.code() {
+        Some(code) => write_wrapped(f, "    ", &format!("CUDA: {}, {}", code.number(), code.name()), width)?,
+        None => write_wrapped(f, "    ", "CUDA: no error; the graph is wrong", width)?,
+    }
+    write_wrapped(f, "    ", &format!("repair: {}", obstacle.repair()), width)
+}
+
+fn sentence(text: &str) -> String {
+    let mut characters = text.chars();
+    match characters.next() {
+        Some(first) => first.to_uppercase().chain(characters).collect(),
+        None => String::new(),
+    }
+}
+
+/// `12 kernels, 1 copy of 4.0 KiB; 3 allocations of 12 KiB`.
+fn counts(counts: &Counts) -> String {
+    let mut parts = Vec::new();
+    let mut add = |count: u64, one: &str, many: &str| match count {
+        0 => {}
+        1 => parts.push(format!("1 {one}")),
+        count => parts.push(format!("{count} {many}")),
+    };
+    add(counts.kernels, "kernel", "kernels");
+    add(counts.library_calls, "library call", "library calls");
+    let (one, many) = (
+        format!("copy of {}", bytes(counts.copied_bytes)),
+        format!("copies of {} in all", bytes(counts.copied_bytes)),
+    );
+    add(counts.copies, &one, &many);
+    add(counts.fills, "fill", "fills");
+    add(counts.host_functions, "host function", "host functions");
+    add(counts.memory_nodes, "stream-ordered allocation or free", "stream-ordered allocations and frees");
+    let (one, many) = (
+        format!("allocation of {}", bytes(counts.allocated_bytes)),
+        format!("allocations of {} in all", bytes(counts.allocated_bytes)),
+    );
+    add(counts.allocations, &one, &many);
+    if parts.is_empty() { "It submits nothing.".to_owned() } else { format!("It submits {}.", parts.join(", ")) }
+}
+
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Writes a text whose first line begins with `head` and whose further lines are indented as far, broken between words.
+fn write_wrapped(f: &mut fmt::Formatter<'_>, head: &str, text: &str, width: usize) -> fmt::Result {
+    let indent = head.chars().count();
+    let mut line = head.to_owned();
+    let mut column = indent;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > width {
+            writeln!(f, "{line}")?;
+            line = " ".repeat(indent);
+            column = indent;
+        }
+        if column > indent {
+            line.push(' ');
+            column += 1;
+        }
+        line.push_str(word);
+        column += length;
+    }
+    writeln!(f, "{line}")
+}

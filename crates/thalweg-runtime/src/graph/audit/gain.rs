@@ -1,0 +1,196 @@
+//! [`Gain`]: what capturing a region would save on a card, predicted from the pace at which it was submitted.
+//!
+//! ```text
+//! saved = commands × (host time a command) − one replay − staging copies × (host time a command)
+//! ```
+//!
+//! The host time of a command is the median of the times from one submission to the next on the region's thread: what the
+//! operators above cost is in it, and the few long pauses (a kernel compiled, memory taken from the driver, a wait) are not. The
+//! cost of a replay is measured with a graph of as many nodes. Where the device was behind all the time (the host waited for it
+//! for longer than it took to submit) a graph makes the region no faster, and the prediction says so.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use thalweg_device::{FillPattern, Label};
+
+use super::counts::Counts;
+use crate::{Buffer, CaptureOptions, Device, Graph, Result, Stream};
+
+/// Nodes of the graph whose replay is measured: more cost in proportion.
+const MOST_NODES: u64 = 1000;
+
+/// Replays that are measured; the middle one counts.
+const REPLAYS: usize = 21;
+
+/// How fast a region was submitted.
+pub(super) struct Pace {
+    /// When the region's thread submitted last, or began.
+    last: Instant,
+    /// From one submission to the next.
+    intervals: Vec<Duration>,
+    /// How long the host waited for the device.
+    waiting: Duration,
+}
+
+impl Pace {
+    pub(super) fn start() -> Self {
+        Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
+    }
+
+    /// A command was submitted, and this was when the driver had taken it. What the audit did since is not the region's time.
+    pub(super) fn submitted(&mut self, taken: Instant) {
+        self.intervals.push(taken.duration_since(self.last));
+        self.last = Instant::now();
+    }
+
+    pub(super) fn waited(&mut self, time: Duration) {
+        self.waiting += time;
+        self.last = Instant::now();
+    }
+
+    /// The host time of a command.
+    fn per_command(&self) -> Duration {
+        let mut sorted = self.intervals.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+/// What capturing a region would save a run, predicted on a card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gain {
+    /// Host time of all the region's commands, one by one.
+    pub eager: Duration,
+    /// Host time of one replay.
+    pub replay: Duration,
+    /// Host time of the copies that would have to be made before each replay.
+    pub staging: Duration,
+    /// How long the host waited for the device.
+    pub waiting: Duration,
+}
+
+impl Gain {
+    /// The host time that a run would save; zero where it would cost more than it saves.
+    pub fn host_time_saved(&self) -> Duration {
+        self.eager.saturating_sub(self.replay + self.staging)
+    }
+
+    /// Whether the region would be over sooner. Not so where the host would save nothing, or where the device was what the region
+    /// waited for.
+    pub fn is_faster(&self) -> bool {
+        !self.host_time_saved().is_zero() && self.waiting < self.eager
+    }
+
+    /// Predicts, and measures a replay for it. `drained` is how long the device worked on when the region was over.
+    pub(super) fn predict(device: &Device, counts: &Counts, pace: &Pace, drained: Duration) -> Result<Self> {
+        let replay = measure_replay(device, counts.commands().clamp(1, MOST_NODES))?;
+        Ok(Self::from_parts(counts, pace.per_command(), replay, pace.waiting + drained))
+    }
+
+    fn from_parts(counts: &Counts, per_command: Duration, replay: Duration, waiting: Duration) -> Self {
+        let times = |count: u64| per_command.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        let scale = counts.commands().div_ceil(MOST_NODES).max(1);
+        Self {
+            eager: times(counts.commands()),
+            replay: replay.saturating_mul(u32::try_from(scale).unwrap_or(u32::MAX)),
+            staging: times(counts.staging_copies),
+            waiting,
+        }
+    }
+}
+
+/// The host time of a replay of a graph with so many nodes.
+fn measure_replay(device: &Device, nodes: u64) -> Result<Duration> {
+    let stream = Stream::new(device)?;
+    let _current = stream.make_current();
+    let buffer = Buffer::new(&stream, 256)?;
+    let options = CaptureOptions { stream: Some(stream.clone()), ..CaptureOptions::default() };
+    let (graph, ()) = Graph::capture(device, options, || {
+        let label = Label::here("replay measured by the audit");
+        (0..nodes).try_for_each(|_| stream.fill(buffer.pointer(), FillPattern::U32(0), 1, label))
+    })?;
+    let mut times = Vec::with_capacity(REPLAYS);
+    for _ in 0..REPLAYS {
+        let start = Instant::now();
+        graph.replay()?;
+        times.push(start.elapsed());
+        stream.synchronize()?;
+    }
+    times.sort_unstable();
+    Ok(times[REPLAYS / 2])
+}
+
+impl fmt::Display for Gain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
+        let saved = microseconds(self.host_time_saved());
+        if saved == 0.0 {
+            f.write_str("no gain: a replay and its staging copies cost the host as much as the commands one by one")?;
+        } else if self.is_faster() {
+            write!(f, "about {saved:.0} µs of host time a run saved")?;
+        } else {
+            write!(
+                f,
+                "no gain in time: the device is what the region waits for; about {saved:.0} µs of host time would be free"
+            )?;
+        }
+        write!(
+            f,
+            " (one by one {:.0} µs, a replay {:.1} µs, staging copies {:.0} µs, waiting for the device {:.0} µs)",
+            microseconds(self.eager),
+            microseconds(self.replay),
+            microseconds(self.staging),
+            microseconds(self.waiting)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn microseconds(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    #[test]
+    fn what_is_saved_is_launches_less_replay_and_staging() {
+        let counts = Counts { kernels: 98, copies: 2, staging_copies: 2, ..Counts::default() };
+        let gain = Gain::from_parts(&counts, microseconds(7), microseconds(6), microseconds(100));
+        assert_eq!((gain.eager, gain.staging), (microseconds(700), microseconds(14)));
+        assert_eq!(gain.host_time_saved(), microseconds(680));
+        assert!(gain.is_faster());
+        assert!(gain.to_string().starts_with("about 680 µs of host time a run saved (one by one 700 µs"));
+    }
+
+    #[test]
+    fn where_nothing_is_gained_it_says_so() {
+        let one = Counts { kernels: 1, ..Counts::default() };
+        let gain = Gain::from_parts(&one, microseconds(5), microseconds(6), microseconds(0));
+        assert!(!gain.is_faster());
+        assert!(gain.to_string().starts_with("no gain: a replay"));
+        let many = Counts { kernels: 10, ..Counts::default() };
+        let behind = Gain::from_parts(&many, microseconds(5), microseconds(6), microseconds(900));
+        assert_eq!(behind.host_time_saved(), microseconds(44));
+        assert!(!behind.is_faster());
+        assert!(behind.to_string().starts_with("no gain in time: the device"));
+    }
+
+    #[test]
+    fn long_pauses_do_not_count() {
+        let mut pace = Pace::start();
+        for pause in [1, 1, 500_000, 1, 2] {
+            pace.intervals.push(microseconds(pause));
+        }
+        assert_eq!(pace.per_command(), microseconds(1));
+        assert_eq!(Pace::start().per_command(), Duration::ZERO);
+    }
+
+    #[test]
+    fn larger_graphs_than_the_measured_one_cost_in_proportion() {
+        let counts = Counts { kernels: 2500, ..Counts::default() };
+        let gain = Gain::from_parts(&counts, microseconds(5), microseconds(10), microseconds(0));
+        assert_eq!(gain.replay, microseconds(30));
+    }
+}

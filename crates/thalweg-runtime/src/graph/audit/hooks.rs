@@ -1,0 +1,72 @@
+//! What the runtime and the operators tell an audit that no driver's call shows: who makes a call that has no label, what a call
+//! is for, and what the host decides without any call. While nothing is audited each of these is one load.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use thalweg_device::Label;
+
+use super::auditor::Auditor;
+use super::obstacle::ObstacleKind;
+use crate::Device;
+
+thread_local! {
+    /// Who makes this thread's next call of the driver, and what it is, where somebody has said.
+    static NEXT: Cell<Option<(Label, Option<ObstacleKind>)>> = const { Cell::new(None) };
+    /// The audit whose region this thread runs.
+    static REGION: RefCell<Weak<Auditor>> = const { RefCell::new(Weak::new()) };
+}
+
+/// How many audits are under way in the process.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// The next call of this thread has no label of its own: it is made at this line.
+pub(crate) fn called(device: &Device, label: Label) {
+    if device.auditor().is_on() {
+        NEXT.set(Some((label, None)));
+    }
+}
+
+/// Says of the calling thread's next command that, should a capture refuse it, the obstacle is of this kind: an operator knows
+/// what it does, the driver sees a copy. It costs one load while the device is not audited.
+pub fn explain(device: &Device, kind: ObstacleKind, label: Label) {
+    if device.auditor().is_on() {
+        NEXT.set(Some((label, Some(kind))));
+    }
+}
+
+/// Says that the host draws random numbers here, so that an audit whose region the calling thread runs can tell. It costs one
+/// load while nothing is audited.
+pub fn host_random(label: Label) {
+    if UNDER_WAY.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Some(auditor) = REGION.with_borrow(Weak::upgrade) {
+        auditor.host_random(label);
+    }
+}
+
+/// What was said of the next call.
+pub(super) fn take() -> Option<(Label, Option<ObstacleKind>)> {
+    NEXT.take()
+}
+
+/// This thread runs the region of an audit, until the guard is dropped.
+pub(super) struct RegionGuard(());
+
+impl RegionGuard {
+    pub(super) fn enter(auditor: Weak<Auditor>) -> Self {
+        NEXT.set(None);
+        REGION.set(auditor);
+        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for RegionGuard {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+        REGION.set(Weak::new());
+    }
+}

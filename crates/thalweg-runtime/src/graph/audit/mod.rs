@@ -1,0 +1,185 @@
+//! [`audit()`]: why a region cannot be captured, all of it, from one run.
+//!
+//! A capture stops at the first thing that it forbids, with a code and no line. An audit runs the region as ordinary work, to its
+//! end, and keeps beside it what a capture of it would be: which streams take part, what each call would be answered, what is
+//! joined. Each thing that a graph cannot hold is an [`Obstacle`], with the operator, the line of source, CUDA's code and the usual
+//! repair.
+//!
+//! ```text
+//! region ─ runtime ─ Device::driver ─┬─ the driver                      (no audit: one load decides)
+//!                                    └─ Auditor ─┬─ the driver          the call is made
+//!                                                └─ Rehearsal           and what it would mean in a capture is noted
+//! ```
+//!
+//! Put `audit` where `Graph::capture` stands, with the same options: an audit without obstacles is a region that is captured,
+//! with all that it does, and the first obstacle with a code is what the capture answers.
+//!
+//! # What it covers
+//! Every call of the driver that the region makes through the runtime, on every thread, and those that other threads make
+//! meanwhile: a global capture binds them too, so audit while nothing else goes on. Beyond the calls, what the runtime and the
+//! operators tell ([`host_random`], [`explain`]).
+//!
+//! What it does not see: calls of CUDA past this driver (a library of the program's own); what the allocators ask of the driver,
+//! which no capture minds; and that a replay differs because the host computed something without a call (the time, a counter).
+//!
+//! # Invariants
+//! - The region runs once, eagerly, and its results are its results: an audit changes no bytes.
+//! - Inside, `Stream::is_capturing` answers as it would in the capture.
+//! - While nothing is audited all of this costs one load a call of the driver.
+
+mod auditor;
+mod counts;
+mod display;
+mod gain;
+mod hooks;
+mod obstacle;
+mod rehearsal;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use thalweg_device::{CaptureMode, Code};
+
+use self::auditor::Session;
+use self::hooks::RegionGuard;
+use crate::graph::CaptureOptions;
+use crate::stream::same_device;
+use crate::{Device, Error, Result, Stream};
+
+pub(crate) use self::auditor::Auditor;
+pub use self::counts::Counts;
+pub use self::gain::Gain;
+pub(crate) use self::hooks::called;
+pub use self::hooks::{explain, host_random};
+pub use self::obstacle::{Obstacle, ObstacleKind};
+
+/// What [`audit()`] found out about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as wide as
+/// the format asks for (`{audit:60}`).
+#[derive(Clone, Debug)]
+pub struct Audit {
+    device: String,
+    is_simulated: bool,
+    mode: CaptureMode,
+    obstacles: Vec<Obstacle>,
+    counts: Counts,
+    gain: Option<Gain>,
+}
+
+impl Audit {
+    /// Whether a capture would go through and the graph would do what the region does: whether there is no obstacle.
+    pub fn is_capturable(&self) -> bool {
+        self.obstacles.is_empty()
+    }
+
+    /// All obstacles, in the order in which the region met them; forks that nobody joined come last.
+    pub fn obstacles(&self) -> &[Obstacle] {
+        &self.obstacles
+    }
+
+    /// The error that a capture of the region answers, if it answers one.
+    pub fn code(&self) -> Option<Code> {
+        self.obstacles.iter().find_map(Obstacle::code)
+    }
+
+    /// What the region submits, counted.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// What a graph would save; `None` on the simulator, whose times are not a card's, and for a region that submits nothing.
+    pub fn gain(&self) -> Option<&Gain> {
+        self.gain.as_ref()
+    }
+
+    /// The mode of the capture that was rehearsed.
+    pub fn mode(&self) -> CaptureMode {
+        self.mode
+    }
+}
+
+/// Runs a region once, eagerly, and tells what stands in the way of `Graph::capture` with the same options. A pool among the options
+/// is not used: the region allocates like any other.
+///
+/// *Blocks* until the device is idle, before and after the region. On a card it then measures what a replay costs.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] where `Graph::capture` answers so: the stream is the default stream, or captures, or belongs to
+/// another device. Also while another audit or a capture of the device is under way. The region's own error, with context:
+/// what was found up to there would be half the truth.
+pub fn audit<T>(
+    device: &Device,
+    options: CaptureOptions,
+    region: impl FnOnce() -> Result<T>,
+) -> Result<Audit> {
+    let mode = options.mode;
+    let stream = match options.stream {
+        Some(stream) => stream,
+        None => Stream::new(device)?,
+    };
+    check(device, &stream)?;
+    device.synchronize()?;
+    let before = device.allocator().statistics();
+    let open = Open::begin(device, &stream, mode)?;
+    let result = {
+        let _current = stream.make_current();
+        region()
+    };
+    let session = open.end();
+    let over = Instant::now();
+    let drained = device.synchronize().map(|()| over.elapsed());
+    drop(result.map_err(|error| error.context("audit: the region failed where nothing was captured"))?);
+    let Session { rehearsal, pace } = session;
+    let (obstacles, mut counts) = rehearsal.finish();
+    let after = device.allocator().statistics();
+    counts.allocations = after.allocation.all.allocated - before.allocation.all.allocated;
+    counts.allocated_bytes = after.requested_bytes.all.allocated - before.requested_bytes.all.allocated;
+    let is_simulated = device.is_simulated();
+    let gain = match drained? {
+        drained if !is_simulated && counts.commands() > 0 => {
+            Some(Gain::predict(device, &counts, &pace, drained)?)
+        }
+        _ => None,
+    };
+    Ok(Audit { device: device.to_string(), is_simulated, mode, obstacles, counts, gain })
+}
+
+fn check(device: &Device, stream: &Stream) -> Result<()> {
+    same_device("audit: the stream", device, stream.device())?;
+    if stream.is_default() {
+        return Err(Error::invalid(
+            "audit: the default stream cannot capture; make a stream with `Stream::new` and audit there",
+        ));
+    }
+    if device.current_stream().is_capturing()? || stream.is_capturing()? || device.captures().are_under_way() {
+        return Err(Error::invalid(
+            "audit: a capture of the device, or an audit, is under way, and this one would break it; end it first",
+        ));
+    }
+    Ok(())
+}
+
+/// An audit under way; dropped by a panic of the region, it ends.
+struct Open<'a> {
+    auditor: &'a Arc<Auditor>,
+    _region: RegionGuard,
+}
+
+impl<'a> Open<'a> {
+    fn begin(device: &'a Device, stream: &Stream, mode: CaptureMode) -> Result<Self> {
+        let auditor = device.auditor();
+        if !device.check(auditor.begin(stream.handle(), mode))? {
+            return Err(Error::invalid("audit: another audit of this driver is under way; wait for its end"));
+        }
+        Ok(Self { auditor, _region: RegionGuard::enter(Arc::downgrade(auditor)) })
+    }
+
+    fn end(self) -> Session {
+        self.auditor.end().expect("an audit that was begun is ended once")
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        drop(self.auditor.end());
+    }
+}
