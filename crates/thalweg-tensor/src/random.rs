@@ -1,12 +1,15 @@
 //! Random numbers: [`Generator`] on the host, for initial weights and shuffles; [`DeviceGenerator`] on the device, for dropout
 //! and whatever else a kernel draws.
 //!
+//! What [`Generator`] draws in a captured region, each replay repeats. So its methods tell an audit of the region.
+//!
 //! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
 
 mod device;
 
 use thalweg_ir::philox;
-use thalweg_runtime::{Device, Result};
+use thalweg_runtime::graph::audit::host_random;
+use thalweg_runtime::{Device, Label, Result};
 
 pub use device::DeviceGenerator;
 
@@ -28,7 +31,13 @@ impl Generator {
     }
 
     /// 32 random bits.
+    #[track_caller]
     pub fn next_u32(&mut self) -> u32 {
+        host_random(Label::here("next_u32"));
+        self.bits()
+    }
+
+    fn bits(&mut self) -> u32 {
         if self.used == 4 {
             self.block = philox::block([self.counter as u32, (self.counter >> 32) as u32, 0, 0], self.key);
             self.counter += 1;
@@ -39,16 +48,28 @@ impl Generator {
     }
 
     /// A number in [0, 1) with 24 random bits.
+    #[track_caller]
     pub fn uniform(&mut self) -> f32 {
-        (self.next_u32() >> 8) as f32 / (1 << 24) as f32
+        host_random(Label::here("uniform"));
+        self.fraction()
+    }
+
+    fn fraction(&mut self) -> f32 {
+        (self.bits() >> 8) as f32 / (1 << 24) as f32
     }
 
     /// A number below `bound`, each as likely as the others. `bound` must not be 0.
+    #[track_caller]
     pub fn below(&mut self, bound: u32) -> u32 {
         assert!(bound > 0, "there is no number below 0");
+        host_random(Label::here("below"));
+        self.bits_below(bound)
+    }
+
+    fn bits_below(&mut self, bound: u32) -> u32 {
         // Lemire's method: reject the few low products that would favour some results. <https://arxiv.org/abs/1805.10941>
         loop {
-            let product = u64::from(self.next_u32()) * u64::from(bound);
+            let product = u64::from(self.bits()) * u64::from(bound);
             if product as u32 >= bound.wrapping_neg() % bound {
                 return (product >> 32) as u32;
             }
@@ -56,10 +77,12 @@ impl Generator {
     }
 
     /// The numbers 0 to `count` − 1 in random order (`torch.randperm`).
+    #[track_caller]
     pub fn permutation(&mut self, count: usize) -> Vec<usize> {
+        host_random(Label::here("permutation"));
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
-            order.swap(last, self.below(last as u32 + 1) as usize);
+            order.swap(last, self.bits_below(last as u32 + 1) as usize);
         }
         order
     }
@@ -67,9 +90,15 @@ impl Generator {
 
 impl Generator {
     /// A normally distributed number, with mean 0 and variance 1: the cosine half of a Box-Muller pair.
+    #[track_caller]
     pub fn normal(&mut self) -> f32 {
-        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
-        radius * (std::f32::consts::TAU * self.uniform()).cos()
+        host_random(Label::here("normal"));
+        self.bell()
+    }
+
+    fn bell(&mut self) -> f32 {
+        let radius = (-2.0 * (1.0 - self.fraction()).ln()).sqrt();
+        radius * (std::f32::consts::TAU * self.fraction()).cos()
     }
 }
 
@@ -84,7 +113,8 @@ impl Tensor {
         device: &Device,
     ) -> Result<Self> {
         let count = thalweg_ir::element_count(shape)?;
-        let values: Vec<f32> = (0..count).map(|_| mean + deviation * generator.normal()).collect();
+        host_random(Label::here("normal"));
+        let values: Vec<f32> = (0..count).map(|_| mean + deviation * generator.bell()).collect();
         Self::from_slice(&values, shape, device)
     }
 
@@ -98,7 +128,8 @@ impl Tensor {
         device: &Device,
     ) -> Result<Self> {
         let count = thalweg_ir::element_count(shape)?;
-        let values: Vec<f32> = (0..count).map(|_| low + (high - low) * generator.uniform()).collect();
+        host_random(Label::here("uniform"));
+        let values: Vec<f32> = (0..count).map(|_| low + (high - low) * generator.fraction()).collect();
         Self::from_slice(&values, shape, device)
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Layout, contiguous_strides, element_count};
+use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge};
@@ -219,11 +220,16 @@ impl Tensor {
     /// The elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let label = Label::here("to_vec");
+        self.read(Label::here("to_vec"), None)
+    }
+
+    /// Reads the elements; `kind` is what that is to the audit of a capture, where it is more than a copy.
+    fn read<T: Element>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
         let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
         if !readable {
             return Err(Error::invalid(format!(
-                "to_vec: the tensor is {}, not {}; convert it with `to_dtype`",
+                "{}: the tensor is {}, not {}; convert it with `to_dtype`",
+                label.operator,
                 self.dtype(),
                 T::DTYPE
             )));
@@ -231,6 +237,9 @@ impl Tensor {
         let source = self.detach().contiguous()?;
         let mut values = vec![T::from_f64(0.0); self.elements()];
         let stream = self.device().current_stream();
+        if let Some(kind) = kind {
+            explain(self.device(), kind, label);
+        }
         stream.copy_to_host(bytemuck::cast_slice_mut(&mut values), source.pointer(), label)?;
         Ok(values)
     }
@@ -245,7 +254,7 @@ impl Tensor {
                 self.elements()
             )));
         }
-        Ok(self.to_vec::<T>()?[0])
+        Ok(self.read::<T>(Label::here("item"), Some(ObstacleKind::DataDependentShape))?[0])
     }
 }
 

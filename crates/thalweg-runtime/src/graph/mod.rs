@@ -64,6 +64,7 @@ use std::sync::Arc;
 
 use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNodeHandle, Label};
 
+pub use audit::{Audit, Obstacle, ObstacleKind, audit};
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
 pub use contract::{Contract, Input, InputKind, Output};
@@ -190,6 +191,7 @@ impl Graph {
         if let Some(instrument) = device.driver().instrument() {
             instrument.label_next(label);
         }
+        audit::called(device, label);
         stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
             device.driver().graph_launch(*handle, stream.handle())
         })?;

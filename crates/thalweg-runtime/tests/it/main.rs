@@ -1,6 +1,8 @@
 //! The tests of the crate, in one binary. They run on simulated devices of their own, and those that any device can run also
 //! on the first GPU, one after the other, where `THALWEG_TEST_DEVICE=cuda` is set.
 
+mod audit;
+mod audit_differential;
 mod capture;
 mod contract;
 mod current;

@@ -163,7 +163,7 @@ impl Auditor {
         &self,
         stream: StreamHandle,
         by: impl FnOnce() -> Caller,
-        command: Option<Command>,
+        command: Command,
         (kind, words): (ObstacleKind, &str),
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
@@ -434,7 +434,7 @@ impl Driver for Auditor {
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
         let what = (ObstacleKind::UncapturableCall, "launches a graph");
         let by = || self.caller("graph_launch");
-        self.submit_uncapturable(stream, by, None, what, || self.inner.graph_launch(exec, stream))
+        self.submit_uncapturable(stream, by, Command::Graph, what, || self.inner.graph_launch(exec, stream))
     }
 
     // ---- Copies and kernels ---------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ impl Driver for Auditor {
         let command = Command::CopyFromHost { bytes: source.len() as u64 };
         let what = (ObstacleKind::PageableCopy, "copies from pageable memory");
         let call = || self.inner.copy_from_host(stream, target, source, label);
-        self.submit_uncapturable(stream, || self.caller_of(label), Some(command), what, call)
+        self.submit_uncapturable(stream, || self.caller_of(label), command, what, call)
     }
 
     fn copy_to_host(
@@ -467,7 +467,7 @@ impl Driver for Auditor {
         let command = Command::Copy { bytes: target.len() as u64 };
         let what = (ObstacleKind::PageableCopy, "copies to pageable memory");
         let call = || self.inner.copy_to_host(stream, target, source, label);
-        self.submit_uncapturable(stream, || self.caller_of(label), Some(command), what, call)
+        self.submit_uncapturable(stream, || self.caller_of(label), command, what, call)
     }
 
     fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {

@@ -9,6 +9,7 @@ pub(super) enum Command {
     CopyFromHost { bytes: u64 },
     Fill,
     HostFunction,
+    Graph,
     Memory,
 }
 
@@ -29,6 +30,8 @@ pub struct Counts {
     pub fills: u64,
     /// Functions of the host.
     pub host_functions: u64,
+    /// Launches of graphs, which no graph contains.
+    pub graph_launches: u64,
     /// Allocations from the stream-ordered allocator, and frees, that would be nodes of the graph.
     pub memory_nodes: u64,
     /// Allocations from the caching allocator.
@@ -45,6 +48,7 @@ impl Counts {
             + self.copies
             + self.fills
             + self.host_functions
+            + self.graph_launches
             + self.memory_nodes
     }
 
@@ -63,6 +67,7 @@ impl Counts {
             }
             Command::Fill => self.fills += 1,
             Command::HostFunction => self.host_functions += 1,
+            Command::Graph => self.graph_launches += 1,
             Command::Memory => self.memory_nodes += 1,
         }
     }

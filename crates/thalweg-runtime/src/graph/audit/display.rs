@@ -154,6 +154,7 @@ fn counts(counts: &Counts) -> String {
     add(counts.copies, &one, &many);
     add(counts.fills, "fill", "fills");
     add(counts.host_functions, "host function", "host functions");
+    add(counts.graph_launches, "graph launch", "graph launches");
     add(counts.memory_nodes, "stream-ordered allocation or free", "stream-ordered allocations and frees");
     let (one, many) = (
         format!("allocation of {}", bytes(counts.allocated_bytes)),

@@ -220,13 +220,11 @@ impl Rehearsal {
         &mut self,
         place: Place,
         by: &Caller,
-        command: Option<Command>,
+        command: Command,
         kind: ObstacleKind,
         words: &str,
     ) {
-        if let Some(command) = command {
-            self.counts.add(command);
-        }
+        self.counts.add(command);
         if self.refused_by_legacy(place, by) {
             return;
         }

@@ -1,0 +1,302 @@
+//! The audit against the truth: programs drawn at random are audited, and captured. The audit has no obstacle exactly if the capture
+//! gives a graph with all that the program submits, and its first obstacle with a code is what the capture answers.
+
+use std::cell::RefCell;
+
+use thalweg_device::{CaptureMode, DevicePointer, FillPattern};
+use thalweg_runtime::graph::{Audit, audit};
+use thalweg_runtime::{Buffer, CaptureOptions, Device, Event, Graph, Label, PinnedBuffer, Result, Stream};
+
+use crate::kernels::launch_sum;
+use crate::support::{buffer_of, pinned_of, sim};
+
+/// One step. Streams and events are named by their numbers in the [`World`]; stream 0 is the region's, the last one the default
+/// stream. Event 0 was recorded outside, before.
+#[derive(Clone, Debug)]
+enum Step {
+    Launch(usize),
+    Fill(usize),
+    CopyPinned(usize),
+    HostFunction(usize),
+    CopyFromHost(usize),
+    CopyToHost(usize),
+    Replay(usize),
+    Record(usize, usize),
+    Wait(usize, usize),
+    WaitStream(usize, usize),
+    SynchronizeStream(usize),
+    QueryStream(usize),
+    SynchronizeEvent(usize),
+    QueryEvent(usize),
+    SynchronizeDevice,
+    AllocateFromDriver,
+    AllocatePinnedFromDriver,
+    Allocate(usize),
+    AllocatePinned,
+    /// The steps happen only where the stream does not capture.
+    UnlessCapturing(usize, Vec<Step>),
+    /// The steps happen on another thread, which is joined.
+    Elsewhere(Vec<Step>),
+    /// The steps happen while the thread is bound by no capture.
+    Relaxed(Vec<Step>),
+}
+
+/// A small generator of random numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ (word >> 31)) % bound as u64) as usize
+    }
+}
+
+const STREAMS: usize = 4;
+const EVENTS: usize = 4;
+
+/// What programs work with.
+struct World {
+    device: Device,
+    streams: Vec<Stream>,
+    buffers: Vec<Buffer>,
+    pinned: PinnedBuffer,
+    graph: Graph,
+}
+
+/// A run of a program: its events, and what it has from the driver and gives back when it is over.
+struct Run<'a> {
+    world: &'a World,
+    events: &'a [Event],
+    device_memory: RefCell<Vec<DevicePointer>>,
+    pinned_memory: RefCell<Vec<thalweg_device::HostPointer>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let device = sim(1).remove(0);
+        let mut streams: Vec<_> = (1..STREAMS).map(|_| Stream::new(&device).unwrap()).collect();
+        streams.push(device.default_stream());
+        let buffers: Vec<_> = streams.iter().map(|stream| buffer_of(stream, &[1.0; 4])).collect();
+        // So that no program is the first to load the kernel.
+        let pointer = buffers[0].pointer();
+        launch_sum(&streams[0], &[pointer], pointer, 4).unwrap();
+        let options = CaptureOptions { stream: Some(streams[0].clone()), ..CaptureOptions::default() };
+        let (graph, ()) =
+            Graph::capture(&device, options, || launch_sum(&streams[0], &[pointer], pointer, 4)).unwrap();
+        let pinned = pinned_of(&device, &[2.0; 4]);
+        Self { device, streams, buffers, pinned, graph }
+    }
+
+    /// Runs `attempt` with the program as its region, on fresh events.
+    fn attempt<T>(
+        &self,
+        steps: &[Step],
+        mode: CaptureMode,
+        attempt: impl FnOnce(&Device, CaptureOptions, &dyn Fn() -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
+        let events: Vec<Event> = (0..EVENTS).map(|_| Event::new()).collect();
+        events[0].record(&self.streams[STREAMS - 1]).unwrap();
+        // The pools of earlier captures, so that the driver has memory for who asks it.
+        self.device.empty_cache().unwrap();
+        let run = Run {
+            world: self,
+            events: &events,
+            device_memory: RefCell::default(),
+            pinned_memory: RefCell::default(),
+        };
+        let options =
+            CaptureOptions { mode, stream: Some(self.streams[0].clone()), ..CaptureOptions::default() };
+        let result = attempt(&self.device, options, &|| run.all(steps));
+        self.device.synchronize().unwrap();
+        for pointer in run.device_memory.take() {
+            self.device.driver().memory_free(pointer).unwrap();
+        }
+        for pointer in run.pinned_memory.take() {
+            self.device.driver().host_free(pointer).unwrap();
+        }
+        result
+    }
+}
+
+impl Run<'_> {
+    fn all(&self, steps: &[Step]) -> Result<()> {
+        steps.iter().try_for_each(|step| self.step(step))
+    }
+
+    fn step(&self, step: &Step) -> Result<()> {
+        let World { device, streams, buffers, pinned, graph } = self.world;
+        let (events, label) = (self.events, Label::here("step"));
+        let pointer = |stream: usize| buffers[stream].pointer();
+        let driver = device.driver();
+        match *step {
+            Step::Launch(stream) => launch_sum(&streams[stream], &[pointer(stream)], pointer(stream), 4),
+            Step::Fill(stream) => streams[stream].fill(pointer(stream), FillPattern::U32(0), 4, label),
+            Step::CopyPinned(stream) => {
+                streams[stream].copy_from_pinned(pointer(stream), pinned, 0, 16, label)
+            }
+            Step::HostFunction(stream) => {
+                let nothing = std::sync::Arc::new(|| {});
+                Ok(driver.host_function_async(streams[stream].handle(), nothing, label)?)
+            }
+            Step::CopyFromHost(stream) => streams[stream].copy_from_host(pointer(stream), &[0; 16], label),
+            Step::CopyToHost(stream) => streams[stream].copy_to_host(&mut [0; 16], pointer(stream), label),
+            Step::Replay(stream) => {
+                let _current = streams[stream].make_current();
+                graph.replay()
+            }
+            Step::Record(event, stream) => events[event].record(&streams[stream]),
+            Step::Wait(stream, event) => events[event].wait(&streams[stream]),
+            Step::WaitStream(stream, other) => streams[stream].wait_stream(&streams[other]),
+            Step::SynchronizeStream(stream) => streams[stream].synchronize(),
+            Step::QueryStream(stream) => streams[stream].query().map(drop),
+            Step::SynchronizeEvent(event) => events[event].synchronize(),
+            Step::QueryEvent(event) => events[event].query().map(drop),
+            Step::SynchronizeDevice => device.synchronize(),
+            Step::AllocateFromDriver => {
+                self.device_memory.borrow_mut().push(driver.memory_allocate(device.index(), 256)?);
+                Ok(())
+            }
+            Step::AllocatePinnedFromDriver => {
+                let flags = thalweg_device::HostFlags::default();
+                self.pinned_memory.borrow_mut().push(driver.host_allocate(256, flags)?);
+                Ok(())
+            }
+            Step::Allocate(stream) => Buffer::new(&streams[stream], 4096).map(drop),
+            Step::AllocatePinned => PinnedBuffer::new(device, 1 << 16).map(drop),
+            Step::UnlessCapturing(stream, ref steps) => {
+                if streams[stream].is_capturing()? { Ok(()) } else { self.all(steps) }
+            }
+            Step::Elsewhere(ref steps) => self.elsewhere(steps),
+            Step::Relaxed(ref steps) => {
+                let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
+                let result = self.all(steps);
+                driver.thread_exchange_capture_mode(former)?;
+                result
+            }
+        }
+    }
+
+    fn elsewhere(&self, steps: &[Step]) -> Result<()> {
+        let events = self.events;
+        let world = self.world;
+        let (result, device_memory, pinned_memory) = std::thread::scope(|scope| {
+            let run = move || {
+                let run = Run {
+                    world,
+                    events,
+                    device_memory: RefCell::default(),
+                    pinned_memory: RefCell::default(),
+                };
+                (run.all(steps), run.device_memory.take(), run.pinned_memory.take())
+            };
+            scope.spawn(run).join().expect("a program does not panic")
+        });
+        self.device_memory.borrow_mut().extend(device_memory);
+        self.pinned_memory.borrow_mut().extend(pinned_memory);
+        result
+    }
+}
+
+/// A program: mostly what captures allow, forks that are mostly joined, and now and then what they forbid.
+fn program(random: &mut Random) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let length = 1 + random.below(10);
+    let tame = random.below(3) == 0;
+    for _ in 0..length {
+        steps.push(step(random, tame, 0));
+    }
+    if random.below(4) > 0 {
+        // The usual end: the region's stream waits for the others.
+        for stream in 1..STREAMS - 1 {
+            let used = |step: &Step| matches!(step, Step::WaitStream(joined, 0) if *joined == stream);
+            if steps.iter().any(used) {
+                steps.push(Step::WaitStream(0, stream));
+            }
+        }
+    }
+    steps
+}
+
+fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
+    let stream = |random: &mut Random| match random.below(10) {
+        0..6 => 0,
+        6..8 => 1,
+        8 => 2,
+        _ if tame => 1,
+        _ => STREAMS - 1,
+    };
+    let fork = |random: &mut Random| Step::WaitStream(1 + random.below(STREAMS - 2), 0);
+    match random.below(if tame { 11 } else { 28 }) {
+        0..3 => Step::Launch(stream(random)),
+        3 => Step::Fill(stream(random)),
+        4 => Step::CopyPinned(stream(random)),
+        5..8 => fork(random),
+        8 => Step::Allocate(stream(random)),
+        9 => Step::AllocatePinned,
+        10 => Step::HostFunction(stream(random)),
+        11 => Step::CopyFromHost(stream(random)),
+        12 => Step::CopyToHost(stream(random)),
+        13 => Step::Replay(stream(random)),
+        14 | 15 => Step::Record(1 + random.below(EVENTS - 1), stream(random)),
+        16 | 17 => Step::Wait(stream(random), random.below(EVENTS)),
+        18 => Step::WaitStream(stream(random), stream(random)),
+        19 => Step::SynchronizeStream(stream(random)),
+        20 => Step::QueryStream(stream(random)),
+        21 => Step::SynchronizeEvent(random.below(EVENTS)),
+        22 => Step::QueryEvent(random.below(EVENTS)),
+        23 => Step::SynchronizeDevice,
+        24 => Step::AllocateFromDriver,
+        25 => Step::AllocatePinnedFromDriver,
+        _ if depth == 2 => Step::Launch(0),
+        _ => {
+            let steps = (0..1 + random.below(3)).map(|_| step(random, tame, depth + 1)).collect();
+            match random.below(3) {
+                0 => Step::UnlessCapturing(random.below(STREAMS), steps),
+                1 => Step::Elsewhere(steps),
+                _ => Step::Relaxed(steps),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_audit_says_what_the_capture_does() {
+    let world = World::new();
+    let mut random = Random(5);
+    let (mut clean, mut refused, mut wrong) = (0, 0, 0);
+    for number in 0..4000 {
+        let steps = program(&mut random);
+        let mode =
+            [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed][random.below(3)];
+        let report: Audit = world
+            .attempt(&steps, mode, |device, options, region| audit(device, options, region))
+            .unwrap_or_else(|error| panic!("program {number} {steps:?}: the audit failed: {error}"));
+        let captured = world.attempt(&steps, mode, |device, options, region| {
+            Ok(Graph::capture(device, options, region)?.0.description()?.nodes.len() as u64)
+        });
+        let context = || format!("program {number} ({mode:?}) {steps:#?}\n{report}");
+        match captured {
+            Err(error) => {
+                let code = error.driver_error().map(thalweg_device::Error::code);
+                assert!(code.is_some(), "the capture failed without a code: {error}\n{}", context());
+                assert_eq!(report.code(), code, "{error}\n{}", context());
+                refused += 1;
+            }
+            Ok(nodes) => {
+                assert_eq!(report.code(), None, "the capture gave a graph\n{}", context());
+                let commands = report.counts().commands();
+                if report.is_capturable() {
+                    assert_eq!(nodes, commands, "the graph does all that the region does\n{}", context());
+                    clean += 1;
+                } else {
+                    assert!(nodes < commands, "the graph lacks something\n{}", context());
+                    wrong += 1;
+                }
+            }
+        }
+    }
+    assert!(clean > 500 && refused > 500 && wrong > 100, "clean {clean}, refused {refused}, wrong {wrong}");
+}
