@@ -10,6 +10,7 @@
 //! - No colour and no cursor movement unless standard output is a terminal.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod doctor;
 mod memory;
 mod output;
@@ -34,7 +35,7 @@ struct Command {
 /// What is wrong with the arguments, in a sentence.
 struct UsageError(String);
 
-const COMMANDS: &[Command] = &[doctor::COMMAND, memory::COMMAND, sim::COMMAND];
+const COMMANDS: &[Command] = &[audit::COMMAND, doctor::COMMAND, memory::COMMAND, sim::COMMAND];
 
 /// The status of a call that makes no sense.
 const EXIT_USAGE: u8 = 2;

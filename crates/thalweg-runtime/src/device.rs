@@ -154,7 +154,7 @@ impl Device {
         self.0.id
     }
 
-    /// The driver; while a region is [audited](crate::graph::audit), one around it that takes notes.
+    /// The driver; while a region is [audited](crate::graph::audit()), one around it that takes notes.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
     }

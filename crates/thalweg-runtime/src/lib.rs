@@ -8,7 +8,7 @@
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
-//! - [`Graph`]: capture and replay of a region with a private pool.
+//! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: what stands in the way of one.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a referee.
 //!
 //! # Invariants

@@ -326,8 +326,10 @@ impl Stream {
         Ok(event)
     }
 
-    /// Whether the stream captures; in a region that is [audited](crate::graph::audit), whether it would.
+    /// Whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
+    #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
+        called(&self.device, Label::here("is_capturing"));
         let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
         Ok(info.status != CaptureStatus::None)
     }

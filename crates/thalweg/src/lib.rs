@@ -27,11 +27,11 @@ pub use thalweg_runtime as runtime;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
-pub use thalweg_runtime::{graph, sim};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,
 };
+pub use thalweg_runtime::{graph, sim};
 pub use thalweg_tensor::{
     HostTensor, Tensor, autograd, dispatch, functional, module, no_grad, optim, random,
 };

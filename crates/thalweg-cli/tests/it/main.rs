@@ -1,5 +1,6 @@
 //! The command line, run as its users run it.
 
+mod audit;
 #[path = "../../../thalweg-page/tests/it/browser.rs"]
 mod browser;
 mod doctor;

@@ -5,10 +5,12 @@ use std::cell::RefCell;
 
 use thalweg_device::{CaptureMode, DevicePointer, FillPattern};
 use thalweg_runtime::graph::{Audit, audit};
-use thalweg_runtime::{Buffer, CaptureOptions, Device, Event, Graph, Label, PinnedBuffer, Result, Stream};
+use thalweg_runtime::{
+    Buffer, CaptureOptions, Device, Environment, Event, Graph, Label, PinnedBuffer, Result, Stream,
+};
 
 use crate::kernels::launch_sum;
-use crate::support::{buffer_of, pinned_of, sim};
+use crate::support::{buffer_of, pinned_of, sim_in};
 
 /// One step. Streams and events are named by their numbers in the [`World`]; stream 0 is the region's, the last one the default
 /// stream. Event 0 was recorded outside, before.
@@ -75,9 +77,15 @@ struct Run<'a> {
 }
 
 impl World {
-    fn new() -> Self {
-        let device = sim(1).remove(0);
+    /// In one kind of world, stream 1 is one with ties to the default stream.
+    fn new(is_blocking: bool) -> Self {
+        let (driver, mut devices) = sim_in(&Environment::default(), 1);
+        let device = devices.remove(0);
         let mut streams: Vec<_> = (1..STREAMS).map(|_| Stream::new(&device).unwrap()).collect();
+        if is_blocking {
+            let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
+            streams[1] = Stream::from_external(&device, foreign).unwrap();
+        }
         streams.push(device.default_stream());
         let buffers: Vec<_> = streams.iter().map(|stream| buffer_of(stream, &[1.0; 4])).collect();
         // So that no program is the first to load the kernel.
@@ -167,7 +175,11 @@ impl Run<'_> {
             Step::Allocate(stream) => Buffer::new(&streams[stream], 4096).map(drop),
             Step::AllocatePinned => PinnedBuffer::new(device, 1 << 16).map(drop),
             Step::UnlessCapturing(stream, ref steps) => {
-                if streams[stream].is_capturing()? { Ok(()) } else { self.all(steps) }
+                if streams[stream].is_capturing()? {
+                    Ok(())
+                } else {
+                    self.all(steps)
+                }
             }
             Step::Elsewhere(ref steps) => self.elsewhere(steps),
             Step::Relaxed(ref steps) => {
@@ -264,13 +276,13 @@ fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
 
 #[test]
 fn the_audit_says_what_the_capture_does() {
-    let world = World::new();
+    let worlds = [World::new(false), World::new(true)];
     let mut random = Random(5);
     let (mut clean, mut refused, mut wrong) = (0, 0, 0);
     for number in 0..4000 {
         let steps = program(&mut random);
-        let mode =
-            [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed][random.below(3)];
+        let world = &worlds[number % 2];
+        let mode = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed][random.below(3)];
         let report: Audit = world
             .attempt(&steps, mode, |device, options, region| audit(device, options, region))
             .unwrap_or_else(|error| panic!("program {number} {steps:?}: the audit failed: {error}"));

@@ -8,7 +8,6 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::functional::dropout;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-
 /// A device that no other test uses: an audit sees what other threads do meanwhile.
 fn own_device() -> Device {
     let driver = SimDriver::new(SimConfig { devices: 1, ..SimConfig::default() }).unwrap();

@@ -50,7 +50,10 @@ pub(super) struct Session {
 
 impl fmt::Debug for Auditor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auditor").field("inner", &self.inner).field("is_on", &self.is_on).finish_non_exhaustive()
+        f.debug_struct("Auditor")
+            .field("inner", &self.inner)
+            .field("is_on", &self.is_on)
+            .finish_non_exhaustive()
     }
 }
 
@@ -330,9 +333,9 @@ impl Driver for Auditor {
     // ---- Order ----------------------------------------------------------------------------------------------------
 
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        let by = self.is_on().then(|| self.caller("event_record"));
         self.inner.event_record(event, stream)?;
-        if let Some(place) = self.place(stream) {
-            let by = self.caller("event_record");
+        if let (Some(by), Some(place)) = (by, self.place(stream)) {
             self.tell(|rehearsal| rehearsal.recorded(event, place, &by));
         }
         Ok(())
@@ -344,9 +347,9 @@ impl Driver for Auditor {
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let by = self.is_on().then(|| self.caller("stream_wait_event"));
         self.inner.stream_wait_event(stream, event)?;
-        if let Some(place) = self.place(stream) {
-            let by = self.caller("stream_wait_event");
+        if let (Some(by), Some(place)) = (by, self.place(stream)) {
             self.tell(|rehearsal| rehearsal.waited(place, event, &by));
         }
         Ok(())
@@ -428,7 +431,9 @@ impl Driver for Auditor {
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         let (kind, words) = (ObstacleKind::UncapturableCall, "gives a communicator up");
-        self.unsafe_call(kind, "communicator_destroy", words, || self.inner.communicator_destroy(communicator))
+        self.unsafe_call(kind, "communicator_destroy", words, || {
+            self.inner.communicator_destroy(communicator)
+        })
     }
 
     fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
@@ -512,20 +517,19 @@ impl Driver for Auditor {
     // ---- What a capture looks like --------------------------------------------------------------------------------
 
     fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
-        if let Some(place) = self.place(stream)
-            && let Some(session) = &*self.session()
-            && !place.is_legacy
-            && let Some(branch) = session.rehearsal.branch(place)
-        {
-            let node = |&node: &u32| GraphNodeHandle::from_raw(u64::from(node));
-            return Ok(CaptureInfo {
-                status: CaptureStatus::Active,
-                id: REHEARSED_CAPTURE,
-                graph: None,
-                dependencies: branch.iter().map(node).collect(),
-            });
-        }
-        self.inner.stream_capture_info(stream)
+        let Some(place) = self.place(stream) else { return self.inner.stream_capture_info(stream) };
+        let by = self.caller("stream_capture_info");
+        let branch = self.session().as_mut().and_then(|Session { rehearsal, .. }| {
+            let is_apart = rehearsal.refused_by_legacy(place, &by) || place.is_legacy;
+            if is_apart { None } else { rehearsal.branch(place).map(<[u32]>::to_vec) }
+        });
+        let Some(branch) = branch else { return self.inner.stream_capture_info(stream) };
+        Ok(CaptureInfo {
+            status: CaptureStatus::Active,
+            id: REHEARSED_CAPTURE,
+            graph: None,
+            dependencies: branch.into_iter().map(|node| GraphNodeHandle::from_raw(node.into())).collect(),
+        })
     }
 
     fn stream_update_capture_dependencies(

@@ -1,7 +1,7 @@
 //! An audit as text: the verdict, a table of obstacles, each obstacle's detail and repair, the counts, the gain.
 //!
 //! A line is as wide as the format asks for (`{audit:60}`), 100 columns where it does not ask. Where the table does not fit, each
-//! obstacle has lines of its own instead. Paths are never broken, since they are there to be copied.
+//! obstacle has lines of its own instead. What several obstacles have in common is said once. Paths are never broken, since they are there to be copied.
 
 use std::fmt;
 
@@ -25,9 +25,14 @@ impl fmt::Display for Audit {
         };
         let verdict = match self.obstacles.len() {
             0 => format!("This region can be captured ({mode} mode, {}).", self.device),
-            1 => format!("This region cannot be captured as it is: 1 obstacle ({mode} mode, {}).", self.device),
+            1 => {
+                format!("This region cannot be captured as it is: 1 obstacle ({mode} mode, {}).", self.device)
+            }
             count => {
-                format!("This region cannot be captured as it is: {count} obstacles ({mode} mode, {}).", self.device)
+                format!(
+                    "This region cannot be captured as it is: {count} obstacles ({mode} mode, {}).",
+                    self.device
+                )
             }
         };
         write_wrapped(f, "", &verdict, width)?;
@@ -40,8 +45,8 @@ impl fmt::Display for Audit {
                 write_table(f, &rows, &widths)?;
                 f.write_str("\n")?;
             }
-            for (row, obstacle) in rows.iter().zip(&self.obstacles) {
-                write_obstacle(f, row, obstacle, is_table, width)?;
+            for group in groups(&self.obstacles) {
+                write_group(f, &self.obstacles, &rows, &group, is_table, width)?;
             }
         }
         f.write_str("\n")?;
@@ -107,26 +112,53 @@ fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; 6]], widths: &[usize
     Ok(())
 }
 
-fn write_obstacle(
+/// The places of the obstacles that share a kind and a code, in the order in which the region met the first of each.
+fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, obstacle) in obstacles.iter().enumerate() {
+        let essence = |index: usize| (obstacles[index].kind(), obstacles[index].code());
+        match groups.iter_mut().find(|group| essence(group[0]) == (obstacle.kind(), obstacle.code())) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    groups
+}
+
+/// What the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
+fn write_group(
     f: &mut fmt::Formatter<'_>,
-    [number, kind, operator, line, _, times]: &[String; 6],
-    obstacle: &Obstacle,
+    obstacles: &[Obstacle],
+    rows: &[[String; 6]],
+    group: &[usize],
     is_table: bool,
     width: usize,
 ) -> fmt::Result {
-    let head = format!("{number:>2}  ");
-    if is_table {
-        write_wrapped(f, &head, &sentence(obstacle.detail()), width)?;
-    } else {
-        write_wrapped(f, &head, &format!("{kind}: {operator}, {times} ×"), width)?;
-        writeln!(f, "    {line}")?;
-        write_wrapped(f, "    ", &sentence(obstacle.detail()), width)?;
+    let first = &obstacles[group[0]];
+    let answer = match first.code() {
+        Some(code) => format!("{} ({})", code.name(), code.number()),
+        None => "no error of CUDA, and a wrong graph".to_owned(),
+    };
+    write_wrapped(f, "", &format!("{}: {answer}", sentence(first.kind().name())), width)?;
+    let mut said: Vec<&str> = Vec::new();
+    for &index in group {
+        let [number, _, operator, line, _, times] = &rows[index];
+        let detail = obstacles[index].detail();
+        let head = format!("  {number:>2}  ");
+        if !is_table {
+            write_wrapped(f, &head, &format!("{operator}, {times} ×"), width)?;
+            writeln!(f, "      {line}")?;
+        }
+        if said.contains(&detail) {
+            continue;
+        }
+        said.push(detail);
+        let same = group.iter().filter(|&&other| obstacles[other].detail() == detail);
+        let numbers: Vec<&str> = same.map(|&other| rows[other][0].as_str()).collect();
+        let head = if is_table { format!("  {:>2}  ", numbers.join(", ")) } else { "      ".to_owned() };
+        write_wrapped(f, &head, &sentence(detail), width)?;
     }
-    match obstacle.code() {
-        Some(code) => write_wrapped(f, "    ", &format!("CUDA: {}, {}", code.number(), code.name()), width)?,
-        None => write_wrapped(f, "    ", "CUDA: no error; the graph is wrong", width)?,
-    }
-    write_wrapped(f, "    ", &format!("repair: {}", obstacle.repair()), width)
+    write_wrapped(f, "  ", &format!("repair: {}", first.repair()), width)
 }
 
 fn sentence(text: &str) -> String {
@@ -161,7 +193,11 @@ fn counts(counts: &Counts) -> String {
         format!("allocations of {} in all", bytes(counts.allocated_bytes)),
     );
     add(counts.allocations, &one, &many);
-    if parts.is_empty() { "It submits nothing.".to_owned() } else { format!("It submits {}.", parts.join(", ")) }
+    if parts.is_empty() {
+        "It submits nothing.".to_owned()
+    } else {
+        format!("It submits {}.", parts.join(", "))
+    }
 }
 
 fn bytes(count: u64) -> String {

@@ -126,7 +126,9 @@ impl fmt::Display for Gain {
         let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
         let saved = microseconds(self.host_time_saved());
         if saved == 0.0 {
-            f.write_str("no gain: a replay and its staging copies cost the host as much as the commands one by one")?;
+            f.write_str(
+                "no gain: a replay and its staging copies cost the host as much as the commands one by one",
+            )?;
         } else if self.is_faster() {
             write!(f, "about {saved:.0} µs of host time a run saved")?;
         } else {

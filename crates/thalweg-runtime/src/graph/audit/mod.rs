@@ -150,7 +150,8 @@ fn check(device: &Device, stream: &Stream) -> Result<()> {
             "audit: the default stream cannot capture; make a stream with `Stream::new` and audit there",
         ));
     }
-    if device.current_stream().is_capturing()? || stream.is_capturing()? || device.captures().are_under_way() {
+    if device.current_stream().is_capturing()? || stream.is_capturing()? || device.captures().are_under_way()
+    {
         return Err(Error::invalid(
             "audit: a capture of the device, or an audit, is under way, and this one would break it; end it first",
         ));

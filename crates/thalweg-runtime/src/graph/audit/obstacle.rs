@@ -91,8 +91,8 @@ impl ObstacleKind {
                 "let the region's stream wait for the forked one before the region ends: `stream.wait_stream(&fork)`"
             }
             Self::ForeignThread => {
-                "do it on the region's thread; or make a stream of the capture current in the other thread; or, if the work \
-                 has nothing to do with the region, capture in thread-local mode"
+                "do it on the region's thread, or make a stream of the capture current in the other one (`make_current`); what \
+                 has nothing to do with the region can wait for the end of the capture, or the capture be thread-local"
             }
             Self::HostRandomState => {
                 "draw on the device (`DeviceGenerator`), or draw before the replay into a tensor that the graph reads"

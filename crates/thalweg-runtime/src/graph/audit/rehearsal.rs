@@ -161,7 +161,8 @@ impl Rehearsal {
 
     /// The region draws random numbers on the host.
     pub(super) fn host_random(&mut self, site: Site) {
-        let detail = "the host draws random numbers: each replay would repeat those of the capture".to_owned();
+        let detail =
+            "the host draws random numbers: each replay would repeat those of the capture".to_owned();
         self.note(ObstacleKind::HostRandomState, site, None, detail);
     }
 
@@ -184,7 +185,10 @@ impl Rehearsal {
         let (kind, detail) = if by.thread == self.thread {
             (by.kind.unwrap_or(kind), format!("{words}, which a capture forbids to its thread"))
         } else {
-            (ObstacleKind::ForeignThread, format!("another thread {words}, which a global capture forbids to all"))
+            (
+                ObstacleKind::ForeignThread,
+                format!("another thread {words}, which a global capture forbids to all"),
+            )
         };
         self.note(kind, by.site, Some(Code::StreamCaptureUnsupported), detail);
     }
@@ -245,7 +249,8 @@ impl Rehearsal {
 
     /// Work that would run during the capture and be no part of it.
     fn escaped(&mut self, place: Place, by: &Caller) {
-        let stream = if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
+        let stream =
+            if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
         let who = if by.thread == self.thread { "the region" } else { "another thread" };
         let kind = match (by.thread == self.thread, place.is_legacy) {
             (false, _) => ObstacleKind::ForeignThread,
@@ -301,7 +306,8 @@ impl Rehearsal {
                 }
             }
             (Some(Record::Outside(site)), Some(_)) => {
-                let detail = format!("a stream of the capture waits for an event from outside of it ({site})");
+                let detail =
+                    format!("a stream of the capture waits for an event from outside of it ({site})");
                 self.outside_event(by, detail);
             }
             (None, Some(_)) => {
@@ -383,7 +389,8 @@ impl Rehearsal {
 
     /// What was loaded was loaded for this command.
     fn settle_loads(&mut self, thread: ThreadId, site: Option<Site>) {
-        let (settled, rest) = std::mem::take(&mut self.loads).into_iter().partition(|load| load.thread == thread);
+        let (settled, rest) =
+            std::mem::take(&mut self.loads).into_iter().partition(|load| load.thread == thread);
         self.loads = rest;
         let settled: Vec<Load> = settled;
         for Load { kernel, order, code, .. } in settled {
