@@ -5,7 +5,7 @@ use crate::{text, thalweg};
 #[test]
 fn wrong_arguments_are_explained_with_status_2() {
     for (arguments, complaint) in [
-        (&["docter"][..], "no command `docter`; the commands are: doctor"),
+        (&["docter"][..], "no command `docter`; the commands are: audit, doctor"),
         (&["help", "docter"], "no command `docter`"),
         (&["doctor", "--jason"], "thalweg doctor: there is no option `--jason`"),
         (&["doctor", "cuda"], "no option `cuda`"),
