@@ -6,24 +6,28 @@
 //!
 //! The allocators call the plain driver. They may: what they do is harmless to captures, and bound by none.
 //!
+//! Conditional nodes are made in captures only, and so are refused here as they are in other regions that run eagerly.
+//!
 //! # Invariants
 //! - It changes no answer but one: a stream that would take part in the capture says that it captures. Who asks takes the branch
 //!   that it would take in the capture.
 //! - The rehearsal is not locked while the driver inside works.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_device::check::Instrument;
 use thalweg_device::{
-    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorInfo, Copy,
-    DependencyUpdate, DevicePointer, DeviceProperties, Driver, EventFlags, EventHandle, Fill, ForeignStream,
-    FunctionAttributes, FunctionHandle, GraphDescription, GraphExecHandle, GraphHandle, GraphNodeHandle,
-    HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MemoryAccess,
-    MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle,
-    PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorInfo,
+    ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
+    Driver, EventFlags, EventHandle, Fill, ForeignStream, FunctionAttributes, FunctionHandle,
+    GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
+    HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MemoryAccess, MemoryAdvice,
+    MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result,
+    ShareableHandle, StreamHandle, Version,
 };
 
 use super::counts::Command;
@@ -282,6 +286,28 @@ impl Driver for Auditor {
         fn stream_end_capture(stream: StreamHandle) -> Result<GraphHandle>;
         fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
         fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
+        fn condition_create(stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
+        fn condition_set_async(
+            stream: StreamHandle,
+            condition: ConditionHandle,
+            source: DevicePointer,
+            format: ConditionFormat,
+            label: Label
+        ) -> Result<()>;
+        fn conditional_node_add(
+            stream: StreamHandle,
+            condition: ConditionHandle,
+            conditional: Conditional,
+            label: Label
+        ) -> Result<Vec<GraphHandle>>;
+        fn stream_begin_capture_to_graph(stream: StreamHandle, body: GraphHandle, mode: CaptureMode) -> Result<()>;
+        fn graph_debug_dot_print(graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
+        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
+        fn graph_exec_kernel_node_set_params(
+            exec: GraphExecHandle,
+            node: GraphNodeHandle,
+            launch: &Launch<'_>
+        ) -> Result<()>;
         fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
         fn graph_destroy(graph: GraphHandle) -> Result<()>;
         fn graph_instantiate(graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
