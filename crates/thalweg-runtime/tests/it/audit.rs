@@ -67,15 +67,15 @@ fn warm() -> (Device, Buffer) {
 fn a_region_without_obstacles_runs_and_is_counted() {
     let (device, buffer) = warm();
     let stream = Stream::new(&device).unwrap();
-    let (pinned, square) = (pinned_of(&device, &[5.0]), buffer_of(&stream, &[2.0; 4]));
-    let product = Matmul::contiguous(2, 2, 2, 1, DType::F32);
+    let (pinned, square) = (pinned_of(&device, &[5.0]), buffer_of(&stream, &[2.0; 8]));
+    let product = Matmul::contiguous(2, 2, 2, 1, DType::F64);
     let report = audit(&device, on(&stream), || {
         assert!(stream.is_capturing()?, "who asks is told what the capture would say");
         let label = Label::here("step");
         stream.copy_from_pinned(buffer.pointer(), &pinned, 0, 4, label)?;
         launch(&stream, &buffer)?;
         launch(&stream, &buffer)?;
-        let result = Buffer::new(&stream, 16)?;
+        let result = Buffer::new(&stream, 32)?;
         stream.matmul(&product, square.pointer(), square.pointer(), result.pointer(), label)?;
         stream.fill(result.pointer(), FillPattern::U32(0), 4, label)
     })
@@ -89,7 +89,7 @@ fn a_region_without_obstacles_runs_and_is_counted() {
         copied_bytes: 4,
         fills: 1,
         allocations: 1,
-        allocated_bytes: 16,
+        allocated_bytes: 32,
         ..Counts::default()
     };
     assert_eq!(*report.counts(), expected);

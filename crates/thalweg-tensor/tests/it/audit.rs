@@ -37,7 +37,7 @@ fn draws_on_the_device_are_captured() {
         dropout(&y, 0.5, true, &generator)?.sum(&[], false).map(drop)
     });
     assert!(report.is_capturable(), "{report}");
-    assert_eq!(report.counts().library_calls, 1);
+    assert!(report.counts().commands() >= 4, "product, draw, advance and sum at least: {report}");
 }
 
 #[test]
