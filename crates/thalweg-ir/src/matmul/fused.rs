@@ -18,22 +18,25 @@ use super::{Matmul, Operand, host as product_on_host};
 use crate::DType;
 use crate::host::{Fault, Slice, SliceMut};
 
-/// Rows and columns of D that a block of threads computes.
-pub const TILE: u64 = 32;
+/// Rows of D that a block of threads computes.
+pub const TILE_ROWS: u64 = 16;
+
+/// Columns of D that a block of threads computes.
+pub const TILE_COLUMNS: u64 = 32;
 
 /// How many multiprocessors a card is taken to have. A constant, so that a product is computed alike on every card.
 const MULTI_PROCESSORS: u64 = 128;
 
 /// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
-const MOST_TERMS: u64 = 1024;
+const MOST_TERMS: u64 = 2048;
 
 /// Whether a product is small enough to be a fused kernel's: f32, and no multiprocessor would have more than a few tiles.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     let tiles = product
         .m
-        .div_ceil(TILE)
-        .saturating_mul(product.n.div_ceil(TILE))
+        .div_ceil(TILE_ROWS)
+        .saturating_mul(product.n.div_ceil(TILE_COLUMNS))
         .saturating_mul(product.batch)
         .div_ceil(MULTI_PROCESSORS);
     product.dtype == DType::F32 && !product.accumulate && tiles.saturating_mul(product.k) <= MOST_TERMS
@@ -104,11 +107,14 @@ impl FusedMatmul {
     /// Whether the description can be carried out.
     ///
     /// # Errors
-    /// As [`Matmul::check`]; and where the product is not of f32 or accumulates, the addend is transposed or too large, or sums of
+    /// As [`Matmul::check`]; and where the product is not of f32, accumulates or has 2³¹ terms, the addend is transposed or too large, or sums of
     /// rows are wanted of a batch.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: &str| Err(Fault::new(format!("fused matmul {}: {text}", self.product)));
         self.product.check()?;
+        if self.product.k > u64::from(u32::MAX) / 2 {
+            return fault("it sums fewer than 2³¹ terms");
+        }
         if self.product.dtype != DType::F32 || self.product.accumulate {
             return fault("it takes products of float32 that replace D");
         }
@@ -279,15 +285,22 @@ pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<()
         };
         for (row, sum) in (0..product.m).zip(row_sums) {
             let terms = (0..product.k).map(|term| a[(row * row_stride + term * step) as usize]);
-            *sum = sum_in_groups(terms);
+            *sum = sum_of_terms(terms);
         }
     }
     Ok(())
 }
 
-/// A sum in the order of the kernel: terms go round between groups in runs, and the groups are added up at last.
-fn sum_in_groups(terms: impl Iterator<Item = f32>) -> f32 {
-    let mut groups = [0.0f32; cuda::GROUPS];
-    terms.enumerate().for_each(|(number, term)| groups[number / cuda::RUN % cuda::GROUPS] += term);
-    groups.into_iter().reduce(|sum, group| sum + group).expect("there are groups")
+/// A sum in the order of the kernel: every 64th term, then four of those sums, and a tree over the sixteen that come of it.
+fn sum_of_terms(terms: impl Iterator<Item = f32>) -> f32 {
+    let mut parts = [0.0f32; 64];
+    terms.enumerate().for_each(|(number, term)| parts[number % 64] += term);
+    let mut lanes = [0.0f32; 16];
+    for (lane, part) in lanes.iter_mut().zip(parts.chunks(4)) {
+        *lane = part[0] + part[1] + part[2] + part[3];
+    }
+    for step in [8, 4, 2, 1] {
+        (0..step).for_each(|lane| lanes[lane] += lanes[lane + step]);
+    }
+    lanes[0]
 }

@@ -1,20 +1,18 @@
 //! The kernel of a [`FusedMatmul`].
 //!
-//! A block of 256 threads computes one tile of 32 × 32 elements of D. Four groups of 64 threads share the terms: of each 64 terms
-//! a group sums 16, each of its threads for 4 × 4 elements, in registers. The tiles of A and B for 64 terms lie in shared memory,
-//! twice, so that the next ones are stored while these are read; those after the next are on their way to registers meanwhile.
-//! At last the groups' sums are added up, with bias and addend, by all threads.
+//! A block of 256 threads computes one tile of 16 × 32 elements of D. Its eight warps share the terms: of each 64 terms a warp
+//! sums eight, each of its threads for 4 × 4 elements, in registers. The tiles of A and B for 64 terms lie in shared memory, twice,
+//! so that the next ones are stored while these are read; those after the next are on their way to registers meanwhile. At last the
+//! warps' sums are added up, with bias and addend.
+//!
+//! Tiles are small so that even the gradient of a small weight, of few elements but many terms, has a block for most
+//! multiprocessors. What is computed once a thread (places, and whether they are inside) stays out of the loop over terms, where
+//! instructions beside the multiplications are what it costs.
 //!
 //! Quads of elements that lie on 16 bytes are loaded and stored at once; where they do not, or at an edge, element by element.
 
-use super::{FusedMatmul, TILE};
+use super::{FusedMatmul, TILE_COLUMNS, TILE_ROWS};
 use crate::cuda::{LaunchShape, prelude};
-
-/// Groups of threads that share the terms of a tile.
-pub const GROUPS: usize = 4;
-
-/// Neighbouring terms that one group sums before the next group's come.
-pub const RUN: usize = 16;
 
 /// The name of the entry point.
 pub const NAME: &str = "fused_matmul_float32";
@@ -28,7 +26,7 @@ pub fn print() -> String {
 /// The launch. The grid is never empty: whoever launches skips a product without elements itself.
 pub fn launch_shape(fused: &FusedMatmul) -> LaunchShape {
     let product = &fused.product;
-    let tiles = product.m.div_ceil(TILE) * product.n.div_ceil(TILE) * product.batch;
+    let tiles = product.m.div_ceil(TILE_ROWS) * product.n.div_ceil(TILE_COLUMNS) * product.batch;
     LaunchShape { grid: [tiles.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [256, 1, 1] }
 }
 
@@ -57,105 +55,118 @@ struct fused_matmul_float32_arguments {
 
 typedef pack<f32, 4> quad;
 
-// A tile of 64 terms of 32 lines (rows of op(A) or columns of op(B)): term by term, with room between that spreads the banks.
-typedef f32 tile[64][36];
-
-// A factor as a block sees it. Neighbours in memory are terms of one line, or lines of one term.
-struct factor {
-    const f32* elements;
-    u64 leading_dimension;
-    u64 first_line;
-    u64 lines;
-    u64 terms;
+// A factor as a thread sees it: rows of op(A) or columns of op(B) are its lines. Neighbours in memory are terms of one line, or
+// lines of one term. Of a tile of 64 terms a thread moves the quad at (line, term), and every 32 terms further the next.
+template <u32 LINES> struct factor {
+    const f32* at;
+    u64 half;
+    u32 line;
+    u32 term;
+    u32 lines;
+    u32 terms;
+    u32 quad_terms;
     bool along_terms;
-    bool quads;
+
+    __device__ __forceinline__ factor(
+        const f32* const elements, const u64 leading_dimension, const u64 first_line, const u64 all_lines,
+        const u64 all_terms, const bool along, const bool quads) {
+        const u64 lines_left = all_lines - first_line;
+        lines = lines_left < LINES ? u32(lines_left) : LINES;
+        terms = u32(all_terms);
+        along_terms = along;
+        line = along ? threadIdx.x / 4 % LINES : threadIdx.x % (LINES / 4) * 4;
+        term = along ? threadIdx.x / (4 * LINES) * 16 + threadIdx.x % 4 * 4 : threadIdx.x / (LINES / 4);
+        at = elements + (along ? (first_line + line) * leading_dimension + term
+                               : term * leading_dimension + first_line + line);
+        half = along ? 32 : 32 * leading_dimension;
+        // Before this term a whole quad is inside.
+        const bool whole = quads && (along ? line < lines : line + 4 <= lines);
+        quad_terms = !whole ? 0 : along ? terms / 4 * 4 : terms;
+    }
+
+    // The quads of the tile whose first term this is; `at` is in that tile. Elements beyond the edges are zeros.
+    __device__ __forceinline__ void load(const u32 first_term, quad (&parts)[LINES / 16]) const {
+        #pragma unroll
+        for (u32 part = 0; part < LINES / 16; ++part) {
+            const u32 now = first_term + term + 32 * part;
+            const f32* const from = at + part * half;
+            if (now < quad_terms) {
+                parts[part] = *(const quad*)from;
+            } else {
+                #pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    const bool inside = along_terms ? now + i < terms && line < lines : now < terms && line + i < lines;
+                    parts[part].element[i] = inside ? from[i] : 0.0f;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(const quad (&parts)[LINES / 16], f32 (*const tile)[LINES + 4]) const {
+        #pragma unroll
+        for (u32 part = 0; part < LINES / 16; ++part) {
+            if (along_terms) {
+                #pragma unroll
+                for (u32 i = 0; i < 4; ++i) {
+                    tile[term + 32 * part + i][line] = parts[part].element[i];
+                }
+            } else {
+                *(quad*)&tile[term + 32 * part][line] = parts[part];
+            }
+        }
+    }
 };
-
-// Which elements a thread moves, of the two quads that it has: the first one's term and line in the tile.
-static __device__ __forceinline__ void place_of(const factor& f, const u32 part, u32& term, u32& line) {
-    const u32 item = threadIdx.x + part * 256;
-    if (f.along_terms) {
-        term = item / 128 * 16 + item % 4 * 4;
-        line = item / 4 % 32;
-    } else {
-        term = item / 8;
-        line = item % 8 * 4;
-    }
-}
-
-// Elements beyond the edges are zeros.
-static __device__ __forceinline__ void load(const factor& f, const u64 first_term, quad (&parts)[2]) {
-    #pragma unroll
-    for (u32 part = 0; part < 2; ++part) {
-        u32 in_term, in_line;
-        place_of(f, part, in_term, in_line);
-        const u64 term = first_term + in_term, line = f.first_line + in_line;
-        const u64 at = f.along_terms ? line * f.leading_dimension + term : term * f.leading_dimension + line;
-        const u64 past = f.along_terms ? f.terms : f.lines, first = f.along_terms ? term : line;
-        const bool inside = f.along_terms ? line < f.lines : term < f.terms;
-        if (f.quads && inside && first + 4 <= past) {
-            parts[part] = *(const quad*)(f.elements + at);
-        } else {
-            #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                parts[part].element[i] = inside && first + i < past ? f.elements[at + i] : 0.0f;
-            }
-        }
-    }
-}
-
-static __device__ __forceinline__ void store(const factor& f, const quad (&parts)[2], tile& target) {
-    #pragma unroll
-    for (u32 part = 0; part < 2; ++part) {
-        u32 term, line;
-        place_of(f, part, term, line);
-        if (f.along_terms) {
-            #pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                target[term + i][line] = parts[part].element[i];
-            }
-        } else {
-            *(quad*)&target[term][line] = parts[part];
-        }
-    }
-}
 
 extern \"C\" __global__ void __launch_bounds__(256)
 fused_matmul_float32(const __grid_constant__ fused_matmul_float32_arguments x) {
-    alignas(16) __shared__ f32 memory[2 * 2 * 64 * 36];
-    tile* const tiles = (tile*)memory;
-    const u32 column_tiles = u32((x.n + 31) / 32), row_tiles = u32((x.m + 31) / 32);
+    // Term by term, with room between that spreads the banks.
+    alignas(16) __shared__ f32 memory[2 * 64 * (20 + 36)];
+    f32 (*const a_tiles)[64][20] = (f32 (*)[64][20])memory;
+    f32 (*const b_tiles)[64][36] = (f32 (*)[64][36])(memory + 2 * 64 * 20);
+    const u32 column_tiles = u32((x.n + 31) / 32), row_tiles = u32((x.m + 15) / 16);
     const u32 column_tile = blockIdx.x % column_tiles, row_tile = blockIdx.x / column_tiles % row_tiles;
     const u64 item = blockIdx.x / column_tiles / row_tiles;
-    const u64 first_row = u64(row_tile) * 32, first_column = u64(column_tile) * 32;
-    const factor a = {x.a + item * x.a_batch_stride, x.a_leading_dimension, first_row, x.m, x.k,
-                      (x.flags & 1) == 0, (x.flags & 32) != 0};
-    const factor b = {x.b + item * x.b_batch_stride, x.b_leading_dimension, first_column, x.n, x.k,
-                      (x.flags & 2) != 0, (x.flags & 64) != 0};
-    const u32 group = threadIdx.x / 64, row = threadIdx.x % 64 / 8 * 4, column = threadIdx.x % 8 * 4;
+    const u64 first_row = u64(row_tile) * 16, first_column = u64(column_tile) * 32;
+    factor<16> a(x.a + item * x.a_batch_stride, x.a_leading_dimension, first_row, x.m, x.k,
+                 (x.flags & 1) == 0, (x.flags & 32) != 0);
+    factor<32> b(x.b + item * x.b_batch_stride, x.b_leading_dimension, first_column, x.n, x.k,
+                 (x.flags & 2) != 0, (x.flags & 64) != 0);
+    const u32 warp = threadIdx.x / 32, row = threadIdx.x % 32 / 8 * 4, column = threadIdx.x % 8 * 4;
     const bool sums_rows = (x.flags & 16) != 0 && column_tile == 0;
+    const u32 terms = u32(x.k);
 
     f32 sums[4][4] = {};
-    f32 row_sums[4] = {};
-    quad a_parts[2][2], b_parts[2][2];
-    load(a, 0, a_parts[0]);
-    load(b, 0, b_parts[0]);
-    load(a, 64, a_parts[1]);
-    load(b, 64, b_parts[1]);
-    store(a, a_parts[0], tiles[0]);
-    store(b, b_parts[0], tiles[1]);
+    quad row_sums = {};
+    quad a_parts[2][1], b_parts[2][2];
+    #pragma unroll
+    for (u32 tile = 0; tile < 2; ++tile) {
+        a.load(tile * 64, a_parts[tile]);
+        b.load(tile * 64, b_parts[tile]);
+        a.at += 2 * a.half;
+        b.at += 2 * b.half;
+    }
+    a.store(a_parts[0], a_tiles[0]);
+    b.store(b_parts[0], b_tiles[0]);
     __syncthreads();
-    for (u64 start = 0; start < x.k; start += 128) {
+    for (u32 start = 0; start < terms; start += 128) {
         #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
-            const u64 first = start + half * 64;
-            if (first < x.k) {
-                load(a, first + 128, a_parts[half]);
-                load(b, first + 128, b_parts[half]);
+            const u32 first = start + half * 64;
+            if (first < terms) {
+                if (sums_rows) {
+                    #pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        row_sums.element[i] = row_sums.element[i] + a_parts[half][0].element[i];
+                    }
+                }
+                a.load(first + 128, a_parts[half]);
+                b.load(first + 128, b_parts[half]);
+                a.at += 2 * a.half;
+                b.at += 2 * b.half;
                 #pragma unroll
-                for (u32 step = 0; step < 16; ++step) {
-                    const quad left = *(const quad*)&tiles[2 * half][group * 16 + step][row];
-                    const quad right = *(const quad*)&tiles[2 * half + 1][group * 16 + step][column];
+                for (u32 step = 0; step < 8; ++step) {
+                    const quad left = *(const quad*)&a_tiles[half][warp * 8 + step][row];
+                    const quad right = *(const quad*)&b_tiles[half][warp * 8 + step][column];
                     #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
                         #pragma unroll
@@ -163,47 +174,46 @@ fused_matmul_float32(const __grid_constant__ fused_matmul_float32_arguments x) {
                             sums[i][j] = fmaf(left.element[i], right.element[j], sums[i][j]);
                         }
                     }
-                    if (sums_rows) {
-                        #pragma unroll
-                        for (u32 i = 0; i < 4; ++i) {
-                            row_sums[i] = row_sums[i] + left.element[i];
-                        }
-                    }
                 }
-                store(a, a_parts[1 - half], tiles[2 * (1 - half)]);
-                store(b, b_parts[1 - half], tiles[2 * (1 - half) + 1]);
+                a.store(a_parts[1 - half], a_tiles[1 - half]);
+                b.store(b_parts[1 - half], b_tiles[1 - half]);
             }
             __syncthreads();
         }
     }
 
-    // The groups' sums, in the memory of the tiles.
-    f32 (*const parts)[32][36] = (f32 (*)[32][36])memory;
-    f32 (*const row_parts)[32] = (f32 (*)[32])(memory + 4 * 32 * 36);
+    // The warps' sums, in the memory of the tiles.
+    f32 (*const parts)[16][36] = (f32 (*)[16][36])memory;
+    f32 (*const row_parts)[64] = (f32 (*)[64])(memory + 8 * 16 * 36);
     #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
-        *(quad*)&parts[group][row + i][column] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
-        if (column == 0) {
-            row_parts[group][row + i] = row_sums[i];
+        *(quad*)&parts[warp][row + i][column] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+        if (sums_rows) {
+            // Of one term of 64 for four rows, or of four terms for one row.
+            row_parts[a.along_terms ? a.line : a.line + i][a.along_terms ? a.term + i : a.term] = row_sums.element[i];
         }
     }
     __syncthreads();
-    if (sums_rows && threadIdx.x < 32 && first_row + threadIdx.x < x.m) {
-        f32 sum = row_parts[0][threadIdx.x];
-        #pragma unroll
-        for (u32 other = 1; other < 4; ++other) {
-            sum = sum + row_parts[other][threadIdx.x];
+    if (sums_rows) {
+        // Sixteen threads a row, four terms each.
+        const u32 of_row = threadIdx.x / 16;
+        const quad own = *(const quad*)&row_parts[of_row][threadIdx.x % 16 * 4];
+        f32 sum = own.element[0] + own.element[1];
+        sum = sum + own.element[2];
+        sum = sum + own.element[3];
+        sum = combine_warp<16>(sum, [](const f32 left, const f32 right) { return left + right; });
+        if (threadIdx.x % 16 == 0 && first_row + of_row < x.m) {
+            x.row_sums[first_row + of_row] = sum;
         }
-        x.row_sums[first_row + threadIdx.x] = sum;
     }
     const u32 tile_row = threadIdx.x / 8;
     const u64 to_row = first_row + tile_row, to_column = first_column + column;
-    if (to_row >= x.m || to_column >= x.n) {
+    if (tile_row >= 16 || to_row >= x.m || to_column >= x.n) {
         return;
     }
     quad result = *(const quad*)&parts[0][tile_row][column];
     #pragma unroll
-    for (u32 other = 1; other < 4; ++other) {
+    for (u32 other = 1; other < 8; ++other) {
         #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
             result.element[i] = result.element[i] + parts[other][tile_row][column + i];
