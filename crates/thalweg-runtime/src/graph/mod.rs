@@ -24,6 +24,7 @@
 //! | `capture` | captures under way, how they begin and end |
 //! | `branches` | their streams: forks that were not joined |
 //! | `footprint` | the memory that their commands touch |
+//! | `conditional` | parts that run, or run again, as a value on the device says |
 //! | `captured` | what is kept of a capture |
 //! | `contract` | inputs and outputs, and whether they are still there |
 //! | `pool`, `report` | private pools, and what is in them |
@@ -48,6 +49,7 @@
 mod branches;
 mod capture;
 mod captured;
+mod conditional;
 mod contract;
 mod footprint;
 mod outputs;
@@ -65,6 +67,7 @@ use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNode
 
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
+pub use conditional::{Condition, Region, if_, if_else, switch, while_};
 pub use contract::{Contract, Input, InputKind, Output};
 pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;

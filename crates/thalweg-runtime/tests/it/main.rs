@@ -2,6 +2,7 @@
 //! on the first GPU, one after the other, where `THALWEG_TEST_DEVICE=cuda` is set.
 
 mod capture;
+mod conditionals;
 mod contract;
 mod current;
 mod devices;
