@@ -361,7 +361,7 @@ impl Capture {
         let template = Arc::new(Template::new(&device, handle));
         let UnderWay { steps, footprint, pinned, questions, .. } =
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
-        let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
+        let Traces { contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
             reserved_after_bytes: self.pool.reserved_bytes(),
@@ -372,7 +372,7 @@ impl Capture {
             pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
         };
         let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
-        let member = pool.members().join(&contract, written, memory);
+        let member = pool.members().join(&contract, written, left, memory);
         let content = Content {
             device,
             template,
