@@ -43,7 +43,7 @@ impl Studio {
             0 => self.capture(),
             1..=3 => self.replay(),
             4 => self.write_input(),
-            6 => self.look_again(),
+            6 if self.world.below(3) == 0 => self.look_again(),
             5 if self.world.below(2) == 0 => self.drop_one(),
             _ => self.world.step(),
         }
@@ -55,8 +55,13 @@ impl Studio {
 
     fn drop_one(&mut self) -> Result<()> {
         if let Some(place) = self.any() {
-            let Captured { graph, outputs, input, .. } = self.graphs.swap_remove(place);
-            if self.world.below(3) == 0 {
+            let mut captured = self.graphs.swap_remove(place);
+            // Its last replay is under way, and nobody has waited for it by reading what it left.
+            if self.world.below(2) == 0 {
+                self.launch(&mut captured)?;
+            }
+            let Captured { graph, outputs, input, .. } = captured;
+            if self.world.below(8) == 0 {
                 drop(input);
                 let stream = self.world.any_stream();
                 // Where memory was short, the region may have done without.
@@ -137,8 +142,15 @@ impl Studio {
 
     fn replay(&mut self) -> Result<()> {
         let Some(place) = self.any() else { return Ok(()) };
-        let stream = self.world.any_stream();
         let mut captured = self.graphs.swap_remove(place);
+        self.launch(&mut captured)?;
+        let read = if self.world.below(3) > 0 { self.read_outputs(&mut captured) } else { Ok(()) };
+        self.graphs.push(captured);
+        read
+    }
+
+    fn launch(&mut self, captured: &mut Captured) -> Result<()> {
+        let stream = self.world.any_stream();
         let last = captured.last.borrow_mut().take();
         last.iter().try_for_each(|mark| self.world.order(&stream, mark))?;
         self.world.order_to_read(&stream, &captured.input)?;
@@ -148,11 +160,9 @@ impl Studio {
         }
         captured.input.used(&stream, false)?;
         let mark = Mark::of(&stream)?;
-        *captured.last.borrow_mut() = Some(mark.clone());
+        *captured.last.borrow_mut() = Some(mark);
         captured.seen = Some(captured.input.value);
-        let read = if self.world.below(3) > 0 { self.read_outputs(&mut captured) } else { Ok(()) };
-        self.graphs.push(captured);
-        read
+        Ok(())
     }
 
     /// The outputs of a graph are what its last replay left, whatever was replayed since.
