@@ -1,4 +1,4 @@
-//! What the runtime costs the host: a cached launch, events, queries, replays, allocations. Only the queueing is timed; the
+//! What the runtime costs the host: a cached launch, events, queries, replays and the check before them, allocations. Only the queueing is timed; the
 //! device is waited for between the samples.
 //!
 //! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU; `-- --device sim`
@@ -67,6 +67,12 @@ fn main() -> Result<()> {
         let graph = bench.graph(nodes)?;
         report(&format!("graph_replay_{nodes}"), bench.measure(|| graph.replay())?);
     }
+    for inputs in [1, 32] {
+        let (graph, _inputs) = bench.graph_of(inputs)?;
+        let contract = graph.contract();
+        assert_eq!(contract.inputs().len(), inputs);
+        report(&format!("contract_check_{inputs}_inputs"), bench.measure(|| black_box(contract).check())?);
+    }
     Ok(())
 }
 
@@ -94,6 +100,17 @@ impl Bench {
         let options = CaptureOptions { stream: Some(self.stream.clone()), ..CaptureOptions::default() };
         let capture = || (0..nodes).try_for_each(|_| self.launch());
         Ok(Graph::capture(&self.device, options, capture)?.0)
+    }
+
+    /// A graph that uses so many buffers.
+    fn graph_of(&self, inputs: usize) -> Result<(Graph, Vec<Buffer>)> {
+        let new = || Buffer::new(&self.stream, self.data.size_bytes());
+        let inputs = (0..inputs).map(|_| new()).collect::<Result<Vec<Buffer>>>()?;
+        let label = Label::here("increment");
+        let options = CaptureOptions { stream: Some(self.stream.clone()), ..CaptureOptions::default() };
+        let capture =
+            || inputs.iter().try_for_each(|input| self.increment.launch(&self.stream, input, label));
+        Ok((Graph::capture(&self.device, options, capture)?.0, inputs))
     }
 
     /// Nanoseconds a step; the first sample warms up and does not count.

@@ -126,11 +126,6 @@ impl StreamState {
             log.forget_from(number);
         }
     }
-
-    /// The commands from this number on never ran, and never will.
-    pub(crate) fn retract_from(&self, number: u64) {
-        self.log().forget_from(number);
-    }
 }
 
 impl Drop for StreamState {
@@ -334,11 +329,6 @@ impl Stream {
         Ok(info.status != CaptureStatus::None)
     }
 
-    /// The part of the stream that its device keeps.
-    pub(crate) fn state(&self) -> &StreamState {
-        &self.state
-    }
-
     /// Submits a command: remembers its label, makes the call, tells the capture that it became part of, waits where
     /// `CUDA_LAUNCH_BLOCKING` asks for it.
     pub(crate) fn submit(
@@ -346,12 +336,11 @@ impl Stream {
         command: Command<'_>,
         call: impl FnOnce() -> thalweg_device::Result<()>,
     ) -> Result<()> {
-        let captures = self.device.captures();
-        let before = captures.info(self);
-        self.submit_numbered(command.label(), call)?;
-        if let Some(before) = before {
-            captures.submitted(self, &before, &command);
-        }
+        let (captures, label) = (self.device.captures(), command.label());
+        let Some(before) = captures.info(self) else { return self.submit_numbered(label, call).map(drop) };
+        // It does not run now, so it is no suspect of what fails later.
+        self.check(call()).map_err(|error| error.context(label.operator))?;
+        captures.submitted(self, &before, &command);
         Ok(())
     }
 

@@ -11,7 +11,8 @@ use thalweg_device::{Driver, GraphHandle, GraphNodeHandle, Label};
 
 use crate::Stream;
 
-/// The streams of a capture. The first is the one that it began on.
+/// The streams of a capture.
+#[derive(Default)]
 pub(super) struct Branches {
     branches: Vec<Branch>,
 }
@@ -22,10 +23,6 @@ struct Branch {
 }
 
 impl Branches {
-    pub(super) fn new(origin: &Stream) -> Self {
-        Self { branches: vec![Branch { stream: origin.clone(), last: None }] }
-    }
-
     /// The stream takes part.
     pub(super) fn joined(&mut self, stream: &Stream) {
         self.branch(stream);
@@ -47,21 +44,18 @@ impl Branches {
         &mut self.branches[place]
     }
 
-    /// Which streams the origin does not wait for, in words; `None` if there is none. To be asked while the capture is under
-    /// way. A capture on one stream asks nothing of the driver; one on several walks its graph once.
-    pub(super) fn unjoined(
-        &self,
-        driver: &dyn Driver,
-        capture: u64,
-        questions: &AtomicU64,
-    ) -> Option<String> {
-        let (origin, others) = self.branches.split_first()?;
-        let ends = |branch: &Branch| {
-            let info = driver.stream_capture_info(branch.stream.handle()).ok()?;
+    /// Which streams of the capture of this number its origin does not wait for, in words; `None` if there is none. To be asked
+    /// while the capture is under way. A capture on one stream asks nothing of the driver; one on several walks its graph once.
+    pub(super) fn unjoined(&self, origin: &Stream, capture: u64, questions: &AtomicU64) -> Option<String> {
+        let driver = &**origin.device().driver();
+        let ends = |stream: &Stream| {
+            questions.fetch_add(1, Ordering::Relaxed);
+            let info = driver.stream_capture_info(stream.handle()).ok()?;
             (info.id == capture).then_some((info.graph?, info.dependencies))
         };
+        let others = self.branches.iter().filter(|branch| branch.stream != *origin);
         let open: Vec<(&Branch, Vec<GraphNodeHandle>)> =
-            others.iter().filter_map(|branch| Some((branch, ends(branch)?.1))).collect();
+            others.filter_map(|branch| Some((branch, ends(&branch.stream)?.1))).collect();
         if open.is_empty() {
             return None;
         }
@@ -75,7 +69,7 @@ impl Branches {
                 || "its last command was not submitted through Thalweg".to_owned(),
                 |label| format!("its last command is {label}"),
             );
-            let (stream, origin) = (&branch.stream, &origin.stream);
+            let stream = &branch.stream;
             let written = write!(
                 text,
                 "{separator}{stream:?} was forked and not joined: {last}, and {origin:?}, on which the capture began, does not \

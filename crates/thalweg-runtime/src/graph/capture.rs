@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
+use smallvec::SmallVec;
 use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Driver, Label, StreamHandle};
 use thalweg_memory::{Block, StreamFilter, StreamId, planted};
 
@@ -18,7 +19,7 @@ use super::{GraphPool, REGION};
 use crate::memory::from_allocation;
 use crate::pinned::PinnedBlock;
 use crate::stream::same_device;
-use crate::{Device, Error, Result, Stream};
+use crate::{Device, Error, Result, STREAMS_PER_PRIORITY, Stream};
 
 /// How a region is captured.
 #[derive(Clone, Debug, Default)]
@@ -39,10 +40,29 @@ pub(crate) struct Captures {
     under_way: Mutex<Vec<UnderWay>>,
 }
 
+/// The numbers of a capture and of its bodies'.
+type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
+
+impl UnderWay {
+    fn has(&self, id: u64) -> bool {
+        lock(&self.ids).contains(&id)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What is noted of a capture.
 struct UnderWay {
-    id: u64,
+    /// Its number; and behind it those of the captures of its conditional nodes' bodies.
+    ids: Ids,
     thread: ThreadId,
+    mode: CaptureMode,
+    /// For each of its streams on which a conditional node was captured, the one that the bodies are captured on.
+    body_streams: Vec<(Stream, Stream)>,
+    /// Why no graph can come of it, if so.
+    broken: Option<String>,
     pool: GraphPool,
     branches: Branches,
     steps: Steps,
@@ -79,7 +99,7 @@ impl Captures {
     /// Runs `note` on the capture that a stream takes part in, if it is one of ours.
     fn note(&self, stream: &Stream, note: impl FnOnce(&mut UnderWay, &CaptureInfo)) {
         let Some(info) = self.info(stream) else { return };
-        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.id == info.id) {
+        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.has(info.id)) {
             capture.questions.fetch_add(1, Ordering::Relaxed);
             note(capture, &info);
         }
@@ -138,15 +158,70 @@ impl Captures {
         )))
     }
 
+    /// The mode of the capture that a stream takes part in, if it is one of ours.
+    pub(super) fn mode_of(&self, stream: &Stream) -> Option<CaptureMode> {
+        let mut mode = None;
+        self.note(stream, |capture, _| mode = Some(capture.mode));
+        mode
+    }
+
+    /// No graph shall come of the capture that a stream takes part in.
+    pub(super) fn break_capture(&self, stream: &Stream, why: String) {
+        self.note(stream, |capture, _| {
+            capture.broken.get_or_insert(why);
+        });
+    }
+
+    /// A body of a conditional node on a stream is captured under this number.
+    pub(super) fn body_began(&self, stream: &Stream, id: u64) {
+        self.note(stream, |capture, _| lock(&capture.ids).push(id));
+    }
+
+    /// The stream on which the bodies of a stream's conditional nodes are captured.
+    pub(super) fn body_stream(&self, stream: &Stream) -> Result<Stream> {
+        let mut found = None;
+        self.note(stream, |capture, _| {
+            found =
+                capture.body_streams.iter().find(|(outer, _)| outer == stream).map(|(_, body)| body.clone());
+        });
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        // One that is not in use: those of the pool come round again.
+        for _ in 0..STREAMS_PER_PRIORITY {
+            let body = Stream::with_priority(stream.device(), stream.priority())?;
+            let mut is_free = !body.is_capturing()?;
+            self.note(stream, |capture, _| {
+                is_free &= capture.body_streams.iter().all(|(_, other)| *other != body);
+                if is_free {
+                    capture.body_streams.push((stream.clone(), body.clone()));
+                }
+            });
+            if is_free {
+                return Ok(body);
+            }
+        }
+        Err(Error::capture(
+            "every stream of the pool captures already: there is none left for a conditional node's body",
+        ))
+    }
+
+    /// Which streams of a capture its origin does not wait for, in words.
+    pub(super) fn unjoined(&self, origin: &Stream, id: u64) -> Option<String> {
+        let under_way = self.lock();
+        let capture = under_way.iter().find(|capture| capture.has(id))?;
+        capture.branches.unjoined(origin, id, &capture.questions)
+    }
+
     fn take(&self, id: u64) -> Option<UnderWay> {
         let mut under_way = self.lock();
-        let position = under_way.iter().position(|capture| capture.id == id)?;
+        let position = under_way.iter().position(|capture| capture.has(id))?;
         self.count.fetch_sub(1, Ordering::Release);
         Some(under_way.swap_remove(position))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.under_way)
     }
 }
 
@@ -181,8 +256,6 @@ pub struct Capture {
     pool: GraphPool,
     /// The capture's number; 0 before it has begun.
     id: u64,
-    /// The first command of the region.
-    first_command: u64,
     open: bool,
     reserved_before_bytes: u64,
     _not_send: PhantomData<*const ()>,
@@ -207,9 +280,9 @@ impl Capture {
         if under_way.is_empty() {
             device.synchronize()?;
         }
-        let id = Arc::new(AtomicU64::new(0));
+        let ids = Ids::default();
         let questions = Arc::default();
-        let filter = streams_of_capture(driver, &id, &questions);
+        let filter = streams_of_capture(driver, &ids, &questions);
         let named = |error| from_allocation(device, error);
         device.allocator().begin_allocate_to_pool(pool.id(), filter.clone()).map_err(named)?;
         if let Err(error) = device.host_allocator().begin_allocate_to_pool(pool.id(), filter) {
@@ -221,7 +294,6 @@ impl Capture {
             stream: stream.clone(),
             pool: pool.clone(),
             id: 0,
-            first_command: stream.state().next_command(),
             open: false,
             reserved_before_bytes,
             _not_send: PhantomData,
@@ -230,12 +302,15 @@ impl Capture {
         capture.open = true;
         let info = device.check(driver.stream_capture_info(stream.handle()))?;
         capture.id = info.id;
-        id.store(info.id, Ordering::Release);
+        lock(&ids).push(info.id);
         under_way.push(UnderWay {
-            id: info.id,
+            ids,
             thread,
+            mode,
+            body_streams: Vec::new(),
+            broken: None,
             pool: pool.clone(),
-            branches: Branches::new(stream),
+            branches: Branches::default(),
             steps: Steps::default(),
             footprint: Footprint::new(device.allocator(), pool.id()),
             pinned: Vec::new(),
@@ -268,26 +343,25 @@ impl Capture {
     fn close(mut self) -> Result<CapturedGraph> {
         let device = self.stream.device().clone();
         let driver = device.driver();
-        let unjoined = {
-            let mut under_way = device.captures().lock();
-            let capture = under_way.iter_mut().find(|capture| capture.id == self.id);
-            capture.and_then(|capture| {
-                let end = driver.stream_capture_info(self.stream.handle()).ok()?;
-                capture.steps.ended(&end.dependencies);
-                capture.branches.unjoined(&**driver, self.id, &capture.questions)
-            })
-        };
+        let captures = device.captures();
+        let mut broken = None;
+        captures.note(&self.stream, |capture, end| {
+            capture.steps.ended(&end.dependencies);
+            broken = capture.broken.take();
+        });
+        if let Some(why) = broken {
+            return Err(Error::capture(format!(
+                "a part of the region failed, and no graph comes of it: {why}"
+            )));
+        }
+        let unjoined = captures.unjoined(&self.stream, self.id);
         self.open = false;
         let ended = device.check(driver.stream_end_capture(self.stream.handle()));
-        let handle = ended.map_err(|error| {
-            let code = error.driver_error().map(thalweg_device::Error::code);
-            let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
-            unjoined.into_iter().fold(error, Error::context)
-        })?;
+        let handle = ended.map_err(|error| explain(error, unjoined))?;
         let template = Arc::new(Template::new(&device, handle));
         let UnderWay { steps, footprint, pinned, questions, .. } =
-            device.captures().take(self.id).expect("it is under way until it is taken here, or dropped");
-        let Traces { contract, written, occupied_bytes, allocated_bytes } = footprint.finish();
+            captures.take(self.id).expect("it is under way until it is taken here, or dropped");
+        let Traces { contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
             reserved_after_bytes: self.pool.reserved_bytes(),
@@ -298,7 +372,7 @@ impl Capture {
             pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
         };
         let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
-        let member = pool.members().join(&contract, written, memory);
+        let member = pool.members().join(&contract, written, left, memory);
         let content = Content {
             device,
             template,
@@ -326,7 +400,6 @@ impl Drop for Capture {
         if self.id != 0 {
             drop(device.captures().take(self.id));
         }
-        self.stream.state().retract_from(self.first_command);
         let ended = device.host_allocator().end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
         let allocator = device.allocator();
@@ -339,6 +412,13 @@ impl fmt::Debug for Capture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Capture({} on {:?}, into {:?})", self.id, self.stream, self.pool.id())
     }
+}
+
+/// An error of the end of a capture, with which streams were not joined where that is the cause.
+pub(super) fn explain(error: Error, unjoined: Option<String>) -> Error {
+    let code = error.driver_error().map(thalweg_device::Error::code);
+    let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
+    unjoined.into_iter().fold(error, Error::context)
 }
 
 /// The options with what they leave open, if a capture can begin with them.
@@ -372,16 +452,15 @@ fn nested() -> Error {
 }
 
 /// The streams that take part in the capture of this number.
-fn streams_of_capture(
-    driver: &Arc<dyn Driver>,
-    id: &Arc<AtomicU64>,
-    questions: &Arc<AtomicU64>,
-) -> StreamFilter {
-    let (driver, id, questions) = (driver.clone(), id.clone(), questions.clone());
+fn streams_of_capture(driver: &Arc<dyn Driver>, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
+    let (driver, ids, questions) = (driver.clone(), ids.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
-        let id = id.load(Ordering::Acquire);
-        questions.fetch_add(u64::from(id != 0), Ordering::Relaxed);
-        let info = (id != 0).then(|| driver.stream_capture_info(StreamHandle::from_raw(stream.raw())));
-        info.is_some_and(|info| info.is_ok_and(|info| info.id == id))
+        let ids = lock(&ids);
+        if ids.is_empty() {
+            return false;
+        }
+        questions.fetch_add(1, Ordering::Relaxed);
+        let info = driver.stream_capture_info(StreamHandle::from_raw(stream.raw()));
+        info.is_ok_and(|info| ids.contains(&info.id))
     }))
 }

@@ -68,7 +68,6 @@ pub struct Output {
     pub size_bytes: u64,
     /// The operator that it was allocated for.
     pub label: Label,
-    pub(super) block_bytes: u64,
     pub(super) vigil: Arc<Vigil>,
 }
 

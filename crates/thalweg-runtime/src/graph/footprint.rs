@@ -29,6 +29,8 @@ pub(super) struct Footprint {
     occupied: Ranges,
     /// What commands wrote of them.
     written: Ranges,
+    /// What of it they wrote since the memory was allocated last: what is there in the end.
+    left: Ranges,
     allocated_bytes: u64,
     inputs: Vec<Input>,
     /// Where each input ends, and its place in the list, by address.
@@ -50,6 +52,8 @@ pub(super) struct Traces {
     pub(super) contract: Contract,
     /// What its commands wrote of its own blocks.
     pub(super) written: Ranges,
+    /// What of it was not given to another block since.
+    pub(super) left: Ranges,
     /// Where its own blocks were, in bytes.
     pub(super) occupied_bytes: u64,
     /// The sum of its own blocks, in bytes.
@@ -64,6 +68,7 @@ impl Footprint {
             own: BTreeMap::new(),
             occupied: Ranges::default(),
             written: Ranges::default(),
+            left: Ranges::default(),
             allocated_bytes: 0,
             inputs: Vec::new(),
             places: BTreeMap::new(),
@@ -79,6 +84,7 @@ impl Footprint {
         remove_overlapping(&mut self.own, address, end, |own| own.end);
         remove_overlapping(&mut self.places, address, end, |place| place.0);
         self.own.insert(address, Own { end, requested_bytes, label });
+        self.left.remove(address, end);
         self.occupied.insert(address, end);
         self.allocated_bytes += size_bytes;
     }
@@ -90,6 +96,7 @@ impl Footprint {
             if self.own.range(..=start).next_back().is_some_and(|(_, own)| own.end > start) {
                 if access.mode.writes() {
                     self.written.insert(start, end);
+                    self.left.insert(start, end);
                 }
                 continue;
             }
@@ -145,7 +152,7 @@ impl Footprint {
 
     /// The capture is over.
     pub(super) fn finish(self) -> Traces {
-        let Self { allocator, pool, own, occupied, written, allocated_bytes, inputs, vigil, .. } = self;
+        let Self { allocator, pool, own, occupied, written, left, allocated_bytes, inputs, vigil, .. } = self;
         let live = allocator.live_blocks_of(pool);
         let outputs = live.iter().filter_map(|block| {
             let Own { end, requested_bytes, label } = own.get(&block.address)?;
@@ -154,13 +161,12 @@ impl Footprint {
             is_live.then(|| Output {
                 address: block.address,
                 size_bytes: *requested_bytes,
-                block_bytes: block.size_bytes,
                 label: *label,
                 vigil,
             })
         });
         let contract = Contract::new(inputs, outputs.collect(), vigil);
-        Traces { contract, written, occupied_bytes: occupied.bytes(), allocated_bytes }
+        Traces { contract, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
     }
 }
 

@@ -24,6 +24,7 @@
 //! | `capture` | captures under way, how they begin and end |
 //! | `branches` | their streams: forks that were not joined |
 //! | `footprint` | the memory that their commands touch |
+//! | `conditional` | parts that run, or run again, as a value on the device says |
 //! | `captured` | what is kept of a capture |
 //! | `contract` | inputs and outputs, and whether they are still there |
 //! | `pool`, `report` | private pools, and what is in them |
@@ -49,6 +50,7 @@ pub mod audit;
 mod branches;
 mod capture;
 mod captured;
+mod conditional;
 mod contract;
 mod footprint;
 mod outputs;
@@ -67,6 +69,7 @@ use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNode
 pub use audit::{Audit, Obstacle, ObstacleKind, audit};
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
+pub use conditional::{Condition, Region, if_, if_else, switch, while_};
 pub use contract::{Contract, Input, InputKind, Output};
 pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;

@@ -26,14 +26,39 @@ impl Ranges {
         self.ends.insert(start, end);
     }
 
+    /// Takes the addresses from `start` to before `end` out.
+    pub(super) fn remove(&mut self, start: u64, end: u64) {
+        while let Some((from, to)) = self.overlap(start, end) {
+            let (&other, &other_end) =
+                self.ends.range(..=from).next_back().expect("what overlaps begins there or before");
+            self.ends.remove(&other);
+            if other < from {
+                self.ends.insert(other, from);
+            }
+            if to < other_end {
+                self.ends.insert(to, other_end);
+            }
+        }
+    }
+
     /// The part of `start..end` that is in the set, as far as its first gap.
-    pub(super) fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+    fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         if start >= end {
             return None;
         }
         let before = self.ends.range(..=start).next_back().filter(|(_, other_end)| **other_end > start);
         let (&other, &other_end) = before.or_else(|| self.ends.range(start..end).next())?;
         Some((start.max(other), end.min(other_end)))
+    }
+
+    /// All parts of `start..end` that are in the set, in ascending order.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut from = start;
+        std::iter::from_fn(move || {
+            let part = self.overlap(from, end)?;
+            from = part.1;
+            Some(part)
+        })
     }
 
     /// How many addresses there are.
@@ -60,6 +85,9 @@ mod tests {
                 let (start, length) = (next(56), next(9));
                 ranges.insert(start, start + length);
                 (start..start + length).for_each(|place| model[place as usize] = true);
+                let (start, length) = (next(56), next(5));
+                ranges.remove(start, start + length);
+                (start..start + length).for_each(|place| model[place as usize] = false);
                 assert_eq!(ranges.bytes(), model.iter().filter(|is_in| **is_in).count() as u64);
                 let starts = (0..64).filter(|&place| model[place] && (place == 0 || !model[place - 1]));
                 assert_eq!(ranges.ends.len(), starts.count(), "no two ranges touch: {ranges:?}");
@@ -67,6 +95,9 @@ mod tests {
                 let first = (from..to).find(|place| model[*place as usize]);
                 let end = first.map(|first| (first..to).find(|place| !model[*place as usize]).unwrap_or(to));
                 assert_eq!(ranges.overlap(from, to), first.zip(end), "{from}..{to} of {ranges:?}");
+                let found: u64 = ranges.overlaps(from, to).map(|(start, end)| end - start).sum();
+                let expected = (from..to).filter(|place| model[*place as usize]).count();
+                assert_eq!(found, expected as u64, "{from}..{to} of {ranges:?}");
             }
         }
     }

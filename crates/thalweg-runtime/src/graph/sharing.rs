@@ -53,6 +53,8 @@ pub(super) struct Member {
     pub(super) memory: GraphMemory,
     /// What its commands write of its own memory.
     written: Ranges,
+    /// What of it is there in the end.
+    left: Ranges,
     outputs: Vec<Left>,
     /// The graphs of the pool whose outputs it reads, with those outputs.
     reads: Vec<(Arc<Member>, Vec<(usize, Label)>)>,
@@ -76,7 +78,7 @@ struct Left {
 
 impl Left {
     fn range(&self) -> (u64, u64) {
-        (self.output.address, self.output.address + self.output.block_bytes)
+        (self.output.address, self.output.address + self.output.size_bytes)
     }
 }
 
@@ -135,6 +137,12 @@ struct Books {
 #[derive(Default)]
 pub(super) struct Kept(SmallVec<[(Buffer, DevicePointer); 1]>);
 
+impl Kept {
+    fn holds(&self, hazard: &Hazard) -> bool {
+        self.0.iter().any(|(_, start)| start.address() == hazard.start)
+    }
+}
+
 impl Members {
     pub(super) fn new(sharing: Sharing) -> Self {
         Self { sharing, next: AtomicU64::new(0), books: Mutex::default() }
@@ -145,7 +153,13 @@ impl Members {
     }
 
     /// A graph was captured into the pool.
-    pub(super) fn join(&self, contract: &Contract, written: Ranges, memory: GraphMemory) -> Arc<Member> {
+    pub(super) fn join(
+        &self,
+        contract: &Contract,
+        written: Ranges,
+        left: Ranges,
+        memory: GraphMemory,
+    ) -> Arc<Member> {
         let mut books = self.books();
         books.prune();
         let lost = || AtomicBool::new(false);
@@ -155,6 +169,7 @@ impl Members {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             memory,
             written,
+            left,
             outputs,
             reads: books.read_by(contract),
             wanted: AtomicBool::new(false),
@@ -243,7 +258,7 @@ impl Members {
     fn note_losses(&self, member: &Member, kept: &Kept) {
         let books = self.books();
         for hazard in books.hazards.get(&member.number).into_iter().flatten() {
-            if !kept.0.iter().any(|(_, start)| start.address() == hazard.start) {
+            if !kept.holds(hazard) {
                 hazard.left().lost.store(true, Ordering::Release);
                 hazard.victim.any_lost.store(true, Ordering::Release);
             }
@@ -284,12 +299,14 @@ impl Books {
     /// Notes which outputs of `victim` are overwritten by `writer`.
     fn note_hazards(&mut self, writer: &Member, victim: &Arc<Member>) {
         for (output, left) in victim.outputs.iter().enumerate() {
-            let (mut from, until) = left.range();
-            while let Some((start, end)) = writer.written.overlap(from, until) {
-                let hazard = Hazard { victim: Arc::clone(victim), output, start, end };
-                self.hazards.entry(writer.number).or_default().push(hazard);
-                writer.overwrites.store(true, Ordering::Release);
-                from = end;
+            let (start, end) = left.range();
+            // Only what the victim writes there: what it leaves untouched is not its output.
+            for (start, end) in victim.left.overlaps(start, end) {
+                for (start, end) in writer.written.overlaps(start, end) {
+                    let hazard = Hazard { victim: Arc::clone(victim), output, start, end };
+                    self.hazards.entry(writer.number).or_default().push(hazard);
+                    writer.overwrites.store(true, Ordering::Release);
+                }
             }
         }
     }

@@ -131,7 +131,7 @@ impl Steps {
         self.steps.push(Step { node, label: command.label(), predecessors, work });
     }
 
-    /// The capture ends at these nodes.
+    /// The capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be updated.)
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));
     }

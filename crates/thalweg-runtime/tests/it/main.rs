@@ -4,6 +4,7 @@
 mod audit;
 mod audit_differential;
 mod capture;
+mod conditionals;
 mod contract;
 mod current;
 mod devices;

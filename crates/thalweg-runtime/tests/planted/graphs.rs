@@ -1,12 +1,14 @@
 //! Random programs over captured graphs: forks and joins, memory of the graph, an input that changes, pinned memory.
 //!
 //! What is captured is a random program of its own ([`World`]) on three streams that fork and join. Its buffers that are left
-//! at the end are the graph's outputs, which are compared after replays; between these, other programs use the device.
+//! at the end are the graph's outputs, which are compared after replays of this graph and, since their pool keeps them, of
+//! others; between these, other programs use the device. A graph whose input was dropped must refuse to be replayed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, Result, Stream};
+use thalweg_runtime::graph::Sharing;
+use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, GraphPool, Result, Stream};
 
 use crate::world::{Held, INPUT, Mark, World, or_short_of_memory};
 
@@ -15,6 +17,8 @@ struct Captured {
     graph: Graph,
     outputs: Vec<Held>,
     input: Held,
+    /// What the input held at the last replay.
+    seen: Option<u32>,
     /// The last replay of any graph of its pool.
     last: Rc<RefCell<Option<Mark>>>,
 }
@@ -39,6 +43,7 @@ impl Studio {
             0 => self.capture(),
             1..=3 => self.replay(),
             4 => self.write_input(),
+            6 if self.world.below(3) == 0 => self.look_again(),
             5 if self.world.below(2) == 0 => self.drop_one(),
             _ => self.world.step(),
         }
@@ -50,7 +55,21 @@ impl Studio {
 
     fn drop_one(&mut self) -> Result<()> {
         if let Some(place) = self.any() {
-            let Captured { graph, outputs, input, .. } = self.graphs.swap_remove(place);
+            let mut captured = self.graphs.swap_remove(place);
+            // Its last replay is under way, and nobody has waited for it by reading what it left.
+            if self.world.below(2) == 0 {
+                self.launch(&mut captured)?;
+            }
+            let Captured { graph, outputs, input, .. } = captured;
+            if self.world.below(8) == 0 {
+                drop(input);
+                let stream = self.world.any_stream();
+                // Where memory was short, the region may have done without.
+                let uses_it = !graph.contract().inputs().is_empty();
+                let replayed = graph.replay_on(&stream);
+                assert!(!uses_it || replayed.is_err(), "a graph is replayed on an input that is gone");
+                return Ok(());
+            }
             // In any order.
             if self.world.below(2) == 0 {
                 drop(outputs);
@@ -81,7 +100,10 @@ impl Studio {
         let shared = place.map(|place| &self.graphs[place]);
         let (pool, last) = match shared {
             Some(other) => (Some(other.graph.pool().clone()), Rc::clone(&other.last)),
-            None => (None, Rc::default()),
+            None => {
+                let pool = GraphPool::with_sharing(&self.world.device, Sharing::Preserve);
+                (Some(pool), Rc::default())
+            }
         };
         let mode = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed][self.world.below(3)];
         let streams = self.streams.to_vec();
@@ -114,14 +136,21 @@ impl Studio {
         })?;
         input.value = value;
         outputs.iter_mut().for_each(|output| output.touched.forget());
-        self.graphs.push(Captured { graph, outputs, input, last });
+        self.graphs.push(Captured { graph, outputs, input, seen: None, last });
         Ok(())
     }
 
     fn replay(&mut self) -> Result<()> {
         let Some(place) = self.any() else { return Ok(()) };
-        let stream = self.world.any_stream();
         let mut captured = self.graphs.swap_remove(place);
+        self.launch(&mut captured)?;
+        let read = if self.world.below(3) > 0 { self.read_outputs(&mut captured) } else { Ok(()) };
+        self.graphs.push(captured);
+        read
+    }
+
+    fn launch(&mut self, captured: &mut Captured) -> Result<()> {
+        let stream = self.world.any_stream();
         let last = captured.last.borrow_mut().take();
         last.iter().try_for_each(|mark| self.world.order(&stream, mark))?;
         self.world.order_to_read(&stream, &captured.input)?;
@@ -131,18 +160,30 @@ impl Studio {
         }
         captured.input.used(&stream, false)?;
         let mark = Mark::of(&stream)?;
-        *captured.last.borrow_mut() = Some(mark.clone());
-        if self.world.below(3) > 0 {
-            let reader = self.world.any_stream();
-            self.world.order(&reader, &mark)?;
-            for output in &mut captured.outputs {
-                let expected = if output.value == INPUT { captured.input.value } else { output.value };
-                let read = output.check(&reader, expected);
-                output.used(&reader, false)?;
-                read?;
-            }
-        }
+        *captured.last.borrow_mut() = Some(mark);
+        captured.seen = Some(captured.input.value);
+        Ok(())
+    }
+
+    /// The outputs of a graph are what its last replay left, whatever was replayed since.
+    fn look_again(&mut self) -> Result<()> {
+        let Some(place) = self.any() else { return Ok(()) };
+        let mut captured = self.graphs.swap_remove(place);
+        let read = self.read_outputs(&mut captured);
         self.graphs.push(captured);
+        read
+    }
+
+    fn read_outputs(&mut self, captured: &mut Captured) -> Result<()> {
+        let (Some(seen), Some(mark)) = (captured.seen, captured.last.borrow().clone()) else { return Ok(()) };
+        let reader = self.world.any_stream();
+        self.world.order(&reader, &mark)?;
+        for output in &mut captured.outputs {
+            let expected = if output.value == INPUT { seen } else { output.value };
+            let read = output.check(&reader, expected);
+            output.used(&reader, false)?;
+            read?;
+        }
         Ok(())
     }
 
