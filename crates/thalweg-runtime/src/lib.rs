@@ -44,7 +44,7 @@ pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
 pub use launch::{LaunchKey, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
-pub use memory::{Buffer, ManagedMemory, SharedBuffer, SharedHandle};
+pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};

@@ -75,7 +75,7 @@ impl Model {
         let pieces = self.space.translate(start, bytes);
         let mut known = self.hosts[host as usize].clock.clone();
         known.join(&self.observed);
-        if kind == BlockKind::Device {
+        if kind.is_of_stream() {
             known.join(&self.settle(stream).clock);
         }
         let owner = &self.streams[stream as usize];
@@ -108,7 +108,7 @@ impl Model {
                 state.block = id;
                 state.is_written = false;
                 if capture == 0 {
-                    state.write = (kind == BlockKind::Device && last > 0).then_some(mark);
+                    state.write = (kind.is_of_stream() && last > 0).then_some(mark);
                     state.reads.clear();
                 }
             });
@@ -181,7 +181,7 @@ impl Model {
         if block.capture == 0 {
             let mut known = knowing.clone();
             known.join(&self.observed);
-            if block.kind == BlockKind::Device {
+            if block.kind.is_of_stream() {
                 known.join(&self.settle(stream).clock);
             }
             for recorded in &block.recorded {

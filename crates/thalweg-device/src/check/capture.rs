@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::graph::{Captured, Executable, Graph, Node, NodeWork, Owner, chains};
+use super::instrument::BlockKind;
 use super::model::{Actor, HostId, Model, StreamId};
 use super::shadow::{Mark, MarkKind};
 use super::site::SiteId;
@@ -30,10 +31,19 @@ impl Model {
         self.captures.push(Graph { capture, origin, ..Graph::default() });
     }
 
+    /// Whoever launches what a capture gives answers for memory of other captures.
+    pub(super) fn capture_vouched(&mut self, capture: u64) {
+        if capture != 0 {
+            self.vouched.insert(self.families.of(capture));
+        }
+    }
+
     /// The capture that began on a stream is over.
     pub(super) fn end_capture(&mut self, origin: u64) -> Option<Graph> {
         let position = self.captures.iter().position(|capture| capture.origin == origin)?;
-        Some(self.captures.swap_remove(position))
+        let graph = self.captures.swap_remove(position);
+        self.vouched.remove(&graph.capture);
+        Some(graph)
     }
 
     /// A call became a node, if the driver has one more.
@@ -73,14 +83,15 @@ impl Model {
             }
         };
         let family = self.families.of(capture);
+        let is_vouched = self.vouched.contains(&family);
         let accesses = accesses.iter().filter(|access| access.bytes > 0).map(|&access| {
             self.inspect(&access, site);
             let none = Owner { block: 0, serial: 0, is_kept: true };
             let owner = self.owner(access.start).map_or(none, |owner| {
-                let is_kept = self
-                    .blocks
-                    .get(owner.block)
-                    .is_some_and(|block| self.families.of(block.capture) == family);
+                let is_kept = self.blocks.get(owner.block).is_some_and(|block| {
+                    let is_of_graphs = block.capture != 0 || block.kind == BlockKind::Lent;
+                    self.families.of(block.capture) == family || is_vouched && is_of_graphs
+                });
                 Owner { is_kept, ..owner }
             });
             Captured { access, owner }

@@ -12,8 +12,17 @@ use crate::{Label, StreamHandle};
 pub enum BlockKind {
     /// Device memory, which belongs to the work of a stream: after the free, later work of that stream may have it at once.
     Device,
+    /// Device memory of a graph's pool, lent to a caller until whoever replays the graph writes it again. Else like the former.
+    Lent,
     /// Pinned host memory, which belongs to the host: after the free, anybody may have it at once.
     Pinned,
+}
+
+impl BlockKind {
+    /// Whether it belongs to the work of a stream.
+    pub(super) fn is_of_stream(self) -> bool {
+        matches!(self, Self::Device | Self::Lent)
+    }
 }
 
 /// How long a block is kept for another stream's work.
@@ -44,6 +53,10 @@ pub trait Instrument: Send + Sync {
 
     /// The allocator was told that `stream` uses the block, and keeps it as `kind` says.
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
+
+    /// The graph that `stream` captures may use memory of earlier captures whenever it is launched, freed or not, and memory that
+    /// is lent: whoever launches it answers for it that the same bytes are there again then.
+    fn capture_vouched(&self, stream: StreamHandle);
 
     /// Names a stream for reports. Streams without a name are numbered in the order of their making.
     fn name_stream(&self, stream: StreamHandle, name: &str);

@@ -182,6 +182,11 @@ impl Instrument for CheckedDriver {
         }
     }
 
+    fn capture_vouched(&self, stream: StreamHandle) {
+        let capture = self.capture_of(stream);
+        self.lock().capture_vouched(capture);
+    }
+
     fn name_stream(&self, stream: StreamHandle, name: &str) {
         let mut model = self.lock();
         if let Some(stream) = model.stream(stream) {

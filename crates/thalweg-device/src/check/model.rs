@@ -5,7 +5,7 @@
 //! them; calls that give something up leave it before the driver hears of them, since another thread may get the same handle or
 //! address the moment that the driver is done.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::blocks::Blocks;
@@ -102,6 +102,8 @@ pub(super) struct Model {
     pub(super) graphs: FxHashMap<u64, Graph>,
     pub(super) executables: FxHashMap<u64, Executable>,
     pub(super) families: Families,
+    /// Captures whose graphs' launcher answers for memory of other captures.
+    pub(super) vouched: FxHashSet<u64>,
     /// The device of each module.
     pub(super) modules: FxHashMap<u64, u32>,
     /// The physical object of each handle.
@@ -132,6 +134,7 @@ impl Model {
             graphs: FxHashMap::default(),
             executables: FxHashMap::default(),
             families: Families::default(),
+            vouched: FxHashSet::default(),
             modules: FxHashMap::default(),
             physical: FxHashMap::default(),
             exported: FxHashMap::default(),

@@ -50,6 +50,7 @@ pub mod audit;
 mod branches;
 mod capture;
 mod captured;
+mod checkpoint;
 mod conditional;
 mod contract;
 mod footprint;
@@ -69,6 +70,7 @@ use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNode
 pub use audit::{Audit, Obstacle, ObstacleKind, audit};
 pub use capture::{Capture, CaptureOptions};
 pub use captured::CapturedGraph;
+pub use checkpoint::{HeldMemory, PoolState};
 pub use conditional::{Condition, Region, if_, if_else, switch, while_};
 pub use contract::{Contract, Input, InputKind, Output};
 pub use outputs::{BoundGraph, Outputs};

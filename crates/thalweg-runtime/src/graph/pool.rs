@@ -45,7 +45,7 @@ impl GraphPool {
         self.0.id
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
 
@@ -64,13 +64,13 @@ impl GraphPool {
     }
 
     /// What the pool has reserved from the driver, in bytes.
-    pub(super) fn reserved_bytes(&self) -> u64 {
+    pub fn reserved_bytes(&self) -> u64 {
         let statistics = self.0.device.allocator().statistics();
         statistics.reserved_bytes_by_private_pools.get(&self.0.id).map_or(0, |bytes| bytes.current)
     }
 
     /// Work of these streams touches the pool's memory, and goes on when its graph is gone.
-    pub(super) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
+    pub(crate) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
         let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in graphs_streams {
             if !streams.contains(stream) {

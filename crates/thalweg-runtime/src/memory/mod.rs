@@ -4,6 +4,7 @@
 //! (pointers, physical memory, streams) meet. Each of its modules implements one trait of `thalweg_memory`.
 
 mod captures;
+mod loan;
 mod managed;
 mod pages;
 mod sharing;
@@ -18,6 +19,7 @@ use thalweg_device::check::{BlockKind, UseKind};
 use thalweg_device::{CaptureMode, DevicePointer, Driver, Label};
 use thalweg_memory::{AllocationError, Block};
 
+pub use self::loan::Loan;
 pub use self::managed::ManagedMemory;
 pub use self::sharing::{SharedBuffer, SharedHandle};
 pub(crate) use self::upstream::DriverUpstream;
@@ -57,10 +59,17 @@ pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error 
 /// A piece of device memory from the caching allocator. It belongs to the stream it was allocated on: work there may use it
 /// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
 /// [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
-#[derive(Debug)]
 pub struct Buffer {
     device: Device,
-    block: Block,
+    memory: Memory,
+}
+
+/// Whose the memory of a buffer is.
+enum Memory {
+    /// The buffer's own block.
+    Owned(Block),
+    /// A graph pool's ([`Loan`]).
+    Lent(Arc<loan::Lent>),
 }
 
 impl Buffer {
@@ -82,7 +91,7 @@ impl Buffer {
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
         device.captures().allocated(&block, label);
-        Ok(Self { device: device.clone(), block })
+        Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
     }
 
     /// The device.
@@ -92,19 +101,28 @@ impl Buffer {
 
     /// The address.
     pub fn pointer(&self) -> DevicePointer {
-        DevicePointer::new(self.block.address())
+        match &self.memory {
+            Memory::Owned(block) => DevicePointer::new(block.address()),
+            Memory::Lent(lent) => lent.pointer(),
+        }
     }
 
     /// The bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
-        self.block.requested_bytes()
+        match &self.memory {
+            Memory::Owned(block) => block.requested_bytes(),
+            Memory::Lent(lent) => lent.size_bytes(),
+        }
     }
 
     /// Says that work on `stream` uses the memory: after the drop it is not reused before the work that the stream has at
     /// that moment is done.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
-        self.block.record_stream(stream.id());
+        match &self.memory {
+            Memory::Owned(block) => block.record_stream(stream.id()),
+            Memory::Lent(lent) => lent.record(stream, UseKind::UntilFree),
+        }
         self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
     }
 
@@ -113,7 +131,10 @@ impl Buffer {
     /// Nothing blocks. See [`thalweg_memory::Block::record_use`].
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
-        self.block.record_use(stream.id());
+        match &self.memory {
+            Memory::Owned(block) => block.record_use(stream.id()),
+            Memory::Lent(lent) => lent.record(stream, UseKind::SoFar),
+        }
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
@@ -132,7 +153,7 @@ impl Buffer {
 
     fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {
         if let Some(instrument) = self.device.driver().instrument() {
-            instrument.block_recorded(self.block.address(), stream.handle(), kind, label);
+            instrument.block_recorded(self.pointer().address(), stream.handle(), kind, label);
         }
     }
 }
@@ -140,8 +161,24 @@ impl Buffer {
 impl Drop for Buffer {
     /// Before the block goes back: a moment later it may be somebody else's.
     fn drop(&mut self) {
-        if let Some(instrument) = self.device.driver().instrument() {
-            instrument.block_freed(self.block.address(), None);
+        match &self.memory {
+            Memory::Owned(block) => {
+                if let Some(instrument) = self.device.driver().instrument() {
+                    instrument.block_freed(block.address(), None);
+                }
+            }
+            Memory::Lent(lent) => lent.give_back(),
         }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("device", &self.device)
+            .field("pointer", &self.pointer())
+            .field("size_bytes", &self.size_bytes())
+            .field("is_lent", &matches!(self.memory, Memory::Lent(_)))
+            .finish()
     }
 }

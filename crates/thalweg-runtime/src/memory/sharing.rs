@@ -20,7 +20,7 @@ use thalweg_memory::{
 };
 
 use super::upstream::{DriverUpstream, lock, upstream_error};
-use super::{Buffer, from_allocation, outside_capture};
+use super::{Buffer, Memory, from_allocation, outside_capture};
 use crate::{Device, Error, Result, Stream};
 
 impl Sharing for DriverUpstream {
@@ -90,10 +90,15 @@ impl Buffer {
     ///
     /// # Errors
     /// If there is nothing to share (0 bytes), or the memory cannot be shared: that of the driver's stream-ordered allocator,
-    /// of a pool with a source of its own, or of a device without the means.
+    /// of a pool with a source of its own, of a graph that lends it, or of a device without the means.
     pub fn share(&self) -> Result<SharedHandle> {
         let (device, size_bytes) = (self.device(), self.size_bytes());
-        let shared = self.block.share().map_err(|error| {
+        let Memory::Owned(block) = &self.memory else {
+            return Err(Error::invalid(format!(
+                "{device}: sharing a buffer of {size_bytes} bytes: a graph lends it and will write it again; share a copy"
+            )));
+        };
+        let shared = block.share().map_err(|error| {
             let advice =
                 "allocate it from a plain segment or a growing one, on a device that can share those";
             in_context(device, error, format!("{device}: sharing a buffer of {size_bytes} bytes ({advice})"))

@@ -16,6 +16,7 @@ mod graph;
 mod graph_updates;
 mod kernels;
 mod lifecycle;
+mod loan;
 mod memory;
 mod pinned;
 mod pool_sharing;
