@@ -3,6 +3,7 @@
 //! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
 //! - [`dispatch`]: which kernel answers a call; registration of one's own.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
+//! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`functional`], [`module`], [`optim`], [`random`]: what a training loop needs.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
@@ -15,6 +16,7 @@
 pub mod autograd;
 pub mod dispatch;
 pub mod functional;
+pub mod graph;
 mod host_tensor;
 mod kernels;
 pub mod module;

@@ -110,7 +110,8 @@ impl Tensor {
         self.copied(Location::caller())
     }
 
-    fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
+    /// The elements in memory of their own.
+    pub(crate) fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
         let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
         call("copy", &[self], &arguments, None, location)
     }

@@ -1,4 +1,6 @@
-//! Optimizers (`torch.optim`).
+//! Optimizers (`torch.optim`), and the scaling of gradients.
+
+mod scaler;
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +10,8 @@ use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ops::{LoopOp, structured};
 use thalweg_runtime::{Error, Result};
+
+pub use scaler::{GradientScaler, GradientScalerOptions};
 
 use crate::autograd::no_grad;
 use crate::dispatch::Arguments;
@@ -115,6 +119,11 @@ impl Adam {
     /// Forgets all gradients.
     pub fn zero_grad(&self) {
         self.parameters.iter().for_each(|parameter| parameter.value.set_grad(None));
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        self.parameters.iter().map(|parameter| &parameter.value)
     }
 
     /// The number of steps: one element of f32 on the device.

@@ -35,6 +35,12 @@ pub(crate) struct Storage {
     version: AtomicU32,
 }
 
+impl Storage {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self { buffer, version: AtomicU32::new(0) }
+    }
+}
+
 impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
@@ -50,8 +56,12 @@ impl Tensor {
             Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space"))
         })?;
         let buffer = Buffer::labelled(stream, bytes as u64, label)?;
-        let storage = Arc::new(Storage { buffer, version: AtomicU32::new(0) });
-        Ok(Self::from_parts(storage, Layout::contiguous(shape), dtype, AutogradMeta::leaf(false)))
+        Ok(Self::over(Arc::new(Storage::new(buffer)), Layout::contiguous(shape), dtype))
+    }
+
+    /// A tensor over a storage, outside the graph.
+    pub(crate) fn over(storage: Arc<Storage>, layout: Layout, dtype: DType) -> Self {
+        Self::from_parts(storage, layout, dtype, AutogradMeta::leaf(false))
     }
 
     pub(crate) fn from_parts(
@@ -143,6 +153,11 @@ impl Tensor {
         self.0.storage.buffer.record_use(stream);
     }
 
+    /// The memory behind it.
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.0.storage
+    }
+
     /// How often the memory was written in place.
     pub(crate) fn version(&self) -> u32 {
         self.0.storage.version.load(Ordering::Acquire)
@@ -212,7 +227,7 @@ impl Tensor {
 
     /// Another layout over the same storage, outside the graph.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::leaf(false))
+        Self::over(self.0.storage.clone(), layout, self.dtype())
     }
 
     // ---- Reading --------------------------------------------------------------------------------------------------

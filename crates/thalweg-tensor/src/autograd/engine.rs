@@ -13,7 +13,7 @@
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
@@ -45,62 +45,171 @@ impl Ord for Ready {
     }
 }
 
-/// Runs the graph from `root`, whose gradient is `gradient`.
+/// Runs the graph from `root`, whose gradient is `gradient`: leaves accumulate what arrives.
 pub(crate) fn run(root: Edge, gradient: Tensor) -> Result<()> {
-    let caller = gradient.device().current_stream();
-    let mut missing = count_feeders(&root.node);
-    let mut buffers: FxHashMap<u64, Buffer> = FxHashMap::default();
-    let mut used: SmallVec<[Stream; 4]> = SmallVec::new();
-    let mut leaves_elsewhere: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
-    deliver(&mut buffers, &root, gradient, &caller)?;
-    let mut ready = BinaryHeap::from([Ready(root.node)]);
-    while let Some(Ready(node)) = ready.pop() {
-        let buffer = buffers.remove(&node.sequence).unwrap_or_default();
-        let results = run_node(&node, buffer)?;
-        if !used.contains(&node.stream) {
-            used.push(node.stream.clone());
-        }
-        if node.stream != caller && node.edges.is_empty() {
-            leaves_elsewhere.push(node.clone());
-        }
-        for (edge, result) in node.edges.iter().zip(results) {
-            let Some(edge) = edge else { continue };
-            if let Some(result) = result {
-                deliver(&mut buffers, edge, result, &node.stream)?;
-            }
-            let count = missing.get_mut(&edge.node.sequence).expect("every reachable node was counted");
-            *count -= 1;
-            if *count == 0 {
-                ready.push(Ready(edge.node.clone()));
-            }
-        }
-    }
-    for stream in used.iter().filter(|stream| **stream != caller && stream.device() == caller.device()) {
-        caller.wait_stream(stream)?;
-    }
-    for gradient in leaves_elsewhere.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
-        if gradient.device() == caller.device() {
-            gradient.record_stream(&caller);
-        }
-    }
-    Ok(())
+    Pass::new(vec![(root, gradient)], None)?.run().map(drop)
 }
 
-/// How many edges lead to each node from nodes that the root reaches.
-fn count_feeders(root: &Arc<Node>) -> FxHashMap<u64, usize> {
-    let mut counts: FxHashMap<u64, usize> = FxHashMap::default();
-    counts.insert(root.sequence, 0);
-    let mut pending = vec![root.clone()];
-    while let Some(node) = pending.pop() {
-        for edge in node.edges.iter().flatten() {
-            let count = counts.entry(edge.node.sequence).or_insert(0);
-            *count += 1;
-            if *count == 1 {
-                pending.push(edge.node.clone());
+/// Runs the graph from several roots, and gives what arrives at the targets. Leaves accumulate nothing, and nodes that lead
+/// to no target do not run.
+pub(crate) fn gradients(roots: Vec<(Edge, Tensor)>, targets: &[Option<Edge>]) -> Result<Vec<Option<Tensor>>> {
+    if roots.is_empty() {
+        return Ok(vec![None; targets.len()]);
+    }
+    Pass::new(roots, Some(targets))?.run()
+}
+
+/// One walk over the graph.
+struct Pass {
+    caller: Stream,
+    /// How many edges still have to deliver, a node.
+    missing: FxHashMap<u64, usize>,
+    buffers: FxHashMap<u64, Buffer>,
+    ready: BinaryHeap<Ready>,
+    wanted: Option<Wanted>,
+}
+
+/// What a walk looks for, if it is not to fill the leaves.
+struct Wanted {
+    /// The indices of the targets, by node and input.
+    targets: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
+    arrived: Vec<Option<(Tensor, Stream)>>,
+    /// Nodes from which a target is reached.
+    on_the_way: FxHashSet<u64>,
+}
+
+impl Pass {
+    fn new(roots: Vec<(Edge, Tensor)>, targets: Option<&[Option<Edge>]>) -> Result<Self> {
+        let caller = roots[0].1.device().current_stream();
+        let nodes = reachable(roots.iter().map(|(edge, _)| &edge.node));
+        let mut missing: FxHashMap<u64, usize> = FxHashMap::default();
+        for edge in nodes.iter().flat_map(|node| node.edges.iter().flatten()) {
+            *missing.entry(edge.node.sequence).or_insert(0) += 1;
+        }
+        let wanted = targets.map(|targets| Wanted::new(targets, &nodes));
+        let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
+        let mut pass = Self { caller, missing, buffers, ready, wanted };
+        let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
+        for (edge, gradient) in roots {
+            let stream = pass.caller.clone();
+            pass.deliver(&edge, gradient, &stream)?;
+            starts.insert(edge.node.sequence, edge.node);
+        }
+        starts.retain(|sequence, _| !pass.missing.contains_key(sequence));
+        pass.ready.extend(starts.into_values().map(Ready));
+        Ok(pass)
+    }
+
+    /// Runs what is ready until nothing is left. Gives the gradients of the targets, ready on the caller's stream.
+    fn run(mut self) -> Result<Vec<Option<Tensor>>> {
+        let mut used: SmallVec<[Stream; 4]> = SmallVec::new();
+        let mut leaves_elsewhere: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
+        while let Some(Ready(node)) = self.ready.pop() {
+            let buffer = self.buffers.remove(&node.sequence).unwrap_or_default();
+            let runs = self.runs(&node);
+            let results =
+                if runs { run_node(&node, buffer)? } else { SmallVec::from_elem(None, node.edges.len()) };
+            if runs && !used.contains(&node.stream) {
+                used.push(node.stream.clone());
+            }
+            if runs && node.stream != self.caller && node.edges.is_empty() {
+                leaves_elsewhere.push(node.clone());
+            }
+            for (edge, result) in node.edges.iter().zip(results) {
+                let Some(edge) = edge else { continue };
+                if let Some(result) = result {
+                    self.deliver(edge, result, &node.stream)?;
+                }
+                let count =
+                    self.missing.get_mut(&edge.node.sequence).expect("every reachable node was counted");
+                *count -= 1;
+                if *count == 0 {
+                    self.ready.push(Ready(edge.node.clone()));
+                }
             }
         }
+        let caller = &self.caller;
+        for stream in used.iter().filter(|stream| **stream != *caller && stream.device() == caller.device()) {
+            caller.wait_stream(stream)?;
+        }
+        for gradient in leaves_elsewhere.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
+            if gradient.device() == caller.device() {
+                gradient.record_stream(caller);
+            }
+        }
+        let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
+        arrived
+            .into_iter()
+            .map(|slot| slot.map(|(tensor, stream)| move_to(tensor, &stream, caller)).transpose())
+            .collect()
     }
-    counts
+
+    /// Whether what a node computes is asked for.
+    fn runs(&self, node: &Node) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted.on_the_way.contains(&node.sequence))
+    }
+
+    /// Adds a gradient to what has arrived at an edge: at a target on the caller's stream, else on that of the node that will
+    /// use it.
+    fn deliver(&mut self, edge: &Edge, gradient: Tensor, producer: &Stream) -> Result<()> {
+        if let Some(wanted) = &mut self.wanted
+            && let Some(targets) = wanted.targets.get(&(edge.node.sequence, edge.input))
+        {
+            for &target in targets {
+                let slot = &mut wanted.arrived[target];
+                *slot = Some(added(slot.take(), gradient.clone(), producer, &self.caller)?);
+            }
+        }
+        if !self.runs(&edge.node) {
+            return Ok(());
+        }
+        let buffer = self.buffers.entry(edge.node.sequence).or_default();
+        if buffer.len() <= edge.input {
+            buffer.resize(edge.input + 1, None);
+        }
+        let slot = &mut buffer[edge.input];
+        *slot = Some(added(slot.take(), gradient, producer, &edge.node.stream)?);
+        Ok(())
+    }
+}
+
+impl Wanted {
+    fn new(targets: &[Option<Edge>], nodes: &[Arc<Node>]) -> Self {
+        let mut by_place: FxHashMap<(u64, usize), SmallVec<[usize; 1]>> = FxHashMap::default();
+        for (index, edge) in targets.iter().enumerate() {
+            if let Some(edge) = edge {
+                by_place.entry((edge.node.sequence, edge.input)).or_default().push(index);
+            }
+        }
+        let mut on_the_way = FxHashSet::default();
+        // An input's node is older than the node itself, so its number is smaller.
+        let mut nodes: Vec<&Arc<Node>> = nodes.iter().collect();
+        nodes.sort_unstable_by_key(|node| node.sequence);
+        for node in nodes {
+            let leads = node.edges.iter().flatten().any(|edge| {
+                on_the_way.contains(&edge.node.sequence)
+                    || by_place.contains_key(&(edge.node.sequence, edge.input))
+            });
+            if leads {
+                on_the_way.insert(node.sequence);
+            }
+        }
+        Self { targets: by_place, arrived: vec![None; targets.len()], on_the_way }
+    }
+}
+
+/// The nodes that the roots reach, each once.
+fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
+    let mut seen: FxHashSet<u64> = FxHashSet::default();
+    let mut pending: Vec<Arc<Node>> = roots.cloned().collect();
+    let mut nodes = Vec::new();
+    while let Some(node) = pending.pop() {
+        if seen.insert(node.sequence) {
+            pending.extend(node.edges.iter().flatten().map(|edge| edge.node.clone()));
+            nodes.push(node);
+        }
+    }
+    nodes
 }
 
 /// Runs one node on its stream, once its gradients are ready there.
@@ -139,27 +248,16 @@ fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Adds a gradient to what has arrived at an edge. Sums are made on the stream of the node that will use them.
-fn deliver(
-    buffers: &mut FxHashMap<u64, Buffer>,
-    edge: &Edge,
+/// A gradient on top of what arrived earlier. The sum is made on the stream of whoever will use it.
+fn added(
+    earlier: Option<(Tensor, Stream)>,
     gradient: Tensor,
     producer: &Stream,
-) -> Result<()> {
-    let buffer = buffers.entry(edge.node.sequence).or_default();
-    if buffer.len() <= edge.input {
-        buffer.resize(edge.input + 1, None);
-    }
-    let slot = &mut buffer[edge.input];
-    *slot = Some(match slot.take() {
-        None => (gradient, producer.clone()),
-        Some((earlier, earlier_stream)) => {
-            let consumer = &edge.node.stream;
-            let earlier = move_to(earlier, &earlier_stream, consumer)?;
-            let gradient = move_to(gradient, producer, consumer)?;
-            let _current = consumer.make_current();
-            (earlier.add(&gradient)?, consumer.clone())
-        }
-    });
-    Ok(())
+    consumer: &Stream,
+) -> Result<(Tensor, Stream)> {
+    let Some((earlier, earlier_stream)) = earlier else { return Ok((gradient, producer.clone())) };
+    let earlier = move_to(earlier, &earlier_stream, consumer)?;
+    let gradient = move_to(gradient, producer, consumer)?;
+    let _current = consumer.make_current();
+    Ok((earlier.add(&gradient)?, consumer.clone()))
 }

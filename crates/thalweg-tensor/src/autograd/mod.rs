@@ -2,7 +2,7 @@
 //!
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
-//! leaves, each node after all nodes that feed it; see `engine` for streams.
+//! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors instead.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator.
@@ -173,6 +173,38 @@ impl Tensor {
         }
         no_grad(|| engine::run(edge, gradient.detach()))
     }
+}
+
+/// The gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input that
+/// wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
+/// [`Tensor::grad`] changes. Asynchronous: the results are ready for work on the current stream.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if a gradient has not the shape and dtype of its output, or there is not one for each.
+pub fn gradients(
+    outputs: &[Tensor],
+    output_gradients: &[Option<Tensor>],
+    inputs: &[Tensor],
+) -> Result<Vec<Option<Tensor>>> {
+    if outputs.len() != output_gradients.len() {
+        return Err(Error::invalid(format!(
+            "gradients: {} outputs and {} gradients of outputs",
+            outputs.len(),
+            output_gradients.len()
+        )));
+    }
+    let mut roots = Vec::new();
+    for (output, gradient) in outputs.iter().zip(output_gradients) {
+        let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
+        if gradient.shape() != output.shape() || gradient.dtype() != output.dtype() {
+            return Err(Error::invalid(format!(
+                "gradients: the gradient {gradient:?} does not fit the output {output:?}"
+            )));
+        }
+        roots.push((edge, gradient.detach()));
+    }
+    let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
+    no_grad(|| engine::gradients(roots, &targets))
 }
 
 /// Runs a function whose operators record nothing (`torch.no_grad`).

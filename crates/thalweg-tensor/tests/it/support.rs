@@ -1,7 +1,12 @@
 //! What the tests share: the device, tensors from numbers, comparison.
 
+use std::sync::Arc;
+
+use thalweg_device::Driver;
+use thalweg_device::cuda::CudaDriver;
+use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
-use thalweg_runtime::Device;
+use thalweg_runtime::{Device, Environment};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
@@ -79,4 +84,14 @@ pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
     function(&leaf).sum(&[], false).and_then(|sum| sum.backward()).expect("backward runs");
     let found = values(&leaf.grad().expect("the leaf has a gradient"));
     assert_close(&found, &numerical_gradient(point, function), 1e-7);
+}
+
+/// The device under test, with caches and captures of its own: for tests that other captures would disturb.
+pub fn own_device() -> Device {
+    let is_cuda = std::env::var("THALWEG_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"));
+    let driver: Arc<dyn Driver> = match is_cuda {
+        true => CudaDriver::open().expect("the device under test opens"),
+        false => SimDriver::new(SimConfig::default()).expect("a simulated GPU needs nothing"),
+    };
+    Device::all_of(driver, Environment::get()).expect("its devices open").remove(0)
 }

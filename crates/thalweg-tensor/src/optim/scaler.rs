@@ -1,0 +1,122 @@
+//! [`GradientScaler`]: keeps small gradients of low precision from vanishing (`torch.amp.GradScaler`).
+//!
+//! The loss is multiplied by a scale, and the optimizer divides the gradients by it. The scale grows while all gradients are
+//! finite, and shrinks when one is not; such a step changes nothing. All of it lives on the device and the host learns
+//! nothing, so a whole step can be captured; PyTorch's reads back whether the step counts.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Error, Result};
+
+use super::{Adam, GradientScale};
+use crate::autograd::no_grad;
+use crate::tensor::Tensor;
+
+/// The numbers of a [`GradientScaler`], with PyTorch's defaults.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GradientScalerOptions {
+    /// The first scale.
+    pub init_scale: f64,
+    /// What the scale is multiplied by after `growth_interval` steps in a row with finite gradients.
+    pub growth_factor: f64,
+    /// What it is multiplied by after a step with a gradient that is not finite.
+    pub backoff_factor: f64,
+    /// Steps in a row until the scale grows.
+    pub growth_interval: u32,
+}
+
+impl Default for GradientScalerOptions {
+    fn default() -> Self {
+        Self { init_scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+/// Scales gradients, by a scale that finds itself. In each step: [`scale`](Self::scale) the loss, run backward,
+/// [`step`](Self::step) each optimizer, [`update`](Self::update).
+#[derive(Debug)]
+pub struct GradientScaler {
+    options: GradientScalerOptions,
+    /// Of `found_inf` any value but 0 counts, from the first optimizer's step to the update.
+    state: GradientScale,
+    /// Steps in a row with finite gradients.
+    growth_steps: Tensor,
+    growth_interval: Tensor,
+    zero: Tensor,
+}
+
+impl GradientScaler {
+    /// A scaler for gradients on a device.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the scale could not stay finite and positive with these numbers.
+    pub fn new(options: GradientScalerOptions, device: &Device) -> Result<Self> {
+        let GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } = options;
+        let is_sound = init_scale > 0.0
+            && (init_scale as f32).is_finite()
+            && growth_factor >= 1.0
+            && growth_factor.is_finite()
+            && backoff_factor > 0.0
+            && backoff_factor <= 1.0
+            && growth_interval > 0;
+        if !is_sound {
+            return Err(Error::invalid(format!(
+                "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
+                 and an interval of at least one step"
+            )));
+        }
+        let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
+        Ok(Self {
+            options,
+            state: GradientScale { scale: number(init_scale)?, found_inf: number(0.0)? },
+            growth_steps: number(0.0)?,
+            growth_interval: number(f64::from(growth_interval))?,
+            zero: number(0.0)?,
+        })
+    }
+
+    /// The scale, and whether a gradient of this step is not finite: one element of f32 each, on the device.
+    pub fn state(&self) -> &GradientScale {
+        &self.state
+    }
+
+    /// The loss, scaled: run backward from this.
+    #[track_caller]
+    pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
+        loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
+    }
+
+    /// Looks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
+    #[track_caller]
+    pub fn step(&self, optimizer: &Adam) -> Result<()> {
+        no_grad(|| {
+            // Not a number as soon as any gradient is not finite, else 0.
+            let mut sum = self.zero.clone();
+            for gradient in optimizer.parameters().filter_map(Tensor::grad) {
+                let part = gradient.detach().mul_scalar(0.0)?.sum(&[], false)?;
+                sum = sum.add(&part.to_dtype(DType::F32)?)?;
+            }
+            let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
+            self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
+        })?;
+        optimizer.step_scaled(&self.state)
+    }
+
+    /// Ends the step: the scale grows or shrinks (`_amp_update_scale_`). Asynchronous.
+    pub fn update(&self) -> Result<()> {
+        let GradientScale { scale, found_inf } = &self.state;
+        no_grad(|| {
+            let failed = found_inf.ne(&self.zero)?;
+            let steps = self.growth_steps.add_scalar(1.0)?;
+            let grows = steps.ge(&self.growth_interval)?;
+            let larger = scale.mul_scalar(self.options.growth_factor)?;
+            // Beyond the largest number there is nothing to grow to: infinity minus itself is no number.
+            let rest = larger.sub(&larger)?;
+            let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
+            let smaller = scale.mul_scalar(self.options.backoff_factor)?;
+            let kept = grows.select_where(&larger, scale)?;
+            scale.copy_(&failed.select_where(&smaller, &kept)?)?;
+            let steps = grows.select_where(&self.zero, &steps)?;
+            self.growth_steps.copy_(&failed.select_where(&self.zero, &steps)?)?;
+            found_inf.copy_(&self.zero)
+        })
+    }
+}
