@@ -158,7 +158,7 @@ impl Footprint {
             let Own { end, requested_bytes, label } = own.get(&block.address)?;
             let vigil = Arc::default();
             let is_live = *end == block.address + block.size_bytes && allocator.watch_block(block, &vigil);
-            is_live.then(|| Output {
+            is_live.then_some(Output {
                 address: block.address,
                 size_bytes: *requested_bytes,
                 label: *label,

@@ -57,7 +57,7 @@ pub(super) struct Member {
     left: Ranges,
     outputs: Vec<Left>,
     /// The graphs of the pool whose outputs it reads, with those outputs.
-    reads: Vec<(Arc<Member>, Vec<(usize, Label)>)>,
+    reads: Vec<Reads>,
     /// Whether it was replayed, and its outputs were not released since.
     wanted: AtomicBool,
     /// Whether an output is lost.
@@ -66,6 +66,14 @@ pub(super) struct Member {
     overwrites: AtomicBool,
     /// The graph is dropped.
     gone: AtomicBool,
+}
+
+/// Outputs of another graph that a graph reads.
+#[derive(Debug)]
+struct Reads {
+    producer: Arc<Member>,
+    /// Their places among its outputs, with the first command that reads them.
+    outputs: Vec<(usize, Label)>,
 }
 
 /// An output in the pool.
@@ -202,9 +210,9 @@ impl Members {
     /// no room to keep it.
     #[inline]
     pub(super) fn before_replay(&self, member: &Member, stream: &Stream, label: Label) -> Result<Kept> {
-        for (producer, outputs) in &member.reads {
-            if producer.any_lost.load(Ordering::Acquire) {
-                check_reads(producer, outputs)?;
+        for reads in &member.reads {
+            if reads.producer.any_lost.load(Ordering::Acquire) {
+                reads.check()?;
             }
         }
         if member.overwrites.load(Ordering::Acquire) {
@@ -278,8 +286,8 @@ impl Books {
     }
 
     /// The outputs of others that a graph reads.
-    fn read_by(&self, contract: &Contract) -> Vec<(Arc<Member>, Vec<(usize, Label)>)> {
-        let mut reads: Vec<(Arc<Member>, Vec<(usize, Label)>)> = Vec::new();
+    fn read_by(&self, contract: &Contract) -> Vec<Reads> {
+        let mut reads: Vec<Reads> = Vec::new();
         let of_pool = contract.inputs().iter().filter(|input| input.kind == InputKind::Pool && input.is_read);
         for input in of_pool {
             // The youngest that left something there: an older one's output is gone.
@@ -288,9 +296,12 @@ impl Books {
                 Some((member, member.outputs.iter().position(holds)?))
             });
             let Some((producer, output)) = producer else { continue };
-            match reads.iter_mut().find(|(known, _)| Arc::ptr_eq(known, producer)) {
-                Some((_, outputs)) => outputs.push((output, input.label)),
-                None => reads.push((Arc::clone(producer), vec![(output, input.label)])),
+            match reads.iter_mut().find(|known| Arc::ptr_eq(&known.producer, producer)) {
+                Some(known) => known.outputs.push((output, input.label)),
+                None => {
+                    let outputs = vec![(output, input.label)];
+                    reads.push(Reads { producer: Arc::clone(producer), outputs });
+                }
             }
         }
         reads
@@ -312,19 +323,23 @@ impl Books {
     }
 }
 
-#[cold]
-fn check_reads(producer: &Member, outputs: &[(usize, Label)]) -> Result<()> {
-    for (output, label) in outputs {
-        let Left { output, lost } = &producer.outputs[*output];
-        if lost.load(Ordering::Acquire) {
-            return Err(Error::invalid(format!(
-                "the graph reads {} bytes at {:#x} ({label}), which another graph of the pool left there, and which a third \
-                 one has overwritten since: replay the graph that makes them first, or give the graphs pools of their own",
-                output.size_bytes, output.address
-            )));
+impl Reads {
+    /// Whether what is read is still there.
+    #[cold]
+    fn check(&self) -> Result<()> {
+        for (output, label) in &self.outputs {
+            let Left { output, lost } = &self.producer.outputs[*output];
+            if lost.load(Ordering::Acquire) {
+                return Err(Error::invalid(format!(
+                    "the graph reads {} bytes at {:#x} ({label}), which another graph of the pool left there, and which a \
+                     third one has overwritten since: replay the graph that makes them first, or give the graphs pools of \
+                     their own",
+                    output.size_bytes, output.address
+                )));
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn refusal(hazards: &[&Hazard]) -> Error {
