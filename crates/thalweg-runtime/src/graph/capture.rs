@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 use smallvec::SmallVec;
-use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Driver, Label, StreamHandle};
+use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
 use thalweg_memory::{Block, StreamFilter, StreamId, planted};
 
 use super::branches::Branches;
@@ -282,7 +282,7 @@ impl Capture {
         }
         let ids = Ids::default();
         let questions = Arc::default();
-        let filter = streams_of_capture(driver, &ids, &questions);
+        let filter = streams_of_capture(stream, &ids, &questions);
         let named = |error| from_allocation(device, error);
         device.allocator().begin_allocate_to_pool(pool.id(), filter.clone()).map_err(named)?;
         if let Err(error) = device.host_allocator().begin_allocate_to_pool(pool.id(), filter) {
@@ -359,8 +359,10 @@ impl Capture {
         let ended = device.check(driver.stream_end_capture(self.stream.handle()));
         let handle = ended.map_err(|error| explain(error, unjoined))?;
         let template = Arc::new(Template::new(&device, handle));
-        let UnderWay { steps, footprint, pinned, questions, .. } =
+        let UnderWay { ids, steps, footprint, pinned, questions, .. } =
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
+        // No stream takes part any more.
+        lock(&ids).clear();
         let Traces { contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
@@ -451,13 +453,14 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// The streams that take part in the capture of this number.
-fn streams_of_capture(driver: &Arc<dyn Driver>, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
-    let (driver, ids, questions) = (driver.clone(), ids.clone(), questions.clone());
+/// The streams that take part in the capture of these numbers. The one that it began on needs no question to the driver.
+fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
+    let (driver, origin) = (origin.device().driver().clone(), origin.id());
+    let (ids, questions) = (ids.clone(), questions.clone());
     StreamFilter::Matching(Arc::new(move |stream: StreamId| {
         let ids = lock(&ids);
-        if ids.is_empty() {
-            return false;
+        if ids.is_empty() || stream == origin {
+            return !ids.is_empty();
         }
         questions.fetch_add(1, Ordering::Relaxed);
         let info = driver.stream_capture_info(StreamHandle::from_raw(stream.raw()));
