@@ -104,16 +104,18 @@ impl OpenDevice {
     }
 
     /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that nobody told
-    /// us of: with the last reference its memory becomes free for others, so the device is waited for, unless a capture forbids
-    /// that; then the streams that are known stand in for it.
+    /// us of: with the last reference its memory becomes free for others, so the device is waited for. While a pool is allocated
+    /// to, a capture may be under way, which waiting would break; then the streams that are known stand in for the device.
     pub(crate) fn release_pool(&self, name: PoolName) -> Result<()> {
-        let id = self.pools.id(name)?;
-        if self.allocator().pool_use_count(id) == 1 && self.device.synchronize().is_err() {
-            let allocator = self.allocator();
+        let (id, allocator) = (self.pools.id(name)?, self.allocator());
+        if allocator.pool_use_count(id) > 1 {
+            return self.pools.release(allocator, name);
+        }
+        if self.pools.any_is_open() || self.device.synchronize().is_err() {
             allocator.retain_pool(id)?;
             allocator.release_pool_behind(id, &self.streams.ids())?;
         }
-        self.pools.release(self.allocator(), name).map(|_| ())
+        self.pools.release(allocator, name)
     }
 
     pub(crate) fn checkpoint(&self, name: PoolName) -> Result<Checkpoint> {

@@ -95,16 +95,20 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes a reference away; whether it was the last.
-    pub(crate) fn release(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<bool> {
+    /// Whether allocations go to any pool.
+    pub(crate) fn any_is_open(&self) -> bool {
+        self.lock().values().any(|pool| pool.is_open)
+    }
+
+    /// Takes a reference away.
+    pub(crate) fn release(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
         let mut pools = self.lock();
         let id = pools.get(&name).ok_or_else(|| unknown(name))?.id;
         allocator.release_pool(id)?;
-        let is_last = allocator.pool_use_count(id) == 0;
-        if is_last {
+        if allocator.pool_use_count(id) == 0 {
             pools.remove(&name);
         }
-        Ok(is_last)
+        Ok(())
     }
 
     /// How many references PyTorch holds; 0 if there is no such pool.

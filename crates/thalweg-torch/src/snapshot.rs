@@ -137,14 +137,16 @@ pub(crate) unsafe fn visit(
 ) -> Result<()> {
     let snapshot = as_numbers(|| take(allocator, pool, include_traces))?;
     for segment in &snapshot.segments {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         unsafe { (visitor.segment)(visitor.user, &segment_of(segment)) };
         for block in &segment.blocks {
+            // SAFETY: as above.
             unsafe { (visitor.block)(visitor.user, &block_of(block)) };
         }
     }
     for (device, trace) in (0..).zip(&snapshot.device_traces) {
         for entry in trace {
+            // SAFETY: as above.
             visit_entry(device, entry, |event| unsafe { (visitor.event)(visitor.user, event) });
         }
     }
@@ -156,6 +158,7 @@ pub(crate) unsafe fn visit(
             name: name.as_ptr(),
             stage: stage.as_ptr(),
         };
+        // SAFETY: as above.
         unsafe { (visitor.annotation)(visitor.user, &raw const annotation) };
     }
     Ok(())

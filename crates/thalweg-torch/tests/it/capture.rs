@@ -130,3 +130,24 @@ fn a_tensor_outlives_its_graph() {
     assert_ne!(second.address, output.address);
     drop((again, second, output));
 }
+
+/// Garbage is collected while something else is captured: the device cannot be waited for then.
+#[test]
+fn a_graph_may_be_dropped_during_another_capture() {
+    let torch = Torch::small();
+    let stream = torch.stream(0);
+    let (old, first) = Graph::capture(&torch, (11, 0), &stream, || torch.full(4096, 1, &stream));
+    old.replay(&stream);
+    let (graph, output) = Graph::capture(&torch, (12, 0), &stream, || {
+        drop((old, first));
+        torch.full(4096, 2, &stream)
+    });
+    graph.replay(&stream);
+    assert_eq!(read(&stream, &output), 2);
+    torch.empty_cache().unwrap();
+    assert!(
+        torch.snapshot((0, 0)).segments.iter().all(|(segment, _)| segment.pool_first == 12),
+        "the old pool is gone"
+    );
+    drop((graph, output));
+}

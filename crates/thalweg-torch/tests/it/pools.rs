@@ -70,12 +70,13 @@ fn options_hold_for_requests_to_come() {
     drop(with(&torch, (0, 2), || torch.empty(40 * MIB, &stream).unwrap()));
     // 24 MiB are left.
     assert_eq!(torch.empty(36 * MIB, &stream).err().unwrap().0, Status::OutOfMemory);
-    // SAFETY: the allocator is open, here and below.
+    // SAFETY: the allocator is open.
     answer(unsafe { thalweg_pool_set_use_on_oom(torch.raw(), 0, 0, 2, 1) }, ()).unwrap();
     drop(torch.empty(36 * MIB, &stream).unwrap());
-    // As `MemPool.__del__` does before it releases the pool.
+    // As `MemPool.__del__` does before it releases the pool. SAFETY: as above.
     answer(unsafe { thalweg_pool_set_use_on_oom(torch.raw(), 0, 0, 2, 0) }, ()).unwrap();
     assert!(torch.empty(36 * MIB, &stream).is_err());
+    // SAFETY: as above.
     answer(unsafe { thalweg_pool_set_no_split(torch.raw(), 0, 0, 2, 1) }, ()).unwrap();
     let (x, y) =
         with(&torch, (0, 2), || (torch.empty(4096, &stream).unwrap(), torch.empty(4096, &stream).unwrap()));
