@@ -55,7 +55,10 @@ def _refuse_graph_trees():
     compile_before = torch.compile
 
     def compile(model=None, *arguments, mode=None, options=None, **others):
-        if mode in ("reduce-overhead", "max-autotune") or (options or {}).get("triton.cudagraphs"):
+        import torch._inductor.config
+
+        wanted = mode in ("reduce-overhead", "max-autotune") or (options or {}).get("triton.cudagraphs")
+        if wanted or torch._inductor.config.triton.cudagraphs:
             raise _tiers.Refused(_WHY_NO_GRAPH_TREES)
         return compile_before(model, *arguments, mode=mode, options=options, **others)
 
