@@ -57,6 +57,7 @@ def run(workload, allocator):
 
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     function, steps = workloads.WORKLOADS[workload]
