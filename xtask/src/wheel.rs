@@ -65,14 +65,11 @@ pub fn run(options: &Options) -> Result<bool, String> {
         let cuda = options.cuda.as_deref().expect("it was asked for with the first --torch");
         let flags = flags(torch, cuda)?;
         let (major, minor) = version(torch)?;
-        let source = format!("csrc/native_{major}_{minor}.cpp");
-        if !crate_folder.join(&source).is_file() {
-            return Err(format!(
-                "{} is PyTorch {major}.{minor}, and there is no {source}: the class has to be written for each version",
-                torch.display()
-            ));
-        }
-        compiler.build(&source, &package.join(format!("libthalweg_native_{major}_{minor}.so")), &flags)?;
+        compiler.build(
+            "csrc/native.cpp",
+            &package.join(format!("libthalweg_native_{major}_{minor}.so")),
+            &flags,
+        )?;
         if options.objects_only {
             compiler.build("scripts/pairs.cpp", &crate_folder.join("scripts/libthalweg_pairs.so"), &flags)?;
         }
@@ -114,7 +111,7 @@ impl Compiler<'_> {
     fn build(&self, source: &str, target: &Path, flags: &[OsString]) -> Result<(), String> {
         let mut command = Command::new(env::var_os("CXX").unwrap_or_else(|| OsString::from("g++")));
         command
-            .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-s", "-fvisibility=hidden"])
+            .args(["-std=c++20", "-O2", "-fPIC", "-shared", "-s", "-fvisibility=hidden"])
             .args(["-Wall", "-Wextra", "-Wno-unused-parameter", "-Iinclude", source, "-o"])
             .arg(target)
             .arg("-L")

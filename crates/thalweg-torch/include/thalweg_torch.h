@@ -86,6 +86,10 @@ thalweg_status thalweg_settings(const thalweg_allocator *allocator, int32_t devi
 thalweg_status thalweg_malloc(const thalweg_allocator *allocator, int32_t device, uint64_t bytes, uint64_t stream,
                               uint64_t *address);
 
+/* The same at an exact address, a multiple of 512 that is free in a segment of the stream. */
+thalweg_status thalweg_malloc_at(const thalweg_allocator *allocator, int32_t device, uint64_t bytes, uint64_t stream,
+                                 uint64_t address);
+
 /* Gives it back, without waiting. Work of its own stream may still use it. 0 is ignored. */
 thalweg_status thalweg_free(const thalweg_allocator *allocator, uint64_t address);
 
@@ -224,6 +228,11 @@ typedef struct {
 
 /* A device that is not open has zeros, and is not opened. */
 thalweg_status thalweg_device_statistics(const thalweg_allocator *allocator, int32_t device, thalweg_statistics *statistics);
+/* What each private pool of the device has taken from the driver. The statistics are only there during the call. */
+thalweg_status thalweg_private_pool_statistics(const thalweg_allocator *allocator, int32_t device,
+                                               void (*give)(void *user, uint64_t first, uint64_t second,
+                                                            const thalweg_statistic *reserved_bytes),
+                                               void *user);
 /* The same under PyTorch's keys: a line "key value" each. */
 thalweg_status thalweg_memory_stats(const thalweg_allocator *allocator, int32_t device, thalweg_write write, void *user);
 /* The same as a table for people. */
@@ -272,6 +281,7 @@ typedef struct {
   uint32_t stack;
   const char *compile_context;
   const char *user_metadata;
+  const char *internal_metadata; /* what the allocator itself has to say */
 } thalweg_event;
 
 typedef struct {
@@ -328,9 +338,21 @@ thalweg_status thalweg_observe_out_of_memory(const thalweg_allocator *allocator,
                                                           uint64_t allowed_bytes, uint64_t free_bytes),
                                              void *user);
 
+/* The same for requests that are refused for the memory fraction before anything is tried (throw_on_cudamalloc_oom). */
+thalweg_status thalweg_observe_rejections(const thalweg_allocator *allocator,
+                                          void (*told)(void *user, int32_t device, uint64_t size_bytes,
+                                                       uint64_t allowed_bytes, uint64_t free_bytes),
+                                          void *user);
+
 /* Adds one who is asked for memory when it is short: whether he gave any back. He may call thalweg_free, and nothing else. */
 thalweg_status thalweg_add_free_memory_callback(const thalweg_allocator *allocator, uint8_t (*asked)(void *user),
                                                 void *user);
+
+/* The stack with which the live block that `address` is in was allocated; 0 if none was recorded. */
+thalweg_status thalweg_stack_of_block(const thalweg_allocator *allocator, uint64_t address, uint32_t *stack);
+
+/* Puts a text to that block, as an event of its own. Texts are kept for good. */
+thalweg_status thalweg_annotate_block(const thalweg_allocator *allocator, uint64_t address, const char *text);
 
 /* The start, or the end, of a scope of the program, for histories that keep them. */
 thalweg_status thalweg_annotate_scope(const thalweg_allocator *allocator, const char *name, uint8_t is_start);
@@ -354,7 +376,7 @@ THALWEG_SIZE(thalweg_segment_source, 32);
 THALWEG_SIZE(thalweg_statistics, 1008);
 THALWEG_SIZE(thalweg_segment, 80);
 THALWEG_SIZE(thalweg_block, 32);
-THALWEG_SIZE(thalweg_event, 80);
+THALWEG_SIZE(thalweg_event, 88);
 THALWEG_SIZE(thalweg_annotation, 32);
 THALWEG_SIZE(thalweg_visitor, 40);
 THALWEG_SIZE(thalweg_history_settings, 24);

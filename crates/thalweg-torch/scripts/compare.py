@@ -3,7 +3,8 @@
     python3 compare.py [--workloads gpt_eager,gnn,...] [--allocators pytorch,thalweg,...] [--repeat N]
 
 Prints one JSON object a run, then a table. Step time and peaks come from the same run; runs of different allocators alternate, and
-the best of the repetitions is taken for each. Algorithms are deterministic, so that losses must be equal to the bit.
+the best of the repetitions is taken for each. Algorithms are deterministic, so that losses must be equal to the bit; "not N" says
+that they first differ in step N.
 """
 
 import argparse
@@ -19,6 +20,8 @@ ALLOCATORS = {
     "pytorch split128": {"conf": "max_split_size_mb:128"},
     "pytorch pow2_8": {"conf": "roundup_power2_divisions:8"},
     "thalweg": {"tier": 2},
+    "thalweg page20": {"tier": 2, "thalweg_conf": "expandable_page_mb:20"},
+    "thalweg plain": {"tier": 2, "thalweg_conf": "expandable_segments:False"},
     "thalweg hooks": {"tier": 1},
     "thalweg policy:pytorch": {"tier": 2, "policy": "pytorch"},
 }
@@ -28,10 +31,10 @@ SIZES_VARY = ("gnn", "unet", "generation", "resnet")
 
 
 class Timer:
-    """Milliseconds of each step, from end to end on the device."""
+    """Milliseconds of each step, from end to end on the device, and how often the driver was asked for memory until then."""
 
     def __init__(self, torch):
-        self.torch, self.times = torch, []
+        self.torch, self.times, self.asked = torch, [], []
 
     def __enter__(self):
         self.torch.cuda.synchronize()
@@ -40,6 +43,7 @@ class Timer:
     def __exit__(self, *_):
         self.torch.cuda.synchronize()
         self.times.append((time.perf_counter() - self.start) * 1e3)
+        self.asked.append(self.torch.cuda.memory_stats()["num_device_alloc"])
 
 
 def run(workload, allocator):
@@ -52,13 +56,16 @@ def run(workload, allocator):
     if "tier" in how:
         import thalweg_torch
 
-        thalweg_torch.enable(tier=how["tier"], policy=how.get("policy"))
+        thalweg_torch.enable(tier=how["tier"], policy=how.get("policy"), conf=how.get("thalweg_conf", ""))
     import workloads
 
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
+    # Of attention, the one implementation whose gradient repeats its bits.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     function, steps = workloads.WORKLOADS[workload]
     torch.cuda.init()
@@ -76,6 +83,8 @@ def run(workload, allocator):
         "peak_active": stats["active_bytes.all.peak"],
         "retries": stats["num_alloc_retries"],
         "device_allocations": stats["num_device_alloc"],
+        "times": [round(value, 2) for value in timer.times],
+        "asked": timer.asked,
     }
 
 
@@ -89,7 +98,11 @@ def table(results):
             if not result:
                 print(f"{workload:22}{allocator:24}failed")
                 continue
-            same = "-" if first is None else "equal" if result["losses"] == first["losses"] else "DIFFER"
+            same = "-"
+            if first is not None:
+                pairs = enumerate(zip(result["losses"], first["losses"]))
+                differs = next((step for step, (one, other) in pairs if one != other), None)
+                same = "equal" if differs is None else f"not {differs}"
             reserved, active = result["peak_reserved"] / 2**20, result["peak_active"] / 2**20
             print(
                 f"{workload:22}{allocator:24}{same:8}{result['step_ms']:9.2f}{result['mean_ms']:9.2f}"
@@ -125,8 +138,10 @@ def main():
                     results.setdefault((name, allocator), None)
                     continue
                 result = json.loads(lines[-1][7:])
-                print(json.dumps({"workload": name, "allocator": allocator, **result, "losses": result["losses"][-1]}), flush=True)
+                print(json.dumps({"workload": name, "allocator": allocator, **result}), flush=True)
                 best = results.get((name, allocator))
+                if best is not None and best["losses"] != result["losses"]:
+                    print(f"# {name} under {allocator}: two runs have different losses")
                 if best is None or result["step_ms"] < best["step_ms"]:
                     results[(name, allocator)] = result
     table(results)

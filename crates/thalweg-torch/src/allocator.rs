@@ -184,6 +184,22 @@ impl Allocator {
         self.device(device)?.allocate(&self.live, bytes, native_stream)
     }
 
+    /// The same at an exact address.
+    ///
+    /// # Errors
+    /// As there; and if the address is not free.
+    pub(crate) fn allocate_at(
+        &self,
+        device: i32,
+        address: u64,
+        bytes: u64,
+        native_stream: u64,
+    ) -> Result<()> {
+        self.check_process("an allocation")?;
+        let _context = self.keep_context();
+        self.device(device)?.allocate_at(&self.live, address, bytes, native_stream)
+    }
+
     /// Frees the block that begins at an address; 0 is ignored. In a forked child nothing happens.
     ///
     /// # Errors

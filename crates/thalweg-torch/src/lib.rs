@@ -6,7 +6,7 @@
 //! ```text
 //!        import thalweg_torch; thalweg_torch.enable()              python/thalweg_torch
 //!                 │ first tier                 │ second tier
-//!     CUDAPluggableAllocator's hooks   a CUDAAllocator of ours      csrc/hooks.cpp, csrc/native_*.cpp
+//!     CUDAPluggableAllocator's hooks   a CUDAAllocator of ours      csrc/hooks.cpp, csrc/native.cpp
 //!                 └────────────┬───────────────┘
 //!                 include/thalweg_torch.h: the C interface          src/interface/
 //!                              │

@@ -19,6 +19,8 @@ pub(crate) type FreeMemoryCallback = thalweg_memory::FreeMemoryCallback;
 pub(crate) enum Observer {
     Event(EventObserver),
     OutOfMemory(OutOfMemoryObserver),
+    /// Of requests that are refused before anything is tried.
+    Rejection(OutOfMemoryObserver),
     FreeMemory(FreeMemoryCallback),
 }
 
@@ -40,6 +42,10 @@ impl Observer {
             Self::OutOfMemory(observer) => {
                 let observer = Arc::clone(observer);
                 allocator.add_out_of_memory_observer(move |event| observer(event));
+            }
+            Self::Rejection(observer) => {
+                let observer = Arc::clone(observer);
+                allocator.add_rejection_observer(move |event| observer(event));
             }
             Self::FreeMemory(callback) => allocator.add_free_memory_callback(Arc::clone(callback)),
         }

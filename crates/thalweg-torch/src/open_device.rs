@@ -54,8 +54,22 @@ impl OpenDevice {
     pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, native: u64) -> Result<u64> {
         let stream = self.stream(native)?;
         let block = self.allocator().allocate(bytes, stream)?;
+        Ok(self.hold(live, block))
+    }
+
+    /// The same at an exact address.
+    pub(crate) fn allocate_at(&self, live: &LiveBlocks, address: u64, bytes: u64, native: u64) -> Result<()> {
+        let stream = self.stream(native)?;
+        let block = self.allocator().allocate_at(address, bytes, stream)?;
+        self.hold(live, block);
+        Ok(())
+    }
+
+    /// Holds a block in the caller's stead: its address; 0 for a null block, which need not be held.
+    #[inline]
+    fn hold(&self, live: &LiveBlocks, block: Block) -> u64 {
         if block.is_null() {
-            return Ok(0);
+            return 0;
         }
         let address = block.address();
         self.tell_allocated(&block);
@@ -64,7 +78,7 @@ impl OpenDevice {
             former.is_none_or(|former| former.block.is_revoked()),
             "two live blocks do not begin at one address"
         );
-        Ok(address)
+        address
     }
 
     #[inline]

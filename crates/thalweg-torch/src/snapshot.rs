@@ -63,6 +63,7 @@ pub struct EventC {
     pub stack: u32,
     pub compile_context: *const c_char,
     pub user_metadata: *const c_char,
+    pub internal_metadata: *const c_char,
 }
 
 /// `thalweg_annotation`.
@@ -165,7 +166,7 @@ pub(crate) unsafe fn visit(
 }
 
 /// The number in the single frame of a stack; 0 if there is none.
-fn stack_of(frames: &[thalweg_memory::snapshot::Frame]) -> u32 {
+pub(crate) fn stack_of(frames: &[thalweg_memory::snapshot::Frame]) -> u32 {
     frames.first().map_or(0, |frame| frame.line)
 }
 
@@ -201,7 +202,6 @@ fn block_of(block: &SegmentBlock) -> BlockC {
     }
 }
 
-/// `annotate` is ours alone: PyTorch 2.11 has no action of that name.
 fn action_number(action: Action) -> u8 {
     action as u8
 }
@@ -209,6 +209,7 @@ fn action_number(action: Action) -> u8 {
 fn visit_entry(device: i32, entry: &TraceEntry, give: impl FnOnce(&EventC)) {
     let context = text_of(entry.compile_context.as_deref().unwrap_or(""));
     let metadata = text_of(entry.user_metadata.as_deref().unwrap_or(""));
+    let internal = text_of(entry.internal_metadata.as_deref().unwrap_or(""));
     let pool = entry.pool_id.unwrap_or_default();
     give(&EventC {
         action: action_number(entry.action),
@@ -222,6 +223,7 @@ fn visit_entry(device: i32, entry: &TraceEntry, give: impl FnOnce(&EventC)) {
         stack: entry.frames.as_deref().map_or(0, stack_of),
         compile_context: context.as_ptr(),
         user_metadata: metadata.as_ptr(),
+        internal_metadata: internal.as_ptr(),
     });
 }
 
@@ -240,5 +242,6 @@ pub(crate) fn event_of(device: &OpenDevice, event: &Event) -> EventC {
         stack: event.stack.map_or(0, std::num::NonZero::get),
         compile_context: c"".as_ptr(),
         user_metadata: c"".as_ptr(),
+        internal_metadata: c"".as_ptr(),
     }
 }

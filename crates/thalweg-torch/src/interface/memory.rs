@@ -24,6 +24,21 @@ pub unsafe extern "C" fn thalweg_malloc(
     }
 }
 
+/// Takes memory at an exact address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_malloc_at(
+    allocator: *const Allocator,
+    device: i32,
+    bytes: u64,
+    stream: u64,
+    address: u64,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        on("thalweg_malloc_at", allocator, |allocator| allocator.allocate_at(device, address, bytes, stream))
+    }
+}
+
 /// Gives memory back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_free(allocator: *const Allocator, address: u64) -> Status {

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use thalweg_memory::history::{
     CompileRegion, ContextLevel, Enabled, HistorySettings, ScopeStage, set_user_metadata, user_metadata,
 };
+use thalweg_memory::observe::OutOfMemoryEvent;
 use thalweg_memory::snapshot::Action;
 
 use super::{User, Write, give, on, put};
 use crate::allocator::Allocator;
-use crate::observers::Observer;
-use crate::snapshot::{EventC, VisitorC, event_of, take, visit};
-use crate::statistics::StatisticsC;
+use crate::observers::{Observer, OutOfMemoryObserver};
+use crate::python::as_numbers;
+use crate::snapshot::{EventC, VisitorC, event_of, stack_of, take, visit};
+use crate::statistics::{StatisticC, StatisticsC};
 use crate::status::{Error, Status, answer, text_of};
 
 /// The statistics of a device.
@@ -32,6 +34,28 @@ pub unsafe extern "C" fn thalweg_device_statistics(
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_device_statistics", allocator, find) }
+}
+
+/// What each private pool has taken from the driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_private_pool_statistics(
+    allocator: *const Allocator,
+    device: i32,
+    give: unsafe extern "C" fn(*mut c_void, u64, u64, *const StatisticC),
+    user: *mut c_void,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_private_pool_statistics")?;
+        let Some(device) = allocator.opened(device) else { return Ok(()) };
+        for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
+            let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
+            // SAFETY: the header asks for a function that takes `user`.
+            unsafe { give(user, name.0, name.1, &raw const reserved) };
+        }
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_private_pool_statistics", allocator, find) }
 }
 
 /// The statistics under PyTorch's keys, one `key value` a line.
@@ -245,25 +269,46 @@ pub unsafe extern "C" fn thalweg_observe_events(
     unsafe { on("thalweg_observe_events", allocator, observe) }
 }
 
+/// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
+type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
+
+fn failure_observer(told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
+    let user = User::new(user, None);
+    Arc::new(move |event| {
+        let OutOfMemoryEvent { device, size_bytes, allowed_bytes, free_bytes } = *event;
+        // SAFETY: the header asks for a function that takes `user`, on any thread.
+        unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) };
+    })
+}
+
 /// Adds one who is told when memory runs out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_out_of_memory(
     allocator: *const Allocator,
-    told: unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64),
+    told: ToldOfFailure,
     user: *mut c_void,
 ) -> Status {
-    let user = User::new(user, None);
     let observe = |allocator: &Allocator| {
-        allocator.observe(Observer::OutOfMemory(Arc::new(move |event| {
-            // SAFETY: the header asks for a function that takes `user`, on any thread.
-            unsafe {
-                told(user.pointer(), event.device, event.size_bytes, event.allowed_bytes, event.free_bytes);
-            }
-        })));
+        allocator.observe(Observer::OutOfMemory(failure_observer(told, user)));
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_observe_out_of_memory", allocator, observe) }
+}
+
+/// Adds one who is told when a request is refused at once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_observe_rejections(
+    allocator: *const Allocator,
+    told: ToldOfFailure,
+    user: *mut c_void,
+) -> Status {
+    let observe = |allocator: &Allocator| {
+        allocator.observe(Observer::Rejection(failure_observer(told, user)));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_observe_rejections", allocator, observe) }
 }
 
 /// Adds one who is asked for memory when it is short.
@@ -283,6 +328,42 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_add_free_memory_callback", allocator, add) }
+}
+
+/// Where a block was allocated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_stack_of_block(
+    allocator: *const Allocator,
+    address: u64,
+    stack: *mut u32,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        let block = allocator.find(address)?;
+        let device = allocator.device(block.device)?;
+        let frames = as_numbers(|| device.allocator().allocation_traceback(address));
+        // SAFETY: the header asks for a place.
+        unsafe { put(stack, frames.map_or(0, |frames| stack_of(&frames))) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_stack_of_block", allocator, find) }
+}
+
+/// Puts a text to a block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_annotate_block(
+    allocator: *const Allocator,
+    address: u64,
+    text: *const c_char,
+) -> Status {
+    let annotate = |allocator: &Allocator| {
+        let block = allocator.find(address)?;
+        // SAFETY: the header asks for a text.
+        let text = unsafe { text_of("text", text)? };
+        allocator.device(block.device)?.allocator().annotate(address, text);
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_annotate_block", allocator, annotate) }
 }
 
 /// Notes the start or the end of a scope of the program.

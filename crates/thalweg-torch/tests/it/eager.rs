@@ -86,6 +86,23 @@ fn a_block_is_found_by_any_address_in_it() {
     assert_eq!(status, Status::Invalid, "{}", message());
 }
 
+/// `allocateWithAddress`.
+#[test]
+fn memory_can_be_had_at_an_exact_address() {
+    let torch = Torch::small();
+    let stream = torch.default_stream(0);
+    let address = torch.malloc(8192, &stream).unwrap();
+    torch.free(address).unwrap();
+    let middle = address + 4096;
+    // SAFETY: the allocator is open.
+    answer(unsafe { thalweg_malloc_at(torch.raw(), 0, 1024, 0, middle) }, ()).unwrap();
+    // SAFETY: as above.
+    let status = unsafe { thalweg_malloc_at(torch.raw(), 0, 1024, 0, middle) };
+    assert_ne!(status, Status::Ok, "somebody has it");
+    torch.free(middle).unwrap();
+    assert_eq!(torch.statistics(0).allocated_bytes.all.current, 0);
+}
+
 #[test]
 fn devices_are_opened_when_they_are_named() {
     let devices = sim(3);

@@ -74,6 +74,25 @@ fn observers_are_told_when_memory_runs_out() {
     drop((stream, torch));
 }
 
+/// `attachOomRejectionObserver`.
+#[test]
+fn observers_are_told_when_a_request_is_refused_at_once() {
+    unsafe extern "C" fn told(user: *mut c_void, _: i32, size: u64, allowed: u64, _: u64) {
+        // SAFETY: it is the list below.
+        unsafe { &*user.cast::<Mutex<Vec<_>>>() }.lock().unwrap().push((size, allowed));
+    }
+    let rejections: Mutex<Vec<(u64, u64)>> = Mutex::default();
+    let torch = Torch::new(&sim(1), "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
+    let user = (&raw const rejections).cast_mut().cast();
+    // SAFETY: the allocator is open, and the list outlives it.
+    answer(unsafe { thalweg_observe_rejections(torch.raw(), told, user) }, ()).unwrap();
+    let stream = torch.default_stream(0);
+    assert_eq!(torch.empty(40 * MIB, &stream).err().unwrap().0, Status::OutOfMemory);
+    assert_eq!(*rejections.lock().unwrap(), [(40 * MIB, 32 * MIB)]);
+    assert_eq!(torch.statistics(0).num_oom_rejections, 1);
+    drop((stream, torch));
+}
+
 #[test]
 fn what_is_no_block_is_refused() {
     let torch = Torch::small();

@@ -164,3 +164,34 @@ fn words_stand_beside_events() {
         assert!(json.contains(part), "{part} is not in {json}");
     }
 }
+
+/// What later PyTorchs ask: where a block comes from, words for it after the fact, and what pools hold.
+#[test]
+fn blocks_and_pools_can_be_asked_about() {
+    unsafe extern "C" fn told(user: *mut c_void, first: u64, second: u64, reserved: *const StatisticC) {
+        // SAFETY: it is the list below, and the statistics are there during the call.
+        unsafe { (*user.cast::<Vec<_>>()).push((first, second, (*reserved).current)) };
+    }
+    let torch = Torch::small();
+    record(&torch, 2, 0);
+    let stream = torch.stream(0);
+    let x = torch.empty(100, &stream).unwrap();
+    let mut stack = 7;
+    // SAFETY: the allocator is open, and there is a place.
+    answer(unsafe { thalweg_stack_of_block(torch.raw(), x.address, &raw mut stack) }, ()).unwrap();
+    assert_eq!(stack, 0, "a process without an interpreter has no stacks");
+    // SAFETY: the allocator is open, and the text ends with a zero.
+    answer(unsafe { thalweg_annotate_block(torch.raw(), x.address, c"weights".as_ptr()) }, ()).unwrap();
+    let annotated = torch.snapshot((0, 0)).events.into_iter().find(|event| event.action == 9);
+    assert_eq!(annotated.expect("an event of its own").address, x.address);
+    torch.begin((0, 5), |_| true).unwrap();
+    let y = torch.empty(100, &stream).unwrap();
+    torch.end((0, 5)).unwrap();
+    let mut pools: Vec<(u64, u64, i64)> = Vec::new();
+    let user = (&raw mut pools).cast();
+    // SAFETY: the allocator is open, and the function takes what it is given.
+    answer(unsafe { thalweg_private_pool_statistics(torch.raw(), 0, told, user) }, ()).unwrap();
+    assert_eq!(pools, [(0, 5, 2 << 20)]);
+    drop((x, y));
+    torch.release((0, 5)).unwrap();
+}

@@ -1,4 +1,5 @@
-// The second tier for PyTorch 2.11: a CUDAAllocator over the C interface, in the place of PyTorch's own.
+// The second tier: a CUDAAllocator over the C interface, in the place of PyTorch's own. It is compiled once for each version of
+// PyTorch that is supported, against that version's headers.
 //
 // PyTorch's allocator is reached through one pointer, c10::cuda::CUDACachingAllocator::allocator, and the table of allocators by
 // device type. thalweg_native_install puts an object of ours into both, so that everything in PyTorch that speaks to its
@@ -13,289 +14,10 @@
 // - Observers and filters are PyTorch's functions, and PyTorch's may throw: none does so into the C interface.
 // - The installed object is never destroyed: tensors outlive everything.
 
-#include <torch/headeronly/version.h>
-
-#include <c10/core/impl/GPUTrace.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
-
-#include <cuda_runtime_api.h>
-
-#include <cstdio>
-#include <cstring>
-#include <mutex>
-#include <unordered_map>
-
-#include "thalweg_torch.h"
-
-static_assert(
-    TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
-    "this object is for PyTorch 2.11: its class has the virtual functions of that version, in that order");
+#include "native_types.hpp"
 
 namespace thalweg {
 namespace {
-
-using namespace c10::cuda::CUDACachingAllocator;
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatArray;
-using c10::cuda::MempoolId_t;
-
-// ---- Statuses ---------------------------------------------------------------------------------------------------------------
-
-// Throws what a status means, in PyTorch's types.
-[[noreturn]] void fail(thalweg_status status) {
-  const char* message = thalweg_error_message();
-  TORCH_CHECK_WITH(OutOfMemoryError, status != THALWEG_OUT_OF_MEMORY, message);
-  TORCH_CHECK_VALUE(status != THALWEG_INVALID, message);
-  TORCH_CHECK(false, message);
-}
-
-inline void check(thalweg_status status) {
-  if (C10_UNLIKELY(status != THALWEG_OK)) {
-    fail(status);
-  }
-}
-
-// The same where nothing may be thrown.
-void report(const char* what, thalweg_status status) noexcept {
-  if (status != THALWEG_OK) {
-    std::fprintf(stderr, "thalweg: %s: %s\n", what, thalweg_error_message());
-  }
-}
-
-// Runs a function of PyTorch's that the C interface calls; false if it throws.
-template <typename Body>
-bool contained(const char* what, Body&& body) noexcept {
-  try {
-    body();
-    return true;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "thalweg: %s threw: %s\n", what, error.what());
-  } catch (...) {
-    std::fprintf(stderr, "thalweg: %s threw something\n", what);
-  }
-  return false;
-}
-
-void append(void* user, const uint8_t* bytes, size_t count) {
-  static_cast<std::string*>(user)->append(reinterpret_cast<const char*>(bytes), count);
-}
-
-inline uint64_t number(const void* pointer) {
-  return reinterpret_cast<uint64_t>(pointer);
-}
-
-inline void* pointer(uint64_t number) {
-  return reinterpret_cast<void*>(number);
-}
-
-// ---- The process's allocator ------------------------------------------------------------------------------------------------
-
-// There is one, since deleters are plain functions.
-thalweg_allocator* the_allocator = nullptr;
-
-thalweg_statistics statistics_of(c10::DeviceIndex device) {
-  thalweg_statistics statistics;
-  check(thalweg_device_statistics(the_allocator, device, &statistics));
-  return statistics;
-}
-
-// Tells the profiler that `bytes` were taken, or given back if they are negative.
-void tell_profiler(void* block, int64_t bytes, c10::DeviceIndex device) {
-  const auto statistics = statistics_of(device);
-  c10::reportMemoryUsageToProfiler(
-      block,
-      bytes,
-      statistics.allocated_bytes.all.current,
-      statistics.reserved_bytes.all.current,
-      c10::Device(c10::DeviceType::CUDA, device));
-}
-
-[[noreturn]] C10_NOINLINE void fail_to_take(thalweg_status status, size_t bytes, c10::DeviceIndex device) {
-  const std::string message = thalweg_error_message();
-  if (status == THALWEG_OUT_OF_MEMORY) {
-    const auto statistics = statistics_of(device);
-    c10::reportOutOfMemoryToProfiler(
-        static_cast<int64_t>(bytes),
-        statistics.allocated_bytes.all.current,
-        statistics.reserved_bytes.all.current,
-        c10::Device(c10::DeviceType::CUDA, device));
-    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
-  }
-  TORCH_CHECK(false, message);
-}
-
-void* take(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
-  uint64_t address = 0;
-  const auto status = thalweg_malloc(the_allocator, device, bytes, number(stream), &address);
-  if (C10_UNLIKELY(status != THALWEG_OK)) {
-    fail_to_take(status, bytes, device);
-  }
-  void* block = pointer(address);
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    tell_profiler(block, static_cast<int64_t>(bytes), device);
-  }
-  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace != nullptr)) {
-    (*trace)->trace_gpu_memory_allocation(c10::kCUDA, address);
-  }
-  return block;
-}
-
-void give_back(void* block) {
-  if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace != nullptr && block != nullptr)) {
-    (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, number(block));
-  }
-  thalweg_live_block found{};
-  const bool profiled = C10_UNLIKELY(c10::memoryProfilingEnabled()) &&
-      thalweg_find_block(the_allocator, number(block), &found) == THALWEG_OK;
-  report("a block was not freed", thalweg_free(the_allocator, number(block)));
-  if (profiled) {
-    contained("the profiler", [&] {
-      tell_profiler(block, -static_cast<int64_t>(found.requested_bytes), static_cast<c10::DeviceIndex>(found.device));
-    });
-  }
-}
-
-// For memory that was taken while caching was switched off (torch.cuda.caching_allocator_disabled).
-void give_back_uncached(void* block) {
-  C10_CUDA_CHECK_WARN(cudaFree(block));
-}
-
-// ---- Contexts of histories --------------------------------------------------------------------------------------------------
-
-// PyTorch's stacks by our numbers of them. A number stands for one Python stack, so there are as many as distinct ones.
-struct Contexts {
-  std::mutex mutex;
-  std::unordered_map<uint32_t, std::shared_ptr<c10::GatheredContext>> by_number;
-  std::atomic<CreateContextFn> recorder{nullptr};
-
-  std::shared_ptr<c10::GatheredContext> find(uint32_t stack) {
-    std::lock_guard<std::mutex> guard(mutex);
-    const auto found = by_number.find(stack);
-    return found == by_number.end() ? nullptr : found->second;
-  }
-
-  static void on_new_stack(void* user, uint32_t stack) {
-    auto& self = *static_cast<Contexts*>(user);
-    const auto recorder = self.recorder.load();
-    if (recorder == nullptr) {
-      return;
-    }
-    contained("gathering a stack", [&] {
-      auto context = recorder();
-      std::lock_guard<std::mutex> guard(self.mutex);
-      self.by_number.emplace(stack, std::move(context));
-    });
-  }
-};
-
-Contexts& contexts() {
-  // Never destroyed: contexts hold objects of the interpreter.
-  static auto* contexts = new Contexts;
-  return *contexts;
-}
-
-// ---- Snapshots --------------------------------------------------------------------------------------------------------------
-
-MempoolId_t pool_of(uint64_t first, uint64_t second) {
-  return {first, second};
-}
-
-TraceEntry entry_of(const thalweg_event& event) {
-  TraceEntry entry(
-      static_cast<TraceEntry::Action>(event.action),
-      static_cast<c10::DeviceIndex>(event.device),
-      event.address,
-      event.size_bytes,
-      pointer(event.stream),
-      pool_of(event.pool_first, event.pool_second),
-      c10::getApproximateTime(),
-      contexts().find(event.stack),
-      event.compile_context,
-      event.user_metadata);
-  if (event.time_us != 0) {
-    entry.time_.t_ = event.time_us;
-  }
-  return entry;
-}
-
-struct Collector {
-  SnapshotInfo snapshot;
-
-  static Collector& of(void* user) {
-    return *static_cast<Collector*>(user);
-  }
-
-  static void on_segment(void* user, const thalweg_segment* segment) {
-    SegmentInfo info;
-    info.device = static_cast<c10::DeviceIndex>(segment->device);
-    info.address = segment->address;
-    info.total_size = segment->total_bytes;
-    info.requested_size = segment->requested_bytes;
-    info.allocated_size = segment->allocated_bytes;
-    info.active_size = segment->active_bytes;
-    info.stream = pointer(segment->stream);
-    info.is_large = segment->is_large != 0;
-    info.is_expandable = segment->is_expandable != 0;
-    info.owner_private_pool_id = pool_of(segment->pool_first, segment->pool_second);
-    info.context_when_allocated = contexts().find(segment->stack);
-    auto& segments = of(user).snapshot.segments;
-    info.registration_counter = static_cast<int32_t>(segments.size());
-    segments.push_back(std::move(info));
-  }
-
-  static void on_block(void* user, const thalweg_block* block) {
-    BlockInfo info;
-    info.size = block->size_bytes;
-    info.requested_size = block->requested_bytes;
-    info.allocated = block->is_allocated != 0;
-    info.active = block->is_active != 0;
-    info.context_when_allocated = contexts().find(block->stack);
-    of(user).snapshot.segments.back().blocks.push_back(std::move(info));
-  }
-
-  static void on_event(void* user, const thalweg_event* event) {
-    // PyTorch 2.11 has no action of this name.
-    if (event->action == THALWEG_ANNOTATE) {
-      return;
-    }
-    auto& traces = of(user).snapshot.device_traces;
-    traces.resize(std::max(traces.size(), static_cast<size_t>(event->device) + 1));
-    traces[event->device].push_back(entry_of(*event));
-  }
-
-  static void on_annotation(void* user, const thalweg_annotation* annotation) {
-    c10::CachingDeviceAllocator::AnnotationEntry entry(static_cast<c10::DeviceIndex>(annotation->device), 0);
-    entry.time_.t_ = annotation->time_us;
-    entry.recordUserMetadata("name", annotation->name);
-    entry.recordUserMetadata("stage", annotation->stage);
-    of(user).snapshot.external_annotations.push_back(std::move(entry));
-  }
-};
-
-void fill(StatArray& target, const thalweg_by_pool& source) {
-  const thalweg_statistic* statistics[] = {&source.all, &source.small_pool, &source.large_pool};
-  for (size_t place = 0; place < target.size(); ++place) {
-    const auto& from = *statistics[place];
-    Stat to;
-    to.current = from.current;
-    to.peak = from.peak;
-    to.allocated = from.allocated;
-    to.freed = from.freed;
-    target[place] = to;
-  }
-}
-
-Stat stat_of(const thalweg_statistic& source) {
-  Stat stat;
-  stat.current = source.current;
-  stat.peak = source.peak;
-  stat.allocated = source.allocated;
-  stat.freed = source.freed;
-  return stat;
-}
 
 // ---- Pools ------------------------------------------------------------------------------------------------------------------
 
@@ -362,7 +84,7 @@ struct Restoration {
 // ---- Observers --------------------------------------------------------------------------------------------------------------
 
 void tell_tracker(void* user, const thalweg_event* event) {
-  if (event->action != THALWEG_ANNOTATE) {
+  if (is_known(*event)) {
     contained("a trace tracker", [&] { (*static_cast<AllocatorTraceTracker*>(user))(entry_of(*event)); });
   }
 }
@@ -370,6 +92,21 @@ void tell_tracker(void* user, const thalweg_event* event) {
 void tell_out_of_memory(void* user, int32_t device, uint64_t size, uint64_t allowed, uint64_t free) {
   contained("an observer", [&] { (*static_cast<OutOfMemoryObserver*>(user))(device, size, allowed, free); });
 }
+
+#if THALWEG_TORCH_2_15
+void tell_rejection(void* user, int32_t device, uint64_t size, uint64_t allowed, uint64_t /*free*/) {
+  contained("an observer", [&] {
+    const auto allocated = statistics_of(static_cast<c10::DeviceIndex>(device)).allocated_bytes.all.current;
+    (*static_cast<OomRejectionObserver*>(user))(device, size, allocated, allowed);
+  });
+}
+
+void add_private_pool(void* user, uint64_t first, uint64_t second, const thalweg_statistic* reserved) {
+  auto& statistics = *static_cast<c10::CachingDeviceAllocator::DeviceStats*>(user);
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  statistics.reserved_bytes_by_private_pools[pool_of(first, second)][all] = stat_of(*reserved);
+}
+#endif
 
 uint8_t ask_for_memory(void* /*user*/) {
   bool freed = false;
@@ -515,6 +252,10 @@ class NativeAllocator final : public CUDAAllocator {
     to.num_device_alloc = from.num_device_alloc;
     to.num_device_free = from.num_device_free;
     to.max_split_size = from.max_split_size;
+#if THALWEG_TORCH_2_15
+    to.num_oom_rejections = from.num_oom_rejections;
+    check(thalweg_private_pool_statistics(the_allocator, device, &add_private_pool, &to));
+#endif
     return to;
   }
 
@@ -538,6 +279,11 @@ class NativeAllocator final : public CUDAAllocator {
     config.max_split_size = std::numeric_limits<size_t>::max();
     config.expandable_segments = true;
     config.pinned_num_register_threads = 1;
+#if THALWEG_TORCH_2_15
+    // Of pinned memory, which is PyTorch's own allocator's.
+    config.max_round_threshold = std::numeric_limits<size_t>::max();
+    config.max_cached_size = std::numeric_limits<size_t>::max();
+#endif
     if (!snapshot.segments.empty()) {
       const auto device = snapshot.segments.front().device;
       check(thalweg_settings(the_allocator, device, &append, &config.last_allocator_settings));
@@ -611,6 +357,34 @@ class NativeAllocator final : public CUDAAllocator {
     auto* kept = new OutOfMemoryObserver(std::move(observer));
     check(thalweg_observe_out_of_memory(the_allocator, &tell_out_of_memory, kept));
   }
+
+#if THALWEG_TORCH_2_15
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* block) override {
+    uint32_t stack = 0;
+    check(thalweg_stack_of_block(the_allocator, number(block), &stack));
+    return contexts().find(stack);
+  }
+
+  bool supportsUserMetadata() override {
+    return true;
+  }
+
+  void annotateMemory(const void* block, const std::string& metadata) override {
+    check(thalweg_annotate_block(the_allocator, number(block), metadata.c_str()));
+  }
+
+  void attachOomRejectionObserver(OomRejectionObserver observer) override {
+    auto* kept = new OomRejectionObserver(std::move(observer));
+    check(thalweg_observe_rejections(the_allocator, &tell_rejection, kept));
+  }
+
+  c10::DataPtr allocateWithAddress(size_t bytes, void* address) override {
+    const auto device = current_device();
+    const auto stream = c10::cuda::getCurrentCUDAStream(device);
+    check(thalweg_malloc_at(the_allocator, device, bytes, number(stream.stream()), number(address)));
+    return {address, address, &give_back, c10::Device(c10::DeviceType::CUDA, device)};
+  }
+#endif
 
   void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
     auto* kept = new AllocatorTraceTracker(std::move(tracker));
