@@ -252,10 +252,12 @@ def threads(torch, thalweg_torch, tier):
     assert not failures, failures[0]
 
 
-def _receive(queue, answers):
+def _receive(conf, queue, answers):
     import torch
 
-    # Once with PyTorch's own allocator: the handle is in its format.
+    import thalweg_torch
+
+    thalweg_torch.enable(tier=2, conf=conf)
     x = queue.get()
     answers.put(x.sum().item())
     del x
@@ -264,19 +266,34 @@ def _receive(queue, answers):
     answers.join_thread()
 
 
-def ipc(torch, thalweg_torch, tier):
+def _share(torch, tier, conf):
     if tier == 1:
         return {"skipped": "PyTorch's hooks share no memory between processes"}
     context = torch.multiprocessing.get_context("spawn")
     queue, answers = context.Queue(), context.Queue()
     x = torch.arange(1000, device="cuda", dtype=torch.float32)
-    child = context.Process(target=_receive, args=(queue, answers))
+    child = context.Process(target=_receive, args=(conf, queue, answers))
     child.start()
     queue.put(x)
     child.join(60)
     assert child.exitcode == 0, f"the receiver ended with {child.exitcode}; its report is on the standard error"
     answer = answers.get(timeout=10)
     assert answer == 499500.0, answer
+
+
+PLAIN = "expandable_segments:False"
+
+
+def ipc(torch, thalweg_torch, tier):
+    return _share(torch, tier, PLAIN)
+
+
+ipc.conf = PLAIN
+
+
+def ipc_pages(torch, thalweg_torch, tier):
+    # Each page is a descriptor that the receiver fetches, which the machine may forbid.
+    return _share(torch, tier, "")
 
 
 class _Numbers:
@@ -350,6 +367,7 @@ CHECKS = [
     mem_pool,
     threads,
     ipc,
+    ipc_pages,
     fork,
     profiler,
     leftovers,
@@ -363,9 +381,9 @@ def run_one(name, tier):
 
     if name == "mem_pool_source":
         return mem_pool_source(torch, thalweg_torch, tier)
-    chosen = thalweg_torch.enable(tier=tier)
-    assert chosen.tier == tier
     function = next(function for function in CHECKS if function.__name__ == name)
+    chosen = thalweg_torch.enable(tier=tier, conf=getattr(function, "conf", ""))
+    assert chosen.tier == tier
     return function(torch, thalweg_torch, tier)
 
 

@@ -1,6 +1,6 @@
 //! The exported functions. `include/thalweg_torch.h` is their documentation; here each is its translation, and no more.
 //!
-//! Every function is a call of [`answer`](crate::status::answer): an error becomes a status, a panic too. What C gives is
+//! Every function is a call of `status::answer`: an error becomes a status, a panic too. What C gives is
 //! checked as far as it can be: null pointers, texts, numbers of devices. The rest is the contract of the header.
 //!
 //! # Names
