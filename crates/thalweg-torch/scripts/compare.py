@@ -60,7 +60,8 @@ def run(workload, allocator):
     import workloads
 
     torch.manual_seed(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Attention repeats its bits under the strict form only; a few operators of the others have no strict form.
+    torch.use_deterministic_algorithms(True, warn_only=not workload.startswith("gpt"))
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     # Of attention, the one implementation whose gradient repeats its bits.
