@@ -1,4 +1,5 @@
-//! Chores of this repository that are more than a line of shell: `cargo xtask bundle` and `cargo xtask tidy`.
+//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel` and
+//! `cargo xtask tidy`.
 //!
 //! Exit statuses: 0 is success, 1 is that the chore failed or found something, 2 is that it was called wrongly.
 #![forbid(unsafe_code)]
@@ -7,12 +8,14 @@ mod bundle;
 mod json;
 mod progress;
 mod tidy;
+mod wheel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...]
+       cargo xtask wheel [--torch FOLDER]... [--cuda FOLDER] [--out FOLDER] [--objects-only]
        cargo xtask tidy
 
   bundle   builds tests, benches, examples and tools in release, and collects
@@ -21,6 +24,15 @@ usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...
     --out FOLDER    where to (default: bundle); what was there is replaced
     --no-kernels    without precompiled kernels
     --archs LIST    what kernels are compiled for (default: sm_80,sm_90,sm_100)
+
+  wheel    builds the Python wheel `thalweg-torch` with a C++ compiler and maturin
+    --torch FOLDER  a PyTorch (the folder of the package) that the wheel is to
+                    have a native class for; may be repeated. Without it the
+                    wheel has the hooks only
+    --cuda FOLDER   CUDA's runtime: a folder with include/ and lib/
+    --out FOLDER    where to (default: target/wheels)
+    --objects-only  the shared libraries beside the package, no wheel; and what
+                    the allocation bench loads
 
   tidy     checks sizes of files and functions, and what no source may contain
 ";
@@ -36,6 +48,10 @@ fn main() -> ExitCode {
     let outcome = match command.as_str() {
         "bundle" => match bundle::Options::parse(rest) {
             Ok(options) => bundle::run(&options),
+            Err(text) => return complain(&text),
+        },
+        "wheel" => match wheel::Options::parse(rest) {
+            Ok(options) => wheel::run(&options),
             Err(text) => return complain(&text),
         },
         "tidy" if rest.is_empty() => tidy::run(),

@@ -17,13 +17,14 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process in which something was opened.
+/// The process in which something was opened. Whoever keeps state of a device apart from its driver (an allocator behind a C
+/// interface) asks it before touching that state: in a child, its locks may be held by threads that do not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Process(u32);
+pub struct Process(u32);
 
 impl Process {
     /// This process.
-    pub(crate) fn current() -> Self {
+    pub fn current() -> Self {
         static AT_FORK: Once = Once::new();
         AT_FORK.call_once(|| {
             // SAFETY: the handler is a function of this library, which is never unloaded, and does one atomic operation. A
@@ -35,7 +36,7 @@ impl Process {
 
     /// Whether this is a child of that process.
     #[inline]
-    pub(crate) fn is_left(self) -> bool {
+    pub fn is_left(self) -> bool {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 

@@ -47,6 +47,7 @@ pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork}
 pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
 pub use foreign::ForeignStream;
+pub use fork::Process;
 pub use graph::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,
 };

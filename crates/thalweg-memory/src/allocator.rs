@@ -269,6 +269,27 @@ impl DeviceAllocator {
         self.cold().pools.create(options)
     }
 
+    /// Changes [`PoolOptions::use_on_oom`] of a pool, for requests to come.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn set_pool_use_on_oom(&self, pool: PoolId, value: bool) -> Result<(), AllocationError> {
+        self.cold().pools.change_options(pool, |options| options.use_on_oom = value)?;
+        Ok(())
+    }
+
+    /// Changes [`PoolOptions::no_split`] of a pool. Blocks that are cut already stay so.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn set_pool_no_split(&self, pool: PoolId, value: bool) -> Result<(), AllocationError> {
+        let mut cold = self.cold();
+        for arena in cold.pools.change_options(pool, |options| options.no_split = value)? {
+            arena.lock().set_policy(&arena, self.policy(value));
+        }
+        Ok(())
+    }
+
     /// Adds a reference: the pool's addresses stay put until it is released once more.
     ///
     /// # Errors

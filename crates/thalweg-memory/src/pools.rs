@@ -188,6 +188,17 @@ impl Pools {
         helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
+    /// Changes what a pool is for; the source of its segments is for life. Its arenas, whose policy may depend on it.
+    pub(crate) fn change_options(
+        &mut self,
+        id: PoolId,
+        change: impl FnOnce(&mut PoolOptions),
+    ) -> Result<Vec<Arc<Arena>>, Kind> {
+        let private = self.referenced(id)?;
+        change(&mut private.options);
+        Ok(private.arenas.values().cloned().collect())
+    }
+
     /// Whether a pool's blocks are never cut.
     pub(crate) fn no_split(&self, owner: Owner) -> bool {
         owner.pool().and_then(|id| self.private.get(&id)).is_some_and(|private| private.options.no_split)

@@ -43,6 +43,7 @@ struct DeviceState {
     index: u32,
     properties: DeviceProperties,
     environment: Environment,
+    upstream: Arc<DriverUpstream>,
     allocator: Arc<DeviceAllocator>,
     host_allocator: Arc<HostAllocator>,
     default_stream: Arc<StreamState>,
@@ -264,6 +265,27 @@ impl Device {
         self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
     }
 
+    /// Lets kernels and copies of `accessor`, another device of the same driver, touch this device's memory: plain memory, and
+    /// what the caching allocator has mapped or will map.
+    ///
+    /// # Errors
+    /// If the devices cannot see each other.
+    pub fn enable_peer_access(&self, accessor: &Self) -> Result<()> {
+        let driver = &self.0.driver;
+        match driver.enable_peer_access(accessor.index(), self.index()) {
+            Err(error) if error.code() == thalweg_device::Code::PeerAccessAlreadyEnabled => {}
+            outcome => self.check(outcome)?,
+        }
+        // First what is mapped later, then what is mapped now: so that nothing in between is missed.
+        self.0.upstream.add_peer(accessor.index());
+        for segment in self.0.allocator.snapshot().iter().filter(|segment| segment.is_expandable) {
+            let start = thalweg_device::DevicePointer::new(segment.address);
+            let access = thalweg_device::MemoryAccess::ReadWrite;
+            self.check(driver.memory_set_access(start, segment.total_bytes, accessor.index(), access))?;
+        }
+        Ok(())
+    }
+
     /// Turns a driver's answer into a result: an asynchronous error names the commands that may have caused it.
     pub(crate) fn check<T>(&self, result: thalweg_device::Result<T>) -> Result<T> {
         result.map_err(|error| {
@@ -302,15 +324,16 @@ impl System {
         let driver = &self.driver;
         let label = format!("{}:{index}", driver.name());
         let number = i32::try_from(index).unwrap_or(i32::MAX);
-        let upstream = DriverUpstream::new(driver.clone(), index, self.forgotten.clone());
+        let upstream = Arc::new(DriverUpstream::new(driver.clone(), index, self.forgotten.clone()));
         let settings = self.environment.allocator.clone().with_label(label).with_device_number(number);
-        let allocator = DeviceAllocator::new(Arc::new(upstream), settings);
+        let allocator = DeviceAllocator::new(upstream.clone(), settings);
         let attached = allocator.attach_host_allocator(self.host_allocator.clone());
         debug_assert!(attached.is_ok(), "a new allocator has none attached");
         Ok(Device(Arc::new(DeviceState {
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             properties: driver.device_properties(index)?,
             environment: self.environment.clone(),
+            upstream,
             allocator,
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),

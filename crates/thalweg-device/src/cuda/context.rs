@@ -339,6 +339,44 @@ impl Device {
     }
 }
 
+/// Puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
+pub struct ContextGuard<'a> {
+    cuda: &'a Cuda,
+    former: RawContext,
+    /// A context is current for a thread.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl std::fmt::Debug for ContextGuard<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ContextGuard").finish_non_exhaustive()
+    }
+}
+
+impl<'a> ContextGuard<'a> {
+    #[inline]
+    pub(super) fn new(cuda: &'a Cuda) -> Self {
+        let mut former = RawContext::default();
+        // SAFETY: writes one handle. If there is none to be had, the guard puts nothing back.
+        let _ = unsafe { cuda.table.context_get_current(&raw mut former) };
+        Self { cuda, former, _thread: std::marker::PhantomData }
+    }
+}
+
+impl Drop for ContextGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let mut now = RawContext::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe { self.cuda.table.context_get_current(&raw mut now) };
+        if outcome.is_success() && now != self.former && self.former != RawContext::default() {
+            // SAFETY: the context was current when the guard was made. Were it destroyed since, the driver would say so, and
+            // nothing would change.
+            let _ = unsafe { self.cuda.table.context_set_current(self.former) };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::blaslt::BlasLt;
 use super::conditional::{Condition, Families, support};
-use super::context::{Cuda, Device, check_not_forked};
+use super::context::{ContextGuard, Cuda, Device, check_not_forked};
 use super::graph::{Captures, Graph, GraphExec};
 use super::handles::{Table, lock};
 use super::memory::{Physical, Pool};
@@ -128,6 +128,14 @@ impl CudaDriver {
             communicators: Table::new("communicator"),
             nccl: OnceLock::new(),
         })
+    }
+
+    /// Remembers the calling thread's current context, and makes it current again when the guard is dropped.
+    ///
+    /// A call of this driver makes the context of its device current, and leaves it so. A library in a program that keeps a
+    /// current device of its own (CUDA's runtime, and so PyTorch) does its calls behind such a guard.
+    pub fn keep_context(&self) -> ContextGuard<'_> {
+        ContextGuard::new(&self.cuda)
     }
 
     pub(super) fn device(&self, index: u32) -> Result<&Device> {

@@ -46,6 +46,7 @@ mod stream;
 mod sys;
 mod table;
 
+pub use context::ContextGuard;
 pub use driver::CudaDriver;
 pub use nvml::{Availability, AvailabilityReason, availability, availability_with};
 pub use nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};

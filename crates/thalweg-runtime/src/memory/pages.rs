@@ -4,13 +4,15 @@
 //! physical memory, made so that it can be shared with another process where the device can do that: making it so costs
 //! nothing, and memory that was made otherwise can never be shared.
 
+use std::sync::PoisonError;
+
 use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
 use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory, planted};
 
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
 
 impl DriverUpstream {
-    /// Maps the pages side by side and opens them to the device. On an error some of them may be mapped: how many bytes.
+    /// Maps the pages side by side and opens them to the device and its peers. On an error some of them may be mapped: how many bytes.
     fn map_and_open(
         &self,
         start: DevicePointer,
@@ -26,9 +28,13 @@ impl DriverUpstream {
             mapped += page_bytes;
         }
         // One call for all: on a card it costs half of what a call a page does.
-        self.driver
-            .memory_set_access(start, mapped, self.device, MemoryAccess::ReadWrite)
-            .map_err(|error| (mapped, error))
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        for device in std::iter::once(self.device).chain(peers.iter().copied()) {
+            self.driver
+                .memory_set_access(start, mapped, device, MemoryAccess::ReadWrite)
+                .map_err(|error| (mapped, error))?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 //! work of the forgotten one. Several threads may use it at a time, and then wait for more than they need.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use thalweg_device::{
@@ -34,6 +34,8 @@ pub(crate) struct DriverUpstream {
     /// What other processes take exported pages by; open until the page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
     properties: OnceLock<DeviceProperties>,
+    /// The devices that mapped memory is open to, beside the device itself.
+    pub(super) peers: RwLock<Vec<u32>>,
 }
 
 /// Events that were made once and are used again.
@@ -75,6 +77,15 @@ impl DriverUpstream {
             pool: Mutex::new(None),
             descriptors: Mutex::default(),
             properties: OnceLock::new(),
+            peers: RwLock::default(),
+        }
+    }
+
+    /// Opens what is mapped from now on to another device.
+    pub(crate) fn add_peer(&self, peer: u32) {
+        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        if !peers.contains(&peer) {
+            peers.push(peer);
         }
     }
 

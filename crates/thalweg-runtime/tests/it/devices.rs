@@ -1,8 +1,11 @@
 //! Devices by name and number, and what their errors say.
 
-use thalweg_runtime::Device;
+use thalweg_device::FillPattern;
+use thalweg_memory::Settings;
+use thalweg_runtime::{Buffer, Device, Environment, Label, Result, Stream};
 
-use crate::support::sim;
+use crate::kernels::launch_sum;
+use crate::support::{buffer_of, sim, sim_in};
 
 #[test]
 fn names_that_are_none_say_what_to_write() {
@@ -81,4 +84,34 @@ fn mistakes_in_the_environment_are_errors() {
         .unwrap();
     let output = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success() && output.contains("1 passed"), "{output}");
+}
+
+/// A kernel of the second device that reads memory of the first.
+fn read_from_afar(devices: &[Device], buffer: &Buffer) -> Result<()> {
+    let there = Stream::new(&devices[1])?;
+    let sum = Buffer::new(&there, 8)?;
+    launch_sum(&there, &[buffer.pointer()], sum.pointer(), 2)?;
+    there.synchronize()
+}
+
+#[test]
+fn a_peer_may_touch_what_is_mapped_now_and_later() {
+    for expandable_segments in [false, true] {
+        let allocator = Settings::default().with_expandable_segments(expandable_segments);
+        let environment = Environment { allocator, ..Environment::default() };
+        let (_, devices) = sim_in(&environment, 2);
+        let here = Stream::new(&devices[0]).unwrap();
+        let early = buffer_of(&here, &[1.0, 2.0]);
+        devices[0].enable_peer_access(&devices[1]).unwrap();
+        devices[0].enable_peer_access(&devices[1]).unwrap();
+        let late = Buffer::new(&here, 8 << 20).unwrap();
+        here.fill(late.pointer(), FillPattern::U8(0), 8, Label::here("fill")).unwrap();
+        here.synchronize().unwrap();
+        read_from_afar(&devices, &early).unwrap();
+        read_from_afar(&devices, &late).unwrap();
+        let (_, strangers) = sim_in(&environment, 2);
+        let closed = buffer_of(&Stream::new(&strangers[0]).unwrap(), &[1.0, 2.0]);
+        strangers[0].synchronize().unwrap();
+        assert!(read_from_afar(&strangers, &closed).is_err(), "without it they may not");
+    }
 }

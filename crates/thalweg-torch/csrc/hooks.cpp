@@ -1,0 +1,220 @@
+// The first tier: the functions that torch.cuda.memory.CUDAPluggableAllocator calls, over the C interface.
+//
+// PyTorch's documented hooks take addresses of C++ functions, some with arguments of the standard library's types (a pair, a
+// std::function). So this is C++, but it is compiled against the standard library alone, without a header of PyTorch's: one
+// object serves every version whose hooks have these signatures.
+//
+// A hook can fail in one way only, by throwing. What is thrown for want of memory should be PyTorch's own
+// c10::OutOfMemoryError, which turns into torch.OutOfMemoryError. Its constructor and its type are exported by PyTorch's
+// libraries, and are looked up there (see OutOfMemory); where they are not found, std::runtime_error has to do.
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "thalweg_torch.h"
+
+struct CUstream_st;
+
+// From the C++ ABI (cxxabi.h has no room for types that are not known when it is compiled).
+extern "C" {
+void* __cxa_allocate_exception(size_t size) noexcept;
+void __cxa_free_exception(void* exception) noexcept;
+[[noreturn]] void __cxa_throw(void* exception, void* type, void (*destructor)(void*));
+}
+
+namespace {
+
+using Stream = CUstream_st*;
+using PoolName = std::pair<unsigned long long, unsigned long long>;
+using Filter = std::function<bool(Stream)>;
+
+// There is one, since hooks are plain functions.
+thalweg_allocator* the_allocator = nullptr;
+
+// ---- PyTorch's exception ----------------------------------------------------------------------------------------------------
+
+// c10::SourceLocation: a part of the signature of c10::Error's constructor.
+struct SourceLocation {
+  const char* function;
+  const char* file;
+  uint32_t line;
+};
+
+// c10::OutOfMemoryError, made by hand: it adds nothing to its base, c10::Error, but its type. An object of the base is
+// constructed by the base's own constructor, in memory that is large enough, and then given the table of the derived class.
+struct OutOfMemory {
+  using Construct = void (*)(void* self, SourceLocation location, std::string message);
+
+  // sizeof(c10::Error) is below 200 in every version so far.
+  static constexpr size_t kRoom = 1024;
+
+  Construct construct = nullptr;
+  void** table = nullptr;
+  void* type = nullptr;
+
+  static const OutOfMemory& get() {
+    static const OutOfMemory found = find();
+    return found;
+  }
+
+  static OutOfMemory find() {
+    OutOfMemory found;
+    // Both are loaded, if this is PyTorch's process, but not where every library sees them.
+    void* base = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* derived = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (base == nullptr || derived == nullptr) {
+      return found;
+    }
+    const char* constructor = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    found.construct = reinterpret_cast<Construct>(dlsym(base, constructor));
+    found.table = static_cast<void**>(dlsym(derived, "_ZTVN3c1016OutOfMemoryErrorE"));
+    found.type = dlsym(derived, "_ZTIN3c1016OutOfMemoryErrorE");
+    return found;
+  }
+
+  bool is_complete() const {
+    return construct != nullptr && table != nullptr && type != nullptr;
+  }
+
+  [[noreturn]] void raise(const char* message) const {
+    void* exception = __cxa_allocate_exception(kRoom);
+    std::memset(exception, 0, kRoom);
+    try {
+      construct(exception, SourceLocation{__func__, __FILE__, __LINE__}, message);
+    } catch (...) {
+      __cxa_free_exception(exception);
+      throw;
+    }
+    // An object begins with a pointer to the functions in the table: behind the offset to the top and the type. The first of
+    // them is the destructor, which leaves the memory alone.
+    void** functions = table + 2;
+    *static_cast<void***>(exception) = functions;
+    __cxa_throw(exception, type, reinterpret_cast<void (*)(void*)>(functions[0]));
+  }
+};
+
+[[noreturn]] void fail(thalweg_status status) {
+  const char* message = thalweg_error_message();
+  if (status == THALWEG_OUT_OF_MEMORY && OutOfMemory::get().is_complete()) {
+    OutOfMemory::get().raise(message);
+  }
+  throw std::runtime_error(message);
+}
+
+void check(thalweg_status status) {
+  if (status != THALWEG_OK) {
+    fail(status);
+  }
+}
+
+// Frees run in destructors, which must not throw.
+void report(const char* what, thalweg_status status) noexcept {
+  if (status != THALWEG_OK) {
+    std::fprintf(stderr, "thalweg: %s: %s\n", what, thalweg_error_message());
+  }
+}
+
+uint64_t number(const void* pointer) {
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+void* pointer(uint64_t number) {
+  return reinterpret_cast<void*>(number);
+}
+
+uint8_t matches(void* user, uint64_t stream) {
+  try {
+    return (*static_cast<Filter*>(user))(static_cast<Stream>(pointer(stream))) ? 1 : 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "thalweg: the filter of a pool threw: %s\n", error.what());
+  } catch (...) {
+    std::fprintf(stderr, "thalweg: the filter of a pool threw something\n");
+  }
+  return 0;
+}
+
+void drop_filter(void* user) {
+  delete static_cast<Filter*>(user);
+}
+
+} // namespace
+
+// ---- What Python takes the addresses of -------------------------------------------------------------------------------------
+
+#define HOOK extern "C" __attribute__((visibility("default")))
+
+// Which allocator the hooks are to call. It must live as long as the process.
+HOOK void thalweg_hooks_use(thalweg_allocator* allocator) {
+  the_allocator = allocator;
+}
+
+// Whether memory that runs out becomes torch.OutOfMemoryError here, and not RuntimeError.
+HOOK int thalweg_hooks_throw_out_of_memory_error() {
+  return OutOfMemory::get().is_complete() ? 1 : 0;
+}
+
+HOOK void* thalweg_hook_malloc(size_t size, int device, Stream stream) {
+  uint64_t address = 0;
+  check(thalweg_malloc(the_allocator, device, size, number(stream), &address));
+  return pointer(address);
+}
+
+HOOK void thalweg_hook_free(void* block, size_t /*size*/, int /*device*/, Stream /*stream*/) {
+  report("a block was not freed", thalweg_free(the_allocator, number(block)));
+}
+
+// set_init_fn: devices are opened when they are first used.
+HOOK void thalweg_hook_init(int /*device_count*/) {}
+
+// set_reset_fn: torch.cuda.empty_cache. While a pool is allocated to, PyTorch's own gives nothing back and says nothing.
+HOOK void thalweg_hook_reset() {
+  const auto status = thalweg_empty_cache(the_allocator);
+  if (status != THALWEG_CAPTURE) {
+    check(status);
+  }
+}
+
+// set_memory_fraction_fn.
+HOOK void thalweg_hook_memory_fraction(double fraction, int device) {
+  check(thalweg_set_memory_fraction(the_allocator, device, fraction));
+}
+
+// set_base_alloc_fn.
+HOOK void* thalweg_hook_base_alloc(void* block, size_t* size) {
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  check(thalweg_base_allocation(the_allocator, number(block), &base, &bytes));
+  if (size != nullptr) {
+    *size = bytes;
+  }
+  return pointer(base);
+}
+
+// set_record_stream_fn. Streams of other devices than the block's do not come this way: PyTorch names none.
+HOOK void thalweg_hook_record_stream(void* block, Stream stream) {
+  check(thalweg_record_stream(the_allocator, number(block), -1, number(stream)));
+}
+
+// set_begin_allocate_to_pool.
+HOOK void thalweg_hook_begin_allocate_to_pool(int device, PoolName pool, Filter filter) {
+  auto* kept = new Filter(std::move(filter));
+  check(thalweg_begin_allocate_to_pool(
+      the_allocator, device, pool.first, pool.second, &matches, kept, &drop_filter));
+}
+
+// set_end_allocate_to_pool_fn.
+HOOK void thalweg_hook_end_allocate_to_pool(int device, PoolName pool) {
+  check(thalweg_end_allocate_to_pool(the_allocator, device, pool.first, pool.second));
+}
+
+// set_release_pool.
+HOOK void thalweg_hook_release_pool(int device, PoolName pool) {
+  check(thalweg_release_pool(the_allocator, device, pool.first, pool.second));
+}

@@ -1,0 +1,104 @@
+"""Thalweg's caching allocator inside PyTorch.
+
+    import thalweg_torch
+    thalweg_torch.enable()      # before the first CUDA allocation
+
+or, without touching the program, `python -m thalweg_torch script.py`. What it is, which of its two tiers is used when, and what
+is refused is said in docs/pytorch.md.
+"""
+
+import logging
+
+from . import _patch, _state, _tiers
+from ._library import Library
+from ._statistics import (
+    _dump_snapshot,
+    _record_memory_history,
+    _snapshot,
+    max_memory_allocated,
+    max_memory_reserved,
+    memory_allocated,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+from ._tiers import Refused
+from ._uses import record_use, record_use_region
+
+__all__ = [
+    "Refused",
+    "enable",
+    "enabled",
+    "mem_pool_source",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "record_use",
+    "record_use_region",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_settings",
+    "settings",
+]
+
+_log = logging.getLogger("thalweg_torch")
+
+
+def enable(policy=None, conf="", tier=None, patch=True):
+    """Makes Thalweg's allocator PyTorch's. To be called once, before the first CUDA allocation.
+
+    `policy`: "thalweg" (the default) or "pytorch", which makes PyTorch's decisions, address by address.
+    `conf`: settings in the grammar of `PYTORCH_ALLOC_CONF`, with Thalweg's keys too. They go on top of that variable.
+    `tier`: 2 for the native class, 1 for PyTorch's hooks, None for the best that fits.
+    `patch`: under hooks, whether PyTorch's functions that would raise are replaced by ours, and what cannot work is refused before
+    it starts.
+
+    Returns an object whose `tier` and `reason` say what was picked.
+    """
+    if _state.enabled is not None:
+        raise RuntimeError(f"Thalweg's allocator is in use already: {_state.enabled!r}")
+    chosen, reason = _tiers.pick(tier)
+    text = ",".join(part for part in (f"policy:{policy}" if policy else "", conf) if part)
+    library = Library("cuda", text)
+    way = _tiers.Native(library) if chosen == 2 else _tiers.Hooks(library)
+    _state.enabled = _state.Enabled(library, way, reason)
+    if chosen == 1 and patch:
+        _patch.statistics()
+        _patch.refusals()
+    _log.info("tier %d: %s", chosen, reason)
+    return _state.enabled
+
+
+def enabled():
+    """What `enable` returned, or None if it was not called."""
+    return _state.enabled
+
+
+def settings(device=0):
+    """The settings of a device that are not at their defaults, in the grammar of `PYTORCH_ALLOC_CONF`."""
+    return _state.library().text("thalweg_settings", device).decode()
+
+
+def set_settings(conf):
+    """Changes settings of all devices. What `conf` does not name stays."""
+    _state.library().call("thalweg_set_settings", conf.encode())
+
+
+def mem_pool_source(conf=""):
+    """An allocator for `torch.cuda.MemPool(mem_pool_source().allocator())`: PyTorch's own allocator stays in use, and the
+    segments of that pool come from Thalweg's. Not together with `enable`."""
+    if _state.enabled is not None:
+        raise RuntimeError("Thalweg's allocator is in use already; a torch.cuda.MemPool() has it as its source as it is")
+    library = Library("cuda", conf)
+    allocator = _tiers.pluggable(library)
+    allocator.thalweg_library = library
+    return allocator

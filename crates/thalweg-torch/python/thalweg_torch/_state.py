@@ -1,0 +1,25 @@
+"""The one allocator of the process, once it is enabled."""
+
+
+class Enabled:
+    """What `enable` did: the tier that is in use and the reason, for people."""
+
+    def __init__(self, library, way, reason):
+        self.library, self.way, self.reason = library, way, reason
+
+    @property
+    def tier(self):
+        """1: PyTorch's hooks. 2: the native class."""
+        return self.way.tier
+
+    def __repr__(self):
+        return f"<thalweg_torch tier {self.tier}: {self.reason}>"
+
+
+enabled = None
+
+
+def library():
+    if enabled is None:
+        raise RuntimeError("Thalweg's allocator is not in use: call thalweg_torch.enable() before the first CUDA allocation")
+    return enabled.library

@@ -1,0 +1,110 @@
+"""The two ways into PyTorch, and which of them fits.
+
+The second tier puts an object of ours in the place of PyTorch's allocator. Its class is PyTorch's, so there is one shared
+library for each version of PyTorch. The first tier uses PyTorch's documented hooks, and fits every version that has them.
+"""
+
+import ctypes
+import re
+
+from . import _library
+
+
+class Refused(RuntimeError):
+    """What was asked for cannot work; the message says why, and what to do."""
+
+
+def torch_version():
+    import torch
+
+    return tuple(int(part) for part in re.match(r"(\d+)\.(\d+)", torch.__version__).groups())
+
+
+def native_library(version=None):
+    """The path of the second tier's library for a version of PyTorch, or None."""
+    major, minor = version or torch_version()
+    file = _library.path(f"libthalweg_native_{major}_{minor}.so")
+    return file if file.exists() else None
+
+
+def pick(wanted):
+    """The tier to use and the reason, for people."""
+    import torch
+
+    major, minor = torch_version()
+    if wanted not in (None, 1, 2):
+        raise ValueError(f"tier is {wanted!r}, but must be None (the best that fits), 1 (hooks) or 2 (native class)")
+    file = native_library()
+    if wanted == 2 and file is None:
+        raise Refused(
+            f"there is no native class for PyTorch {torch.__version__} in this wheel; use tier=1, or install a wheel of "
+            "thalweg-torch that has it"
+        )
+    if wanted == 1:
+        return 1, "hooks, as asked for"
+    if file is not None:
+        return 2, f"native class for PyTorch {major}.{minor}"
+    return 1, f"hooks, since this wheel has no native class for PyTorch {major}.{minor}"
+
+
+class Native:
+    """The second tier."""
+
+    tier = 2
+
+    def __init__(self, library):
+        self.functions = ctypes.CDLL(str(native_library()))
+        self.functions.thalweg_native_error.restype = ctypes.c_char_p
+        self.functions.thalweg_native_install.argtypes = [ctypes.c_void_p]
+        self.check(self.functions.thalweg_native_install(library.handle))
+
+    def check(self, status):
+        if status:
+            raise Refused(self.functions.thalweg_native_error().decode())
+
+    def remove(self):
+        """Puts PyTorch's allocator back. Possible as long as nothing was allocated."""
+        self.check(self.functions.thalweg_native_uninstall())
+
+
+class Hooks:
+    """The first tier."""
+
+    tier = 1
+
+    # Setters of CUDAPluggableAllocator, and our functions.
+    _SETTERS = {
+        "set_init_fn": "thalweg_hook_init",
+        "set_reset_fn": "thalweg_hook_reset",
+        "set_memory_fraction_fn": "thalweg_hook_memory_fraction",
+        "set_base_alloc_fn": "thalweg_hook_base_alloc",
+        "set_record_stream_fn": "thalweg_hook_record_stream",
+        "set_begin_allocate_to_pool": "thalweg_hook_begin_allocate_to_pool",
+        "set_end_allocate_to_pool_fn": "thalweg_hook_end_allocate_to_pool",
+        "set_release_pool": "thalweg_hook_release_pool",
+    }
+
+    def __init__(self, library):
+        import torch
+
+        self.allocator = pluggable(library)
+        torch.cuda.memory.change_current_allocator(self.allocator)
+
+
+def pluggable(library):
+    """A `torch.cuda.memory.CUDAPluggableAllocator` over the library's allocator, with every hook set."""
+    import torch
+
+    file = _library.path("libthalweg_hooks.so")
+    functions = ctypes.CDLL(str(file))
+    functions.thalweg_hooks_use.argtypes = [ctypes.c_void_p]
+    functions.thalweg_hooks_use(library.handle)
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(file), "thalweg_hook_malloc", "thalweg_hook_free")
+    inner = allocator.allocator()
+    for setter, function in Hooks._SETTERS.items():
+        if not hasattr(inner, setter):
+            import torch
+
+            raise Refused(f"PyTorch {torch.__version__} has no {setter}: hooks of this form came with PyTorch 2.2")
+        getattr(inner, setter)(ctypes.cast(getattr(functions, function), ctypes.c_void_p).value)
+    return allocator

@@ -1,0 +1,432 @@
+"""Whether the allocator works inside this machine's PyTorch: each check in a process of its own, in both tiers.
+
+    python3 smoke.py [--tier 1|2] [check ...]
+
+Prints one JSON object a line: {"check", "tier", "ok", "seconds", ...}; the exit status is the number of failures.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+TIERS = (1, 2)
+
+
+def eager(torch, thalweg_torch, tier):
+    x = torch.randn(512, 512, device="cuda")
+    y = (x @ x).sum().item()
+    assert abs(y - (x.cpu() @ x.cpu()).sum().item()) < 1.0
+    for power in range(1, 24):
+        z = torch.full((1 << power,), 3.0, device="cuda")
+        assert z.sum().item() == 3.0 * (1 << power)
+    parameters = [torch.nn.Linear(256, 256).cuda() for _ in range(8)]
+    optimizer = torch.optim.AdamW([p for m in parameters for p in m.parameters()], fused=True)
+    for _ in range(5):
+        h = torch.randn(64, 256, device="cuda")
+        for module in parameters:
+            h = module(h).relu()
+        h.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+
+
+def statistics(torch, thalweg_torch, tier):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() - before == 64 << 20
+    del x
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() >= 64 << 20
+    assert torch.cuda.max_memory_reserved() >= 64 << 20
+    stats, ours = torch.cuda.memory_stats(), thalweg_torch.memory_stats()
+    for key in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "num_ooms", "active.small_pool.allocated"):
+        assert stats[key] == ours[key], key
+    torch.cuda.empty_cache()
+    text = torch.cuda.memory_summary()
+    assert "eserved memory" in text, text
+    return {"keys": len(stats), "reserved": torch.cuda.memory_reserved()}
+
+
+def snapshot(torch, thalweg_torch, tier):
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    x = torch.empty(12345, device="cuda")
+    y = x + 1
+    del x
+    taken = torch.cuda.memory._snapshot()
+    frames = [block["frames"] for segment in taken["segments"] for block in segment["blocks"] if block.get("frames")]
+    actions = [entry["action"] for trace in taken["device_traces"] for entry in trace]
+    assert actions.count("alloc") == 2 and "free_completed" in actions, actions
+    assert any("smoke.py" in frame["filename"] for stack in frames for frame in stack), frames
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "snapshot.pickle")
+        torch.cuda.memory._dump_snapshot(file)
+        ours = os.path.join(folder, "ours.pickle")
+        thalweg_torch._dump_snapshot(ours)
+        sizes = os.path.getsize(file), os.path.getsize(ours)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    del y
+    return {"segments": len(taken["segments"]), "events": len(actions), "files": sizes}
+
+
+def out_of_memory(torch, thalweg_torch, tier):
+    messages = []
+    for _ in range(3):
+        try:
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+            raise AssertionError("a terabyte was found")
+        except torch.OutOfMemoryError as error:
+            messages.append(str(error))
+    held = []
+    try:
+        while True:
+            held.append(torch.empty(2 << 30, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        messages.append(str(error))
+    count = len(held)
+    del held
+    # The run goes on.
+    x = torch.randn(1000, 1000, device="cuda")
+    assert torch.isfinite((x @ x).sum()).item()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        torch.empty(int(0.2 * torch.cuda.get_device_properties(0).total_memory), dtype=torch.uint8, device="cuda")
+        raise AssertionError("the fraction was passed")
+    except torch.OutOfMemoryError as error:
+        messages.append(str(error))
+    assert torch.ones(10, device="cuda").sum().item() == 10
+    return {"blocks_of_2_GiB": count, "message": messages[0], "full": messages[3], "fraction": messages[4]}
+
+
+def streams(torch, thalweg_torch, tier):
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    for kind in ("record_stream", "record_use", "region"):
+        for step in range(50):
+            with torch.cuda.stream(side):
+                x = torch.full((1 << 20,), float(step), device="cuda")
+                made = side.record_event()
+            main.wait_event(made)
+            if kind == "region":
+                with thalweg_torch.record_use_region():
+                    x.record_stream(main)
+                    y = x + 1
+            else:
+                y = x + 1
+                x.record_stream(main) if kind == "record_stream" else thalweg_torch.record_use(x, main)
+            del x
+            with torch.cuda.stream(side):
+                z = torch.full((1 << 20,), -1.0, device="cuda")
+            assert y[-1].item() == step + 1, (kind, step)
+            del z
+    return {"peak": torch.cuda.max_memory_reserved()}
+
+
+def graph(torch, thalweg_torch, tier):
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).cuda()
+    x = torch.randn(32, 128, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            model(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+        z = (y * 2).sum()
+    for _ in range(5):
+        x.copy_(torch.randn(32, 128, device="cuda"))
+        graph.replay()
+        scratch = torch.randn(1 << 20, device="cuda")
+        assert torch.allclose(z, (model(x) * 2).sum(), rtol=1e-4, atol=1e-4)
+        del scratch
+    second = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(second, pool=graph.pool()):
+        w = model(x) + 1
+    second.replay()
+    del graph, second, w, y, z
+    callables = torch.cuda.make_graphed_callables(model, (x.clone().requires_grad_(),))
+    callables(x.clone().requires_grad_()).sum().backward()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+
+
+def compiled(torch, thalweg_torch, tier):
+    function = torch.compile(lambda a, b: (a @ b).relu().sum(-1))
+    a, b = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+    assert torch.allclose(function(a, b), (a @ b).relu().sum(-1), rtol=1e-3, atol=1e-3)
+
+
+def reduce_overhead(torch, thalweg_torch, tier):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+    if tier == 1:
+        try:
+            torch.compile(model, mode="reduce-overhead")
+        except thalweg_torch.Refused as refused:
+            return {"refused": str(refused)}
+        raise AssertionError("it was not refused")
+    fast = torch.compile(model, mode="reduce-overhead")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for step in range(12):
+        x = torch.randn(32 if step % 3 else 16, 64, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        y = fast(x)
+        assert torch.allclose(y, model(x), rtol=1e-3, atol=1e-3), step
+        y.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    # Two paths from one root: the pool is put back to a checkpoint.
+    with torch.no_grad():
+        one = torch.compile(lambda x: x * 2 + 1, mode="reduce-overhead")
+        two = torch.compile(lambda x: (x * x).cos(), mode="reduce-overhead")
+        three = torch.compile(lambda x: (x - 3).exp(), mode="reduce-overhead")
+        for step in range(12):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(256, device="cuda")
+            first = one(x)
+            second = (two if step % 2 else three)(first)
+            expected = ((x * 2 + 1) ** 2).cos() if step % 2 else (x * 2 - 2).exp()
+            assert torch.allclose(second, expected, rtol=1e-3, atol=1e-3), step
+    return {"skips": dict(torch._dynamo.utils.counters["inductor"]).get("cudagraph_skips", 0)}
+
+
+def benchmark(torch, thalweg_torch, tier):
+    if tier == 1:
+        try:
+            torch.backends.cudnn.benchmark = True
+        except thalweg_torch.Refused as refused:
+            return {"refused": str(refused)}
+        raise AssertionError("it was not refused")
+    torch.backends.cudnn.benchmark = True
+    module = torch.nn.Conv2d(16, 32, 3, padding=1).cuda()
+    for size in (32, 48, 64):
+        module(torch.randn(4, 16, size, size, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+
+
+def mem_pool(torch, thalweg_torch, tier):
+    if tier == 1:
+        return {"skipped": "PyTorch's hooks have no pools of a program's own; see the check mem_pool_source"}
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(1 << 20, device="cuda")
+        assert pool.use_count() == 2
+    y = torch.ones(1 << 20, device="cuda")
+    segments = pool.snapshot()
+    address = x.data_ptr()
+    assert any(s["address"] <= address < s["address"] + s["total_size"] for s in segments)
+    assert not any(s["address"] <= y.data_ptr() < s["address"] + s["total_size"] for s in segments)
+    assert all(tuple(s["segment_pool_id"]) == tuple(pool.id) for s in segments)
+    assert (x + y).sum().item() == 2 << 20
+    del x, pool
+    torch.cuda.empty_cache()
+
+
+def threads(torch, thalweg_torch, tier):
+    failures = []
+
+    def work(number):
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for step in range(200):
+                    size = 1 << (number + step) % 18
+                    x = torch.full((size,), float(number), device="cuda")
+                    y = x * 2
+                    if step % 20 == 0:
+                        assert y.sum().item() == 2.0 * number * size
+        except Exception:
+            failures.append(traceback.format_exc())
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    [thread.start() for thread in running]
+    [thread.join() for thread in running]
+    assert not failures, failures[0]
+
+
+def _receive(conf, queue, answers):
+    import torch
+
+    import thalweg_torch
+
+    thalweg_torch.enable(tier=2, conf=conf)
+    x = queue.get()
+    answers.put(x.sum().item())
+    del x
+    torch.cuda.synchronize()
+    answers.close()
+    answers.join_thread()
+
+
+def _share(torch, tier, conf):
+    if tier == 1:
+        return {"skipped": "PyTorch's hooks share no memory between processes"}
+    context = torch.multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    x = torch.arange(1000, device="cuda", dtype=torch.float32)
+    child = context.Process(target=_receive, args=(conf, queue, answers))
+    child.start()
+    queue.put(x)
+    child.join(60)
+    assert child.exitcode == 0, f"the receiver ended with {child.exitcode}; its report is on the standard error"
+    answer = answers.get(timeout=10)
+    assert answer == 499500.0, answer
+
+
+PLAIN = "expandable_segments:False"
+
+
+def ipc(torch, thalweg_torch, tier):
+    return _share(torch, tier, PLAIN)
+
+
+ipc.conf = PLAIN
+
+
+def ipc_pages(torch, thalweg_torch, tier):
+    # Each page is a descriptor that the receiver fetches, which the machine may forbid.
+    return _share(torch, tier, "")
+
+
+class _Numbers:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return float(index)
+
+
+def fork(torch, thalweg_torch, tier):
+    kept = torch.ones(1000, device="cuda")
+    loader = torch.utils.data.DataLoader(_Numbers(), batch_size=8, num_workers=2)
+    total = sum(batch.cuda().sum().item() for batch in loader)
+    assert total == sum(range(64)), total
+    child = os.fork()
+    if child == 0:
+        # The child drops a tensor of its parent's, and leaves as a worker does.
+        del kept
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.sum().item() == 1000
+
+
+def profiler(torch, thalweg_torch, tier):
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        x = torch.randn(1 << 20, device="cuda")
+        (x * 2).sum().item()
+    most = max(event.device_memory_usage for event in profile.key_averages())
+    if tier == 2:
+        assert most >= 4 << 20, most
+    return {"most": most}
+
+
+def leftovers(torch, thalweg_torch, tier):
+    # Tensors, a graph and a stream that live to the end of the interpreter, in whatever order it takes them down.
+    global _kept
+    x = torch.randn(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+    thread = threading.Thread(target=lambda: time.sleep(0.05) or x.sum())
+    thread.daemon = True
+    thread.start()
+    _kept = [x, y, graph, torch.cuda.Stream(), thread]
+
+
+def mem_pool_source(torch, thalweg_torch, tier):
+    source = thalweg_torch.mem_pool_source()
+    pool = torch.cuda.MemPool(source.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(8 << 20, device="cuda")
+    text = source.thalweg_library.text("thalweg_memory_stats", 0).decode()
+    held = int(next(line.split()[1] for line in text.splitlines() if line.startswith("allocated_bytes.all.current")))
+    assert held >= 32 << 20, held
+    assert x.sum().item() == 8 << 20
+    return {"from_thalweg": held}
+
+
+CHECKS = [
+    eager,
+    statistics,
+    snapshot,
+    out_of_memory,
+    streams,
+    graph,
+    compiled,
+    reduce_overhead,
+    benchmark,
+    mem_pool,
+    threads,
+    ipc,
+    ipc_pages,
+    fork,
+    profiler,
+    leftovers,
+]
+
+
+def run_one(name, tier):
+    import torch
+
+    import thalweg_torch
+
+    if name == "mem_pool_source":
+        return mem_pool_source(torch, thalweg_torch, tier)
+    function = next(function for function in CHECKS if function.__name__ == name)
+    chosen = thalweg_torch.enable(tier=tier, conf=getattr(function, "conf", ""))
+    assert chosen.tier == tier
+    return function(torch, thalweg_torch, tier)
+
+
+def child(name, tier):
+    try:
+        result = {"ok": True, **(run_one(name, tier) or {})}
+    except Exception:
+        result = {"ok": False, "error": traceback.format_exc()[-3000:]}
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tier", type=int, choices=TIERS)
+    parser.add_argument("--child", nargs=2)
+    parser.add_argument("checks", nargs="*")
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], int(options.child[1]))
+        return 0
+    failures = 0
+    names = [function.__name__ for function in CHECKS]
+    jobs = [(name, tier) for tier in ([options.tier] if options.tier else TIERS) for name in names]
+    jobs.append(("mem_pool_source", 0))
+    for name, tier in jobs:
+        if options.checks and name not in options.checks:
+            continue
+        start = time.time()
+        command = [sys.executable, os.path.abspath(__file__), "--child", name, str(tier)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            result = json.loads(lines[-1][7:]) if lines else {"ok": False}
+            if done.returncode != 0:
+                result.update(ok=False, status=done.returncode)
+            if not result["ok"] or "thalweg:" in done.stderr:
+                result["stderr"] = done.stderr[-2500:]
+        except subprocess.TimeoutExpired as expired:
+            result = {"ok": False, "error": "it took more than 300 s", "stderr": str(expired.stderr)[-2000:]}
+        failures += not result["ok"]
+        print(json.dumps({"check": name, "tier": tier, "seconds": round(time.time() - start, 1), **result}), flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

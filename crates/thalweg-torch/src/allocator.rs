@@ -1,0 +1,347 @@
+//! The allocator of a process: its devices, each opened when it is first named, and the blocks that PyTorch holds.
+//!
+//! Opening a device makes its CUDA context, which takes memory on the card, a quarter of a second, and the right to fork. So
+//! nothing is opened before it is used. What is said before (settings, observers, what to record) is kept, and said again to
+//! each device that opens.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use thalweg_device::Process;
+use thalweg_device::check::UseKind;
+use thalweg_device::cuda::{ContextGuard, CudaDriver};
+use thalweg_memory::Settings;
+use thalweg_memory::history::HistorySettings;
+use thalweg_runtime::{Device, Stream};
+
+use crate::live::LiveBlocks;
+use crate::observers::Observer;
+use crate::open_device::OpenDevice;
+use crate::pools::PoolName;
+use crate::python::PythonStacks;
+use crate::status::{Error, Result};
+
+/// PyTorch counts devices in eight bits.
+const MOST_DEVICES: usize = 128;
+
+/// Where devices come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The GPUs of the machine.
+    Cuda,
+    /// The process's simulated GPUs.
+    Sim,
+    /// These.
+    Devices(Vec<Device>),
+}
+
+/// What was said to all devices, also to those that open later.
+#[derive(Default)]
+struct Wishes {
+    /// Texts of settings, in their order.
+    settings: Vec<String>,
+    observers: Vec<Observer>,
+    history: Option<HistorySettings>,
+}
+
+/// The allocator behind the C interface. See the [crate's essay](crate).
+pub struct Allocator {
+    source: Source,
+    devices: Box<[OnceLock<Arc<OpenDevice>>]>,
+    pub(crate) live: LiveBlocks,
+    wishes: Mutex<Wishes>,
+    pub(crate) stacks: Arc<PythonStacks>,
+    /// The driver, if it shows several devices: then the caller's context is kept.
+    keeper: OnceLock<Option<Arc<CudaDriver>>>,
+    process: Process,
+}
+
+impl Allocator {
+    /// An allocator that has opened nothing yet. `settings` is a text in the grammar of `PYTORCH_ALLOC_CONF`, which goes on top
+    /// of what the environment says.
+    ///
+    /// # Errors
+    /// If the text is wrong, with the place.
+    pub fn new(source: Source, settings: &str) -> Result<Self> {
+        let parsed = Settings::parse(settings)?;
+        if parsed.is_set("backend") {
+            return Err(Error::invalid(
+                "`backend` cannot be chosen here: set it in PYTORCH_ALLOC_CONF before the process starts",
+            ));
+        }
+        let allocator = Self {
+            source,
+            devices: (0..MOST_DEVICES).map(|_| OnceLock::new()).collect(),
+            live: LiveBlocks::default(),
+            wishes: Mutex::default(),
+            stacks: Arc::default(),
+            keeper: OnceLock::new(),
+            process: Process::current(),
+        };
+        allocator.wishes().settings.push(settings.to_owned());
+        Ok(allocator)
+    }
+
+    fn wishes(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses in a forked child.
+    #[inline]
+    pub(crate) fn check_process(&self, call: &str) -> Result<()> {
+        if self.is_forked() { Err(Error::forked(call)) } else { Ok(()) }
+    }
+
+    /// Whether this is a forked child of the process that made the allocator.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        self.process.is_left()
+    }
+
+    /// A device; opened if it is not open yet.
+    #[inline]
+    pub(crate) fn device(&self, index: i32) -> Result<&Arc<OpenDevice>> {
+        let slot = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
+        let slot = slot.ok_or_else(|| Error::invalid(format!("there is no device {index}")))?;
+        match slot.get() {
+            Some(device) => Ok(device),
+            None => self.open(slot, index.unsigned_abs()),
+        }
+    }
+
+    /// A native stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as two.
+    ///
+    /// # Errors
+    /// If there is no such device, or the driver does not know the stream.
+    pub fn stream(&self, device: i32, native: u64) -> Result<Stream> {
+        let device = self.device(device)?;
+        device.streams.find_or_adopt(&device.device, native)
+    }
+
+    /// A device, if it is open.
+    pub(crate) fn opened(&self, index: i32) -> Option<&Arc<OpenDevice>> {
+        usize::try_from(index).ok().and_then(|index| self.devices.get(index)?.get())
+    }
+
+    #[cold]
+    fn open<'a>(&'a self, slot: &'a OnceLock<Arc<OpenDevice>>, index: u32) -> Result<&'a Arc<OpenDevice>> {
+        self.check_process("opening a device")?;
+        // Held until the device is there, so that nothing is said in between and lost.
+        let wishes = self.wishes();
+        if let Some(device) = slot.get() {
+            return Ok(device);
+        }
+        let device = match &self.source {
+            Source::Cuda => Device::cuda(index)?,
+            Source::Sim => Device::sim(index)?,
+            Source::Devices(devices) => devices
+                .get(index as usize)
+                .cloned()
+                .ok_or_else(|| Error::invalid(format!("there is no device {index}")))?,
+        };
+        let allocator = device.allocator();
+        let mut settings = allocator.settings().with_label(format!("GPU {index}"));
+        for text in &wishes.settings {
+            settings = settings.apply(text)?;
+        }
+        allocator.set_settings(settings)?;
+        // Another allocator of this process may have set one before; stacks are then its affair.
+        let _ = allocator.set_stack_source(self.stacks.clone());
+        if let Some(history) = &wishes.history {
+            allocator.record_memory_history(history.clone());
+        }
+        let device = Arc::new(OpenDevice::new(index, device));
+        wishes.observers.iter().for_each(|observer| observer.attach(&device));
+        Ok(slot.get_or_init(|| device))
+    }
+
+    /// The devices that are open.
+    pub(crate) fn open_devices(&self) -> impl Iterator<Item = &Arc<OpenDevice>> {
+        self.devices.iter().filter_map(OnceLock::get)
+    }
+
+    /// Keeps the caller's current CUDA context, where there is more than one that could be current.
+    #[inline]
+    pub(crate) fn keep_context(&self) -> Option<ContextGuard<'_>> {
+        let keeper = self.keeper.get_or_init(|| {
+            if !matches!(self.source, Source::Cuda) {
+                return None;
+            }
+            let driver = CudaDriver::open().ok()?;
+            let several = thalweg_device::Driver::device_count(&*driver) > 1;
+            several.then_some(driver)
+        });
+        keeper.as_ref().map(|driver| driver.keep_context())
+    }
+
+    /// At least `bytes` of memory of a device for work on one of its streams, by its native handle; 0 for 0 bytes.
+    ///
+    /// # Errors
+    /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
+    #[inline]
+    pub(crate) fn allocate(&self, device: i32, bytes: u64, native_stream: u64) -> Result<u64> {
+        self.check_process("an allocation")?;
+        let _context = self.keep_context();
+        self.device(device)?.allocate(&self.live, bytes, native_stream)
+    }
+
+    /// The same at an exact address.
+    ///
+    /// # Errors
+    /// As there; and if the address is not free.
+    pub(crate) fn allocate_at(
+        &self,
+        device: i32,
+        address: u64,
+        bytes: u64,
+        native_stream: u64,
+    ) -> Result<()> {
+        self.check_process("an allocation")?;
+        let _context = self.keep_context();
+        self.device(device)?.allocate_at(&self.live, address, bytes, native_stream)
+    }
+
+    /// Frees the block that begins at an address; 0 is ignored. In a forked child nothing happens.
+    ///
+    /// # Errors
+    /// If there is no such block.
+    #[inline]
+    pub(crate) fn free(&self, address: u64) -> Result<()> {
+        if address == 0 || self.is_forked() {
+            return Ok(());
+        }
+        let Some(live) = self.live.remove(address) else { return Err(unknown(address)) };
+        let _context = self.keep_context();
+        self.devices[live.device as usize].get().expect("a live block's device is open").tell_freed(address);
+        Ok(())
+    }
+
+    /// Notes a use of the block that has an address in it on a native stream of `device`: the block's own if negative.
+    ///
+    /// # Errors
+    /// If there is no such block; or the driver does not know the stream.
+    pub(crate) fn record(&self, address: u64, device: i32, native_stream: u64, kind: UseKind) -> Result<()> {
+        if address == 0 || self.is_forked() {
+            return Ok(());
+        }
+        let _context = self.keep_context();
+        let record = |live: &crate::live::Live| {
+            let device = if device < 0 { live.device.cast_signed() } else { device };
+            self.device(device)?.record(&live.block, native_stream, kind)
+        };
+        self.live.with(address, record).unwrap_or_else(|| Err(unknown(address)))
+    }
+
+    /// Changes the settings of all devices by a text in the grammar of `PYTORCH_ALLOC_CONF`. What it does not name stays.
+    ///
+    /// # Errors
+    /// If the text is wrong, or names another backend. Nothing has changed then.
+    pub(crate) fn set_settings(&self, text: &str) -> Result<()> {
+        let mut wishes = self.wishes();
+        Settings::parse(text)?;
+        let changed: Vec<_> = self
+            .open_devices()
+            .map(|device| Ok((device.allocator(), device.allocator().settings().apply(text)?)))
+            .collect::<Result<_>>()?;
+        for (allocator, settings) in changed {
+            allocator.set_settings(settings)?;
+        }
+        wishes.settings.push(text.to_owned());
+        Ok(())
+    }
+
+    /// What is recorded from now on, on all devices.
+    pub(crate) fn record_history(&self, settings: HistorySettings) {
+        let mut wishes = self.wishes();
+        for device in self.open_devices() {
+            device.allocator().record_memory_history(settings.clone());
+        }
+        wishes.history = Some(HistorySettings { clear_history: false, ..settings });
+    }
+
+    /// Adds one that is told of all devices, for good.
+    pub(crate) fn observe(&self, observer: Observer) {
+        let mut wishes = self.wishes();
+        self.open_devices().for_each(|device| observer.attach(device));
+        wishes.observers.push(observer);
+    }
+
+    /// Gives all cached memory that can be spared back to the driver, on all open devices. *Blocks*.
+    ///
+    /// # Errors
+    /// The first that occurs; the other devices are emptied all the same.
+    pub(crate) fn empty_cache(&self) -> Result<()> {
+        self.check_process("empty_cache")?;
+        let _context = self.keep_context();
+        let mut outcome = Ok(());
+        for device in self.open_devices() {
+            outcome = outcome.and(device.allocator().empty_cache().map_err(Error::from));
+        }
+        outcome
+    }
+}
+
+impl Allocator {
+    /// The same for the pools of one name.
+    ///
+    /// # Errors
+    /// As [`empty_cache`](Self::empty_cache).
+    pub(crate) fn empty_pool_cache(&self, pool: PoolName) -> Result<()> {
+        self.check_process("empty_pool_cache")?;
+        let _context = self.keep_context();
+        let mut outcome = Ok(());
+        for device in self.open_devices() {
+            for id in device.pools.ids_named(pool) {
+                outcome = outcome.and(device.allocator().empty_pool_cache(id).map_err(Error::from));
+            }
+        }
+        outcome
+    }
+
+    /// The block that has an address in it: what C is told of it.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn find(&self, address: u64) -> Result<LiveBlockC> {
+        self.check_process("find_block")?;
+        let found = self.live.with(address, |live| LiveBlockC {
+            address: live.block.address(),
+            size_bytes: live.block.size_bytes(),
+            requested_bytes: live.block.requested_bytes(),
+            device: live.device.cast_signed(),
+        });
+        found.ok_or_else(|| unknown(address))
+    }
+}
+
+/// `thalweg_live_block`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct LiveBlockC {
+    /// Where it begins.
+    pub address: u64,
+    /// How much there is.
+    pub size_bytes: u64,
+    /// How much was asked for.
+    pub requested_bytes: u64,
+    /// Of which device.
+    pub device: i32,
+}
+
+impl Drop for Allocator {
+    fn drop(&mut self) {
+        // A child has no right to what its parent holds, and may wait for ever at its parent's locks.
+        if self.is_forked() {
+            std::mem::forget(std::mem::take(&mut self.live));
+            std::mem::forget(std::mem::take(&mut self.devices));
+        } else {
+            self.live.clear();
+        }
+    }
+}
+
+#[cold]
+fn unknown(address: u64) -> Error {
+    Error::invalid(format!(
+        "no live block of this allocator begins at {address:#x}: it was freed before, or comes from another allocator"
+    ))
+}

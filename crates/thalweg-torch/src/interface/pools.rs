@@ -1,0 +1,295 @@
+//! Pools, in the order in which a captured graph calls for them: begin, end, checkpoint, restore, release.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use thalweg_memory::{SegmentSource, StreamFilter};
+
+use super::{User, on, put};
+use crate::allocator::Allocator;
+use crate::open_device::{CallerSource, Checkpoint, OpenDevice};
+use crate::status::{Error, Result, Status};
+
+/// `thalweg_segment_source`: where a pool's segments come from.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the header explains each field")]
+pub struct SegmentSourceC {
+    pub user: *mut c_void,
+    pub drop_user: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub allocate: unsafe extern "C" fn(*mut c_void, u64, u64) -> u64,
+    pub free: unsafe extern "C" fn(*mut c_void, u64, u64, u64),
+}
+
+fn source_of(device: &Arc<OpenDevice>, source: SegmentSourceC) -> Arc<dyn SegmentSource> {
+    let user = Arc::new(User::new(source.user, source.drop_user));
+    let (one, other) = (Arc::clone(&user), user);
+    let streams = Arc::downgrade(device);
+    Arc::new(CallerSource {
+        // SAFETY: the header asks for functions that take `user`, on any thread.
+        allocate: Box::new(move |bytes, stream| unsafe { (source.allocate)(one.pointer(), bytes, stream) }),
+        // SAFETY: as above.
+        free: Box::new(move |address, bytes, stream| unsafe {
+            (source.free)(other.pointer(), address, bytes, stream);
+        }),
+        native_of: Box::new(move |id| streams.upgrade().map_or(0, |device| device.streams.native(id))),
+    })
+}
+
+/// Makes a pool, or adds a reference to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_pool_retain(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    source: *const SegmentSourceC,
+) -> Status {
+    let retain = |allocator: &Allocator| {
+        let _context = allocator.keep_context();
+        let device = allocator.device(device)?;
+        // SAFETY: the header asks for null or a whole source.
+        let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
+        device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_pool_retain", allocator, retain) }
+}
+
+/// Whether a pool helps out when memory is short.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    value: u8,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        with_device("thalweg_pool_set_use_on_oom", allocator, device, |_, device| {
+            let pool = device.pools.id((first, second))?;
+            Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
+        })
+    }
+}
+
+/// Whether a pool's blocks are never cut.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_pool_set_no_split(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    value: u8,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
+            let pool = device.pools.id((first, second))?;
+            Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
+        })
+    }
+}
+
+/// How many references there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_pool_use_count(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    count: *mut u64,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_pool_use_count")?;
+        let found = allocator
+            .opened(device)
+            .map_or(0, |device| device.pools.use_count(device.allocator(), (first, second)));
+        // SAFETY: the header asks for a place.
+        unsafe { put(count, found as u64) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_pool_use_count", allocator, find) }
+}
+
+/// Sends requests to a pool.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    filter: unsafe extern "C" fn(*mut c_void, u64) -> u8,
+    user: *mut c_void,
+    drop_user: Option<unsafe extern "C" fn(*mut c_void)>,
+) -> Status {
+    // Dropped whatever happens, as the header says.
+    let user = User::new(user, drop_user);
+    let begin = |allocator: &Allocator| {
+        allocator.check_process("thalweg_begin_allocate_to_pool")?;
+        let _context = allocator.keep_context();
+        let device = allocator.device(device)?;
+        let streams = Arc::downgrade(device);
+        let matches = move |id| {
+            let native = streams.upgrade().map_or(0, |device| device.streams.native(id));
+            // SAFETY: the header asks for a function that takes `user`, on any thread.
+            (unsafe { filter(user.pointer(), native) }) != 0
+        };
+        device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
+}
+
+unsafe fn with_device(
+    call: &'static str,
+    allocator: *const Allocator,
+    device: i32,
+    body: impl FnOnce(&Allocator, &OpenDevice) -> Result<()>,
+) -> Status {
+    let body = |allocator: &Allocator| {
+        allocator.check_process(call)?;
+        let _context = allocator.keep_context();
+        body(allocator, allocator.device(device)?)
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on(call, allocator, body) }
+}
+
+/// Ends that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_end_allocate_to_pool(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        with_device("thalweg_end_allocate_to_pool", allocator, device, |_, device| {
+            device.pools.end(device.allocator(), (first, second))
+        })
+    }
+}
+
+/// Takes a reference away.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_release_pool(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        with_device("thalweg_release_pool", allocator, device, |_, device| {
+            device.release_pool((first, second))
+        })
+    }
+}
+
+/// Gives a pool's cached memory back to the driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_empty_pool_cache(
+    allocator: *const Allocator,
+    first: u64,
+    second: u64,
+) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe {
+        on("thalweg_empty_pool_cache", allocator, |allocator| allocator.empty_pool_cache((first, second)))
+    }
+}
+
+/// Whether the live blocks of a pool are those that the caller names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_check_pool(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    addresses: *const u64,
+    count: usize,
+    matches: *mut u8,
+) -> Status {
+    let check = |_: &Allocator, device: &OpenDevice| {
+        if addresses.is_null() && count > 0 {
+            return Err(Error::invalid("the list of addresses is a null pointer"));
+        }
+        let expected = if count == 0 {
+            &[]
+        } else {
+            // SAFETY: the header asks for a list of so many.
+            unsafe { std::slice::from_raw_parts(addresses, count) }
+        };
+        let pool = device.pools.id((first, second))?;
+        let outcome = device.allocator().check_pool_live_allocations(pool, expected);
+        // SAFETY: the header asks for a place.
+        unsafe { put(matches, u8::from(outcome.is_ok())) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device("thalweg_check_pool", allocator, device, check) }
+}
+
+/// Notes what a pool looks like.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_checkpoint_take(
+    allocator: *const Allocator,
+    device: i32,
+    first: u64,
+    second: u64,
+    checkpoint: *mut *mut Checkpoint,
+) -> Status {
+    let take = |_: &Allocator, device: &OpenDevice| {
+        if checkpoint.is_null() {
+            return Err(Error::invalid("the place for the checkpoint is a null pointer"));
+        }
+        let taken = Box::new(device.checkpoint((first, second))?);
+        // SAFETY: the header asks for a place.
+        unsafe { put(checkpoint, Box::into_raw(taken)) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device("thalweg_checkpoint_take", allocator, device, take) }
+}
+
+/// `thalweg_on_block`: told of a block's address and size.
+pub type OnBlock = unsafe extern "C" fn(*mut c_void, u64, u64);
+
+/// Puts a pool back.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_checkpoint_restore(
+    allocator: *const Allocator,
+    device: i32,
+    checkpoint: *const Checkpoint,
+    on_freed: OnBlock,
+    on_allocated: OnBlock,
+    user: *mut c_void,
+) -> Status {
+    let restore = |allocator: &Allocator, device: &OpenDevice| {
+        // SAFETY: the header asks for a checkpoint that was not dropped.
+        let checkpoint = unsafe { checkpoint.as_ref() };
+        let checkpoint = checkpoint.ok_or_else(|| Error::invalid("the checkpoint is a null pointer"))?;
+        let restored = device.restore(&allocator.live, checkpoint)?;
+        for address in restored.freed {
+            // SAFETY: the header asks for a function that takes `user`.
+            unsafe { on_freed(user, address, 0) };
+        }
+        for (address, bytes) in restored.allocated {
+            // SAFETY: as above.
+            unsafe { on_allocated(user, address, bytes) };
+        }
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device("thalweg_checkpoint_restore", allocator, device, restore) }
+}
+
+/// Drops a checkpoint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_checkpoint_drop(checkpoint: *mut Checkpoint) {
+    if !checkpoint.is_null() {
+        // SAFETY: the header says that it came from `thalweg_checkpoint_take`, and is dropped once.
+        drop(unsafe { Box::from_raw(checkpoint) });
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory for other processes, and theirs, in PyTorch's handle format.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use thalweg_memory::{MemoryHandle, SharedMemory};
+
+use super::{Write, give, on, put};
+use crate::allocator::Allocator;
+use crate::status::{Error, Status};
+
+/// `thalweg_shared`: memory of another process that is open here.
+pub struct Shared(Arc<SharedMemory>);
+
+/// Exports a block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_share(
+    allocator: *const Allocator,
+    address: u64,
+    write: Write,
+    user: *mut c_void,
+    offset_bytes: *mut u64,
+) -> Status {
+    let share = |allocator: &Allocator| {
+        allocator.check_process("thalweg_share")?;
+        let _context = allocator.keep_context();
+        let exported = |live: &crate::live::Live| (live.block.share(), address - live.block.address());
+        let (shared, inside) = allocator
+            .live
+            .with(address, exported)
+            .ok_or_else(|| Error::invalid(format!("{address:#x} is in no live block of this allocator")))?;
+        let shared = shared?;
+        // SAFETY: the header asks for a function that takes `user`, and a place.
+        unsafe {
+            give(write, user, &shared.memory.encode());
+            put(offset_bytes, shared.offset_bytes + inside)
+        }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_share", allocator, share) }
+}
+
+/// Opens what another process exported.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_open_shared(
+    allocator: *const Allocator,
+    device: i32,
+    bytes: *const u8,
+    count: usize,
+    shared: *mut *mut Shared,
+    address: *mut u64,
+) -> Status {
+    let open = |allocator: &Allocator| {
+        allocator.check_process("thalweg_open_shared")?;
+        let _context = allocator.keep_context();
+        if bytes.is_null() || shared.is_null() {
+            return Err(Error::invalid("the handle, or the place for the result, is a null pointer"));
+        }
+        // SAFETY: the header asks for so many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
+        let handle = MemoryHandle::decode(bytes).map_err(|error| Error::invalid(error.to_string()))?;
+        let memory = allocator.device(device)?.allocator().open_shared(&handle)?;
+        // SAFETY: the header asks for places.
+        unsafe {
+            put(address, memory.address())?;
+            put(shared, Box::into_raw(Box::new(Shared(memory))))
+        }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_open_shared", allocator, open) }
+}
+
+/// Lets go of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_close_shared(allocator: *const Allocator, shared: *mut Shared) -> Status {
+    let close = |allocator: &Allocator| {
+        if shared.is_null() || allocator.is_forked() {
+            return Ok(());
+        }
+        let _context = allocator.keep_context();
+        // SAFETY: the header says that it came from `thalweg_open_shared`, and is closed once.
+        let Shared(memory) = *unsafe { Box::from_raw(shared) };
+        drop(memory);
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_close_shared", allocator, close) }
+}

@@ -1,0 +1,429 @@
+//! What there is and what happens: statistics, snapshots, histories, observers.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use thalweg_memory::history::{
+    CompileRegion, ContextLevel, Enabled, HistorySettings, ScopeStage, set_user_metadata, user_metadata,
+};
+use thalweg_memory::observe::OutOfMemoryEvent;
+use thalweg_memory::snapshot::Action;
+
+use super::{User, Write, give, on, put};
+use crate::allocator::Allocator;
+use crate::observers::{Observer, OutOfMemoryObserver};
+use crate::python::as_numbers;
+use crate::snapshot::{EventC, VisitorC, event_of, stack_of, take, visit};
+use crate::statistics::{StatisticC, StatisticsC};
+use crate::status::{Error, Status, answer, text_of};
+
+/// The statistics of a device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_device_statistics(
+    allocator: *const Allocator,
+    device: i32,
+    statistics: *mut StatisticsC,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_device_statistics")?;
+        let found =
+            allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
+        // SAFETY: the header asks for a place.
+        unsafe { put(statistics, StatisticsC::from(&found)) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_device_statistics", allocator, find) }
+}
+
+/// What each private pool has taken from the driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_private_pool_statistics(
+    allocator: *const Allocator,
+    device: i32,
+    give: unsafe extern "C" fn(*mut c_void, u64, u64, *const StatisticC),
+    user: *mut c_void,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_private_pool_statistics")?;
+        let Some(device) = allocator.opened(device) else { return Ok(()) };
+        for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
+            let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
+            // SAFETY: the header asks for a function that takes `user`.
+            unsafe { give(user, name.0, name.1, &raw const reserved) };
+        }
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_private_pool_statistics", allocator, find) }
+}
+
+/// The statistics under PyTorch's keys, one `key value` a line.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_memory_stats(
+    allocator: *const Allocator,
+    device: i32,
+    write: Write,
+    user: *mut c_void,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_memory_stats")?;
+        let found =
+            allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
+        let entries = found.memory_stats();
+        let text: String = entries.iter().map(|(key, value)| format!("{key} {value}\n")).collect();
+        // SAFETY: the header asks for a function that takes `user`.
+        unsafe { give(write, user, text.as_bytes()) };
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_memory_stats", allocator, find) }
+}
+
+/// The statistics as a table.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_memory_summary(
+    allocator: *const Allocator,
+    device: i32,
+    abbreviated: u8,
+    write: Write,
+    user: *mut c_void,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        allocator.check_process("thalweg_memory_summary")?;
+        let found =
+            allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
+        let text = found.memory_summary(&format!("GPU {device}"), abbreviated != 0);
+        // SAFETY: the header asks for a function that takes `user`.
+        unsafe { give(write, user, text.as_bytes()) };
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_memory_summary", allocator, find) }
+}
+
+/// Sets every peak to what there is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: *const Allocator, device: i32) -> Status {
+    let reset = |allocator: &Allocator| {
+        allocator.check_process("resetting statistics")?;
+        if let Some(device) = allocator.opened(device) {
+            device.allocator().reset_peak_memory_stats();
+        }
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_reset_peak_statistics", allocator, reset) }
+}
+
+/// Sets every sum to 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
+    allocator: *const Allocator,
+    device: i32,
+) -> Status {
+    let reset = |allocator: &Allocator| {
+        allocator.check_process("resetting statistics")?;
+        if let Some(device) = allocator.opened(device) {
+            device.allocator().reset_accumulated_memory_stats();
+        }
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_reset_accumulated_statistics", allocator, reset) }
+}
+
+/// A snapshot, part by part.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_visit_snapshot(
+    allocator: *const Allocator,
+    first: u64,
+    second: u64,
+    include_traces: u8,
+    visitor: *const VisitorC,
+) -> Status {
+    let visit_all = |allocator: &Allocator| {
+        // SAFETY: the header asks for a whole visitor.
+        let visitor = unsafe { visitor.as_ref() };
+        let visitor = visitor.ok_or_else(|| Error::invalid("the visitor is a null pointer"))?;
+        let _context = allocator.keep_context();
+        // SAFETY: the header asks for functions that take the visitor's `user`.
+        unsafe { visit(allocator, (first, second), include_traces != 0, visitor) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_visit_snapshot", allocator, visit_all) }
+}
+
+/// A snapshot as a file.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_write_snapshot(
+    allocator: *const Allocator,
+    as_json: u8,
+    write: Write,
+    user: *mut c_void,
+) -> Status {
+    let give_all = |allocator: &Allocator| {
+        let _context = allocator.keep_context();
+        let snapshot = take(allocator, (0, 0), true)?;
+        let bytes = if as_json != 0 { snapshot.to_json().into_bytes() } else { snapshot.to_pickle() };
+        // SAFETY: the header asks for a function that takes `user`.
+        unsafe { give(write, user, &bytes) };
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_write_snapshot", allocator, give_all) }
+}
+
+/// `thalweg_history_settings`: the arguments of PyTorch's `_record_memory_history`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the header explains each field")]
+pub struct HistorySettingsC {
+    pub enabled: u8,
+    pub context: u8,
+    pub clear_history: u8,
+    pub compile_context: u8,
+    pub record_annotations: u8,
+    pub skip_actions: u32,
+    pub max_entries: u64,
+}
+
+/// Records from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_record_history(
+    allocator: *const Allocator,
+    settings: *const HistorySettingsC,
+) -> Status {
+    let record = |allocator: &Allocator| {
+        allocator.check_process("thalweg_record_history")?;
+        // SAFETY: the header asks for whole settings.
+        let settings = unsafe { settings.as_ref() };
+        let settings = settings.ok_or_else(|| Error::invalid("the settings are a null pointer"))?;
+        let context = match settings.context {
+            0 => ContextLevel::Never,
+            1 => ContextLevel::State,
+            2 => ContextLevel::Alloc,
+            _ => ContextLevel::All,
+        };
+        let enabled = match settings.enabled {
+            0 => Enabled::Off,
+            1 => Enabled::State,
+            _ => Enabled::All,
+        };
+        let skipped =
+            Action::ALL.into_iter().filter(|action| settings.skip_actions >> *action as u32 & 1 == 1);
+        allocator.record_history(HistorySettings {
+            enabled,
+            context,
+            max_entries: usize::try_from(settings.max_entries).unwrap_or(usize::MAX).max(1),
+            skip_actions: skipped.collect(),
+            clear_history: settings.clear_history != 0,
+            compile_context: settings.compile_context != 0,
+            record_annotations: settings.record_annotations != 0,
+        });
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_record_history", allocator, record) }
+}
+
+/// Who is told of stacks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_on_new_stack(
+    allocator: *const Allocator,
+    told: Option<unsafe extern "C" fn(*mut c_void, u32)>,
+    user: *mut c_void,
+) -> Status {
+    let user = User::new(user, None);
+    let set = |allocator: &Allocator| {
+        let told = told.map(|told| -> crate::python::NewStack {
+            Arc::new(move |id| {
+                // SAFETY: the header asks for a function that takes `user`, on any thread.
+                unsafe { told(user.pointer(), id.get()) };
+            })
+        });
+        allocator.stacks.on_new_stack(told);
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_on_new_stack", allocator, set) }
+}
+
+/// Adds one who is told of each event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_observe_events(
+    allocator: *const Allocator,
+    told: unsafe extern "C" fn(*mut c_void, *const EventC),
+    user: *mut c_void,
+) -> Status {
+    let user = User::new(user, None);
+    let observe = |allocator: &Allocator| {
+        allocator.observe(Observer::Event(Arc::new(move |device, event| {
+            let event = event_of(device, event);
+            // SAFETY: the header asks for a function that takes `user`, on any thread.
+            unsafe { told(user.pointer(), &raw const event) };
+        })));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_observe_events", allocator, observe) }
+}
+
+/// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
+type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
+
+fn failure_observer(told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
+    let user = User::new(user, None);
+    Arc::new(move |event| {
+        let OutOfMemoryEvent { device, size_bytes, allowed_bytes, free_bytes } = *event;
+        // SAFETY: the header asks for a function that takes `user`, on any thread.
+        unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) };
+    })
+}
+
+/// Adds one who is told when memory runs out.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_observe_out_of_memory(
+    allocator: *const Allocator,
+    told: ToldOfFailure,
+    user: *mut c_void,
+) -> Status {
+    let observe = |allocator: &Allocator| {
+        allocator.observe(Observer::OutOfMemory(failure_observer(told, user)));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_observe_out_of_memory", allocator, observe) }
+}
+
+/// Adds one who is told when a request is refused at once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_observe_rejections(
+    allocator: *const Allocator,
+    told: ToldOfFailure,
+    user: *mut c_void,
+) -> Status {
+    let observe = |allocator: &Allocator| {
+        allocator.observe(Observer::Rejection(failure_observer(told, user)));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_observe_rejections", allocator, observe) }
+}
+
+/// Adds one who is asked for memory when it is short.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_add_free_memory_callback(
+    allocator: *const Allocator,
+    asked: unsafe extern "C" fn(*mut c_void) -> u8,
+    user: *mut c_void,
+) -> Status {
+    let user = User::new(user, None);
+    let add = |allocator: &Allocator| {
+        allocator.observe(Observer::FreeMemory(Arc::new(move || {
+            // SAFETY: the header asks for a function that takes `user`, on any thread.
+            crate::python::without_stacks(|| unsafe { asked(user.pointer()) }) != 0
+        })));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_add_free_memory_callback", allocator, add) }
+}
+
+/// Where a block was allocated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_stack_of_block(
+    allocator: *const Allocator,
+    address: u64,
+    stack: *mut u32,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        let block = allocator.find(address)?;
+        let device = allocator.device(block.device)?;
+        let frames = as_numbers(|| device.allocator().allocation_traceback(address));
+        // SAFETY: the header asks for a place.
+        unsafe { put(stack, frames.map_or(0, |frames| stack_of(&frames))) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_stack_of_block", allocator, find) }
+}
+
+/// Puts a text to a block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_annotate_block(
+    allocator: *const Allocator,
+    address: u64,
+    text: *const c_char,
+) -> Status {
+    let annotate = |allocator: &Allocator| {
+        let block = allocator.find(address)?;
+        // SAFETY: the header asks for a text.
+        let text = unsafe { text_of("text", text)? };
+        allocator.device(block.device)?.allocator().annotate(address, text);
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_annotate_block", allocator, annotate) }
+}
+
+/// Notes the start or the end of a scope of the program.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_annotate_scope(
+    allocator: *const Allocator,
+    name: *const c_char,
+    is_start: u8,
+) -> Status {
+    let annotate = |allocator: &Allocator| {
+        // SAFETY: the header asks for a text.
+        let name = unsafe { text_of("name", name)? };
+        let stage = if is_start != 0 { ScopeStage::Start } else { ScopeStage::End };
+        allocator.open_devices().for_each(|device| device.allocator().annotate_scope(name, stage));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_annotate_scope", allocator, annotate) }
+}
+
+/// What stands beside the thread's events.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_set_user_metadata(text: *const c_char) -> Status {
+    answer("thalweg_set_user_metadata", || {
+        // SAFETY: the header asks for a text.
+        set_user_metadata(unsafe { text_of("metadata", text)? });
+        Ok(())
+    })
+}
+
+/// What that is now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_user_metadata(write: Write, user: *mut c_void) -> Status {
+    answer("thalweg_user_metadata", || {
+        // SAFETY: the header asks for a function that takes `user`.
+        unsafe { give(write, user, user_metadata().as_bytes()) };
+        Ok(())
+    })
+}
+
+thread_local! {
+    static REGIONS: RefCell<Vec<CompileRegion>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread enters a compiled region.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_push_compile_context(name: *const c_char) -> Status {
+    answer("thalweg_push_compile_context", || {
+        // SAFETY: the header asks for a text.
+        let region = CompileRegion::enter(unsafe { text_of("name", name)? });
+        REGIONS.with_borrow_mut(|regions| regions.push(region));
+        Ok(())
+    })
+}
+
+/// The thread leaves it.
+#[unsafe(no_mangle)]
+pub extern "C" fn thalweg_pop_compile_context() -> Status {
+    answer("thalweg_pop_compile_context", || {
+        drop(REGIONS.with_borrow_mut(Vec::pop));
+        Ok(())
+    })
+}

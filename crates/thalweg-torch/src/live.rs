@@ -1,0 +1,105 @@
+//! The blocks that PyTorch holds, by their addresses: all that it gives back to us is a pointer.
+//!
+//! Nearly every call names the first address of a block, so the table is a hash map, cut into shards. A shard is chosen by the
+//! upper bits of the address: blocks of one region of memory stand together, and a region belongs to one stream. So threads that
+//! work on streams of their own seldom meet at a shard, and the shard that they use stays in their cache.
+//!
+//! # Invariants
+//!
+//! - A block stands under its first address, in the shard of that address.
+//! - No block is dropped with a shard's lock held. It may be *used* there: `record_use` records an event, which takes no lock
+//!   of this crate.
+//!
+//! What is not here: `thalweg_memory` has a table of its own for callers of the same kind (`raw`). This one knows the device of a
+//! block too, so that a pointer is looked up once, and it is quicker, since it has no views to find in the usual case.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use thalweg_memory::Block;
+
+/// A block in PyTorch's hands.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) block: Block,
+    /// The number of its device.
+    pub(crate) device: u32,
+}
+
+const SHARDS: usize = 256;
+/// Neighbours within 2 MiB share a shard: the page of virtual memory, and the segment of small requests.
+const REGION_SHIFT: u32 = 21;
+
+/// A cache line of its own for each lock: neighbours in the array are used by different threads.
+#[derive(Default)]
+#[repr(align(128))]
+struct Shard(Mutex<FxHashMap<u64, Live>>);
+
+/// Blocks by address. See the [module](self).
+pub(crate) struct LiveBlocks {
+    shards: Box<[Shard]>,
+}
+
+impl Default for LiveBlocks {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+    }
+}
+
+impl LiveBlocks {
+    #[inline]
+    fn shard(&self, address: u64) -> MutexGuard<'_, FxHashMap<u64, Live>> {
+        // The product's upper bits depend on all bits of the region's number.
+        let mixed = (address >> REGION_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        lock(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
+    }
+
+    /// Holds a block; the one that stood at its address before, if any.
+    #[inline]
+    pub(crate) fn insert(&self, live: Live) -> Option<Live> {
+        let address = live.block.address();
+        self.shard(address).insert(address, live)
+    }
+
+    /// Lets go of the block that begins at an address.
+    #[inline]
+    pub(crate) fn remove(&self, address: u64) -> Option<Live> {
+        self.shard(address).remove(&address)
+    }
+
+    /// The same, if `condition` holds for it.
+    pub(crate) fn remove_if(&self, address: u64, condition: impl FnOnce(&Live) -> bool) -> Option<Live> {
+        let mut shard = self.shard(address);
+        if shard.get(&address).is_some_and(condition) { shard.remove(&address) } else { None }
+    }
+
+    /// Calls `body` with the block that has an address in it, if there is one.
+    pub(crate) fn with<T>(&self, address: u64, body: impl FnOnce(&Live) -> T) -> Option<T> {
+        if let Some(live) = self.shard(address).get(&address) {
+            return Some(body(live));
+        }
+        for shard in &self.shards {
+            let shard = lock(shard);
+            let has = |live: &&Live| {
+                let start = live.block.address();
+                (start..start + live.block.size_bytes()).contains(&address)
+            };
+            if let Some(live) = shard.values().find(has) {
+                return Some(body(live));
+            }
+        }
+        None
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let blocks = std::mem::take(&mut *lock(shard));
+            drop(blocks);
+        }
+    }
+}
+
+fn lock(shard: &Shard) -> MutexGuard<'_, FxHashMap<u64, Live>> {
+    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,53 @@
+//! Whom an allocator tells what happens: functions of the caller's, kept for devices that are opened later.
+
+use std::sync::{Arc, Weak};
+
+use thalweg_memory::history::Event;
+use thalweg_memory::observe::OutOfMemoryEvent;
+
+use crate::open_device::OpenDevice;
+
+/// Told of each event, with the lock of its memory held.
+pub(crate) type EventObserver = Arc<dyn Fn(&OpenDevice, &Event) + Send + Sync>;
+/// Told of each request that fails for want of memory, with no lock held.
+pub(crate) type OutOfMemoryObserver = Arc<dyn Fn(&OutOfMemoryEvent) + Send + Sync>;
+/// Asked for memory when it is short; whether it freed any.
+pub(crate) type FreeMemoryCallback = thalweg_memory::FreeMemoryCallback;
+
+/// One that wants to be told.
+#[derive(Clone)]
+pub(crate) enum Observer {
+    Event(EventObserver),
+    OutOfMemory(OutOfMemoryObserver),
+    /// Of requests that are refused before anything is tried.
+    Rejection(OutOfMemoryObserver),
+    FreeMemory(FreeMemoryCallback),
+}
+
+impl Observer {
+    /// From now on it is told of this device, too.
+    pub(crate) fn attach(&self, device: &Arc<OpenDevice>) {
+        let allocator = device.allocator();
+        match self {
+            Self::Event(observer) => {
+                // The device has the allocator, which has the observer: a strong reference would be a circle.
+                let (observer, device): (_, Weak<OpenDevice>) =
+                    (Arc::clone(observer), Arc::downgrade(device));
+                allocator.add_event_observer(move |event| {
+                    if let Some(device) = device.upgrade() {
+                        observer(&device, event);
+                    }
+                });
+            }
+            Self::OutOfMemory(observer) => {
+                let observer = Arc::clone(observer);
+                allocator.add_out_of_memory_observer(move |event| observer(event));
+            }
+            Self::Rejection(observer) => {
+                let observer = Arc::clone(observer);
+                allocator.add_rejection_observer(move |event| observer(event));
+            }
+            Self::FreeMemory(callback) => allocator.add_free_memory_callback(Arc::clone(callback)),
+        }
+    }
+}

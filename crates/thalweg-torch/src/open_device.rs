@@ -1,0 +1,201 @@
+//! One device that is in use: its allocator, and the names that PyTorch has for its streams and pools.
+
+use std::sync::Arc;
+
+use thalweg_device::Label;
+use thalweg_device::check::{BlockKind, UseKind};
+use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, StreamId, UpstreamError};
+use thalweg_runtime::Device;
+
+use crate::live::{Live, LiveBlocks};
+use crate::pools::{PoolName, Pools};
+use crate::status::{Error, Result};
+use crate::streams::Streams;
+
+/// A device that is open.
+pub(crate) struct OpenDevice {
+    pub(crate) index: u32,
+    pub(crate) device: Device,
+    pub(crate) streams: Streams,
+    pub(crate) pools: Pools,
+}
+
+/// What a pool looked like. See [`PoolCheckpoint`].
+pub struct Checkpoint {
+    pub(crate) device: u32,
+    pool: PoolId,
+    state: PoolCheckpoint,
+}
+
+/// What putting a pool back did, by the addresses of blocks.
+pub(crate) struct PutBack {
+    pub(crate) freed: Vec<u64>,
+    /// With their sizes, in bytes.
+    pub(crate) allocated: Vec<(u64, u64)>,
+}
+
+impl OpenDevice {
+    pub(crate) fn new(index: u32, device: Device) -> Self {
+        Self { index, device, streams: Streams::default(), pools: Pools::default() }
+    }
+
+    #[inline]
+    pub(crate) fn allocator(&self) -> &Arc<DeviceAllocator> {
+        self.device.allocator()
+    }
+
+    #[inline]
+    pub(crate) fn stream(&self, native: u64) -> Result<StreamId> {
+        self.streams.id(&self.device, native)
+    }
+
+    /// A block for work on a native stream, held in `live`: its address.
+    #[inline]
+    pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, native: u64) -> Result<u64> {
+        let stream = self.stream(native)?;
+        let block = self.allocator().allocate(bytes, stream)?;
+        Ok(self.hold(live, block))
+    }
+
+    /// The same at an exact address.
+    pub(crate) fn allocate_at(&self, live: &LiveBlocks, address: u64, bytes: u64, native: u64) -> Result<()> {
+        let stream = self.stream(native)?;
+        let block = self.allocator().allocate_at(address, bytes, stream)?;
+        self.hold(live, block);
+        Ok(())
+    }
+
+    /// Holds a block in the caller's stead: its address; 0 for a null block, which need not be held.
+    #[inline]
+    fn hold(&self, live: &LiveBlocks, block: Block) -> u64 {
+        if block.is_null() {
+            return 0;
+        }
+        let address = block.address();
+        self.tell_allocated(&block);
+        let former = live.insert(Live { block, device: self.index });
+        assert!(
+            former.is_none_or(|former| former.block.is_revoked()),
+            "two live blocks do not begin at one address"
+        );
+        address
+    }
+
+    #[inline]
+    fn tell_allocated(&self, block: &Block) {
+        let Some(instrument) = self.device.driver().instrument() else { return };
+        let stream = thalweg_device::StreamHandle::from_raw(block.stream().raw());
+        let label = Label::here("allocate");
+        instrument.block_allocated(
+            block.address(),
+            block.requested_bytes(),
+            BlockKind::Device,
+            stream,
+            label,
+        );
+    }
+
+    /// Before a block goes back: a moment later it may be somebody else's.
+    #[inline]
+    pub(crate) fn tell_freed(&self, address: u64) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_freed(address, None);
+        }
+    }
+
+    /// Notes a use of a block on a stream of this device, which need not be the block's own.
+    pub(crate) fn record(&self, block: &Block, native: u64, kind: UseKind) -> Result<()> {
+        let stream = self.stream(native)?;
+        match kind {
+            UseKind::UntilFree => block.record_stream(stream),
+            UseKind::SoFar => block.record_use(stream),
+        }
+        if let Some(instrument) = self.device.driver().instrument() {
+            let stream = thalweg_device::StreamHandle::from_raw(stream.raw());
+            instrument.block_recorded(block.address(), stream, kind, Label::here("record"));
+        }
+        Ok(())
+    }
+
+    /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that nobody told
+    /// us of: with the last reference its memory becomes free for others, so the device is waited for. While a pool is allocated
+    /// to, a capture may be under way, which waiting would break; then the streams that are known stand in for the device.
+    pub(crate) fn release_pool(&self, name: PoolName) -> Result<()> {
+        let (id, allocator) = (self.pools.id(name)?, self.allocator());
+        if allocator.pool_use_count(id) > 1 {
+            return self.pools.release(allocator, name);
+        }
+        if self.pools.any_is_open() || self.device.synchronize().is_err() {
+            allocator.retain_pool(id)?;
+            allocator.release_pool_behind(id, &self.streams.ids())?;
+        }
+        self.pools.release(allocator, name)
+    }
+
+    pub(crate) fn checkpoint(&self, name: PoolName) -> Result<Checkpoint> {
+        let pool = self.pools.id(name)?;
+        let state = self.allocator().checkpoint_pool(pool)?;
+        Ok(Checkpoint { device: self.index, pool, state })
+    }
+
+    /// Puts a pool back to a checkpoint. Live blocks of it lose their place in `live`; those that are live in the checkpoint get
+    /// one.
+    pub(crate) fn restore(&self, live: &LiveBlocks, checkpoint: &Checkpoint) -> Result<PutBack> {
+        if checkpoint.device != self.index {
+            let of = checkpoint.device;
+            return Err(Error::invalid(format!(
+                "a checkpoint of device {of} was given for device {}",
+                self.index
+            )));
+        }
+        let restored = self.allocator().restore_pool(checkpoint.pool, &checkpoint.state)?;
+        for address in &restored.freed {
+            self.tell_freed(*address);
+            drop(live.remove_if(*address, |live| live.block.is_revoked()));
+        }
+        let mut allocated = Vec::with_capacity(restored.allocated.len());
+        for block in restored.allocated {
+            allocated.push((block.address(), block.requested_bytes()));
+            self.tell_allocated(&block);
+            drop(live.insert(Live { block, device: self.index }));
+        }
+        Ok(PutBack { freed: restored.freed, allocated })
+    }
+
+    /// The largest request that could be served without giving anything back: from what the driver has left, within the memory
+    /// fraction, or from the largest free block (`cacheInfo`).
+    pub(crate) fn largest_free_bytes(&self) -> Result<u64> {
+        let allocator = self.allocator();
+        let info = self.device.driver().memory_info(self.device.index())?;
+        let allowed = allocator.settings().allowed_bytes(info.total_bytes);
+        let reserved = allocator.statistics().reserved_bytes.all.current;
+        let room = allowed.map_or(u64::MAX, |allowed| allowed.saturating_sub(reserved));
+        let free = allocator.snapshot().into_iter().flat_map(|segment| segment.blocks);
+        let cached = free
+            .filter(|block| block.state == thalweg_memory::BlockState::Inactive)
+            .map(|block| block.size_bytes)
+            .max();
+        Ok(info.free_bytes.min(room).max(cached.unwrap_or(0)))
+    }
+}
+
+/// Segments that a function of the caller's gives, for one pool.
+pub(crate) struct CallerSource {
+    pub(crate) allocate: Box<dyn Fn(u64, u64) -> u64 + Send + Sync>,
+    pub(crate) free: Box<dyn Fn(u64, u64, u64) + Send + Sync>,
+    pub(crate) native_of: Box<dyn Fn(StreamId) -> u64 + Send + Sync>,
+}
+
+impl thalweg_memory::SegmentSource for CallerSource {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> std::result::Result<u64, UpstreamError> {
+        match (self.allocate)(bytes, (self.native_of)(stream)) {
+            0 => Err(UpstreamError::OutOfMemory),
+            address => Ok(address),
+        }
+    }
+
+    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> std::result::Result<(), UpstreamError> {
+        (self.free)(address, bytes, (self.native_of)(stream));
+        Ok(())
+    }
+}

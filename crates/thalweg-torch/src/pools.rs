@@ -1,0 +1,167 @@
+//! PyTorch's pools: pairs of numbers that it makes up, and our names of them.
+//!
+//! PyTorch counts references to a pool by calls that do not say so: whoever begins to allocate to a pool holds it from then on,
+//! also after the end, until he releases it. The first to name a pool makes it. Ours are counted likewise, so the two counts
+//! are one, apart from the reference that an open scope holds.
+//!
+//! A pool that was released for good may have live blocks still, and snapshots name it: so its name is kept until its memory
+//! is gone. If PyTorch names it again, that is a new pool of ours.
+//!
+//! Names are asked for by observers of events, with the lock of an arena held. So they stand behind a lock of their own, which is
+//! never held while the allocator is called.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_memory::{DeviceAllocator, PoolId, PoolOptions, SegmentSource, StreamFilter};
+
+use crate::status::{Error, Result};
+
+/// PyTorch's name of a pool (`MempoolId_t`). (0, 0) is the shared pool.
+pub type PoolName = (u64, u64);
+
+struct Pool {
+    id: PoolId,
+    /// Whether allocations go to it: then the allocator holds a reference, too.
+    is_open: bool,
+}
+
+/// The pools of one device.
+#[derive(Default)]
+pub(crate) struct Pools {
+    pools: Mutex<FxHashMap<PoolName, Pool>>,
+    /// By our numbers, also of pools that were released.
+    names: RwLock<FxHashMap<u64, (PoolId, PoolName)>>,
+}
+
+/// How many names of released pools are kept before it is looked which of them still have memory.
+const NAMES_KEPT: usize = 256;
+
+impl Pools {
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<PoolName, Pool>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_name(&self, id: PoolId, name: PoolName) {
+        self.names.write().unwrap_or_else(PoisonError::into_inner).insert(id.raw(), (id, name));
+    }
+
+    /// Adds a reference to a pool, which is made if there is none. A source of segments counts for a new pool only.
+    pub(crate) fn retain(
+        &self,
+        allocator: &DeviceAllocator,
+        name: PoolName,
+        source: Option<Arc<dyn SegmentSource>>,
+    ) -> Result<PoolId> {
+        check_name(name)?;
+        let mut pools = self.lock();
+        if let Some(pool) = pools.get(&name) {
+            allocator.retain_pool(pool.id)?;
+            return Ok(pool.id);
+        }
+        let options = PoolOptions { source, ..PoolOptions::default() };
+        let id = allocator.create_pool_with(options);
+        pools.insert(name, Pool { id, is_open: false });
+        self.forget_names(allocator, &pools);
+        self.keep_name(id, name);
+        Ok(id)
+    }
+
+    /// Adds a reference, and sends requests that match `filter` to the pool until [`end`](Self::end).
+    pub(crate) fn begin(
+        &self,
+        allocator: &DeviceAllocator,
+        name: PoolName,
+        filter: StreamFilter,
+    ) -> Result<()> {
+        let id = self.retain(allocator, name, None)?;
+        if let Err(error) = allocator.begin_allocate_to_pool(id, filter) {
+            self.release(allocator, name)?;
+            return Err(error.into());
+        }
+        if let Some(pool) = self.lock().get_mut(&name) {
+            pool.is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Ends that. The reference stays.
+    pub(crate) fn end(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
+        let id = self.id(name)?;
+        allocator.end_allocate_to_pool(id)?;
+        if let Some(pool) = self.lock().get_mut(&name) {
+            pool.is_open = false;
+        }
+        Ok(())
+    }
+
+    /// Whether allocations go to any pool.
+    pub(crate) fn any_is_open(&self) -> bool {
+        self.lock().values().any(|pool| pool.is_open)
+    }
+
+    /// Takes a reference away.
+    pub(crate) fn release(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
+        let mut pools = self.lock();
+        let id = pools.get(&name).ok_or_else(|| unknown(name))?.id;
+        allocator.release_pool(id)?;
+        if allocator.pool_use_count(id) == 0 {
+            pools.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// How many references PyTorch holds; 0 if there is no such pool.
+    pub(crate) fn use_count(&self, allocator: &DeviceAllocator, name: PoolName) -> usize {
+        self.lock().get(&name).map_or(0, |pool| allocator.pool_use_count(pool.id) - usize::from(pool.is_open))
+    }
+
+    /// Our name.
+    pub(crate) fn id(&self, name: PoolName) -> Result<PoolId> {
+        self.lock().get(&name).map(|pool| pool.id).ok_or_else(|| unknown(name))
+    }
+
+    /// All that ever had this name and may have memory still.
+    pub(crate) fn ids_named(&self, name: PoolName) -> Vec<PoolId> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut ids: Vec<PoolId> =
+            names.values().filter(|(_, other)| *other == name).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// PyTorch's name of a pool of a snapshot or an event; (0, 0) for the shared one.
+    pub(crate) fn name(&self, number: (u64, u64)) -> PoolName {
+        match number {
+            (0, 0) => (0, 0),
+            (_, raw) => {
+                let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+                names.get(&raw).map_or(number, |(_, name)| *name)
+            }
+        }
+    }
+
+    /// Drops the names of pools that are gone, when there are many.
+    fn forget_names(&self, allocator: &DeviceAllocator, pools: &FxHashMap<PoolName, Pool>) {
+        let count = self.names.read().unwrap_or_else(PoisonError::into_inner).len();
+        if count < NAMES_KEPT + 2 * pools.len() {
+            return;
+        }
+        let here = pools.values().map(|pool| pool.id.raw());
+        let holding = allocator.snapshot();
+        let holding = holding.iter().filter_map(|segment| segment.pool.map(PoolId::raw));
+        let kept: FxHashSet<u64> = here.chain(holding).collect();
+        self.names.write().unwrap_or_else(PoisonError::into_inner).retain(|raw, _| kept.contains(raw));
+    }
+}
+
+fn check_name(name: PoolName) -> Result<()> {
+    if name == (0, 0) {
+        return Err(Error::invalid("the pool (0, 0) is the shared one; it is neither begun nor released"));
+    }
+    Ok(())
+}
+
+fn unknown(name: PoolName) -> Error {
+    Error::invalid(format!("there is no pool {name:?}: it was never begun, or has been released"))
+}

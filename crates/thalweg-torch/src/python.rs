@@ -1,0 +1,300 @@
+//! The Python stack of the calling thread, for histories.
+//!
+//! The process may have an interpreter or not; its functions are looked up when a stack is first wanted, among the symbols of
+//! the process. A stack is only taken of a thread that the interpreter knows. PyTorch lets go of the interpreter while it runs an
+//! operator, so as a rule such a thread does not hold it, and takes it for the while, as PyTorch's own allocator does. That may
+//! wait for another thread, which may be waiting for us: so no lock may be held when a stack is asked for. `thalweg_memory` asks
+//! before it takes any; where a function of the caller's is called with a lock held and may free memory, it runs in
+//! [`without_stacks`].
+//!
+//! Frames are named when they are first seen, while the interpreter is held: so a snapshot is made without it. A frame is a code
+//! object and a line; the code objects that were seen are kept, so that their addresses name them. Equal stacks get the same
+//! number. What is kept grows with the program's code and its distinct stacks, not with time.
+//!
+//! A caller that keeps stacks of its own (PyTorch's `CapturedTraceback`) is told of each new number, and may look its own up by
+//! it: see [`as_numbers`].
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustc_hash::FxHashMap;
+use thalweg_memory::history::{StackId, StackSource};
+use thalweg_memory::snapshot::Frame;
+
+type Object = *mut c_void;
+
+/// The functions of Python's C interface that are used. All are part of it since 3.9.
+struct Interpreter {
+    is_initialized: unsafe extern "C" fn() -> c_int,
+    /// Its name changed in Python 3.13.
+    is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
+    thread_state: unsafe extern "C" fn() -> Object,
+    hold: unsafe extern "C" fn() -> c_int,
+    let_go: unsafe extern "C" fn(c_int),
+    current_frame: unsafe extern "C" fn() -> Object,
+    frame_back: unsafe extern "C" fn(Object) -> Object,
+    frame_code: unsafe extern "C" fn(Object) -> Object,
+    frame_line: unsafe extern "C" fn(Object) -> c_int,
+    attribute: unsafe extern "C" fn(Object, *const c_char) -> Object,
+    text: unsafe extern "C" fn(Object) -> *const c_char,
+    retain: unsafe extern "C" fn(Object),
+    release: unsafe extern "C" fn(Object),
+    clear_error: unsafe extern "C" fn(),
+}
+
+/// A symbol of the process.
+///
+/// # Safety
+/// `F` is a function pointer of the symbol's type.
+unsafe fn symbol<F: Copy>(name: &CStr) -> Option<F> {
+    // SAFETY: a text that ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer is asked for");
+    // SAFETY: the caller's promise; the sizes are equal.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+}
+
+impl Interpreter {
+    fn find() -> Option<&'static Self> {
+        static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
+        // SAFETY: the types are those of Python's C interface.
+        let find = || unsafe {
+            Some(Self {
+                is_initialized: symbol(c"Py_IsInitialized")?,
+                is_finalizing: symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing")),
+                thread_state: symbol(c"PyGILState_GetThisThreadState")?,
+                hold: symbol(c"PyGILState_Ensure")?,
+                let_go: symbol(c"PyGILState_Release")?,
+                current_frame: symbol(c"PyEval_GetFrame")?,
+                frame_back: symbol(c"PyFrame_GetBack")?,
+                frame_code: symbol(c"PyFrame_GetCode")?,
+                frame_line: symbol(c"PyFrame_GetLineNumber")?,
+                attribute: symbol(c"PyObject_GetAttrString")?,
+                text: symbol(c"PyUnicode_AsUTF8")?,
+                retain: symbol(c"Py_IncRef")?,
+                release: symbol(c"Py_DecRef")?,
+                clear_error: symbol(c"PyErr_Clear")?,
+            })
+        };
+        FOUND.get_or_init(find).as_ref()
+    }
+
+    /// Runs `body` while the calling thread holds the interpreter; `None` if it is no thread of the interpreter's, or there is
+    /// none any more.
+    fn held<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
+        struct LetGo<'a>(&'a Interpreter, c_int);
+        impl Drop for LetGo<'_> {
+            fn drop(&mut self) {
+                // SAFETY: the interpreter was taken, and the answer to that is given back.
+                unsafe { (self.0.let_go)(self.1) };
+            }
+        }
+        // SAFETY: these may be called at any time by any thread, and tell whether the rest may be.
+        let is_known = unsafe {
+            let ends = self.is_finalizing.is_some_and(|is_finalizing| is_finalizing() != 0);
+            (self.is_initialized)() != 0 && !ends && !(self.thread_state)().is_null()
+        };
+        if !is_known {
+            return None;
+        }
+        // SAFETY: the thread is the interpreter's. Taking what it holds already is allowed.
+        let _held = LetGo(self, unsafe { (self.hold)() });
+        Some(body())
+    }
+
+    /// The code object and the line of each frame, innermost first. The code objects are the caller's to release.
+    ///
+    /// # Safety
+    /// The calling thread holds the interpreter.
+    unsafe fn walk(&self) -> Vec<(Object, u32)> {
+        let mut frames = Vec::with_capacity(32);
+        // SAFETY: the interpreter is held. The first frame is borrowed, and retained here; the others are ours.
+        unsafe {
+            let mut frame = (self.current_frame)();
+            if !frame.is_null() {
+                (self.retain)(frame);
+            }
+            while !frame.is_null() {
+                let code = (self.frame_code)(frame);
+                frames.push((code, u32::try_from((self.frame_line)(frame)).unwrap_or(0)));
+                let back = (self.frame_back)(frame);
+                (self.release)(frame);
+                frame = back;
+            }
+        }
+        frames
+    }
+
+    /// An attribute of an object that is a text.
+    ///
+    /// # Safety
+    /// The calling thread holds the interpreter, and `object` is one.
+    unsafe fn text_of(&self, object: Object, name: &CStr) -> Arc<str> {
+        // SAFETY: the caller's promise; what is returned is ours to release, and the text is copied before.
+        unsafe {
+            let value = (self.attribute)(object, name.as_ptr());
+            let text = if value.is_null() { std::ptr::null() } else { (self.text)(value) };
+            let copied = if text.is_null() {
+                (self.clear_error)();
+                Arc::from("?")
+            } else {
+                Arc::from(&*CStr::from_ptr(text).to_string_lossy())
+            };
+            if !value.is_null() {
+                (self.release)(value);
+            }
+            copied
+        }
+    }
+}
+
+/// Told of each stack when it is seen for the first time, on the thread whose stack it is.
+pub(crate) type NewStack = Arc<dyn Fn(StackId) + Send + Sync>;
+
+/// The stacks that were seen.
+#[derive(Default)]
+pub(crate) struct PythonStacks {
+    seen: Mutex<Seen>,
+    new_stack: Mutex<Option<NewStack>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// By code object and line.
+    frames: FxHashMap<(usize, u32), u32>,
+    frame_texts: Vec<Frame>,
+    /// By the numbers of their frames.
+    ids: FxHashMap<Arc<[u32]>, StackId>,
+    stacks: Vec<Arc<[u32]>>,
+}
+
+thread_local! {
+    static AS_NUMBERS: Cell<bool> = const { Cell::new(false) };
+    static DISABLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets a switch of the thread while `body` runs.
+fn switched<T>(switch: &'static std::thread::LocalKey<Cell<bool>>, body: impl FnOnce() -> T) -> T {
+    struct Former(&'static std::thread::LocalKey<Cell<bool>>, bool);
+    impl Drop for Former {
+        fn drop(&mut self) {
+            self.0.set(self.1);
+        }
+    }
+    let _former = Former(switch, switch.replace(true));
+    body()
+}
+
+/// Runs `body`, in which the thread takes no stacks.
+pub(crate) fn without_stacks<T>(body: impl FnOnce() -> T) -> T {
+    switched(&DISABLED, body)
+}
+
+/// Runs `body`, in which each stack has a single frame without names, whose line is the stack's number.
+pub(crate) fn as_numbers<T>(body: impl FnOnce() -> T) -> T {
+    switched(&AS_NUMBERS, body)
+}
+
+impl PythonStacks {
+    /// From now on `told` is told of new stacks; `None` ends that.
+    pub(crate) fn on_new_stack(&self, told: Option<NewStack>) {
+        *self.new_stack.lock().unwrap_or_else(PoisonError::into_inner) = told;
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seen {
+    /// The number of a frame that was seen before.
+    fn known(&self, frame: (Object, u32)) -> Option<u32> {
+        self.frames.get(&(frame.0 as usize, frame.1)).copied()
+    }
+
+    /// The number of a frame, with its names in case it is new.
+    fn add(&mut self, frame: (Object, u32), texts: Frame) -> u32 {
+        *self.frames.entry((frame.0 as usize, frame.1)).or_insert_with(|| {
+            self.frame_texts.push(texts);
+            u32::try_from(self.frame_texts.len() - 1).expect("a program has fewer than 2^32 lines")
+        })
+    }
+
+    /// The number of a stack, and whether it is new.
+    fn stack(&mut self, frames: Vec<u32>) -> (StackId, bool) {
+        if let Some(id) = self.ids.get(&*frames) {
+            return (*id, false);
+        }
+        let stack: Arc<[u32]> = frames.into();
+        self.stacks.push(Arc::clone(&stack));
+        let number = u32::try_from(self.stacks.len()).expect("a program has fewer than 2^32 stacks");
+        let id = NonZeroU32::new(number).expect("one was just pushed");
+        self.ids.insert(stack, id);
+        (id, true)
+    }
+}
+
+impl PythonStacks {
+    /// The numbers of the frames of a stack. No lock is held while the interpreter is asked for anything: whatever allocates
+    /// there may collect garbage, which may free memory of ours and want a stack in turn.
+    ///
+    /// # Safety
+    /// The calling thread holds the interpreter, and the code objects of `frames` are retained.
+    unsafe fn numbers(&self, interpreter: &Interpreter, frames: &[(Object, u32)]) -> Vec<u32> {
+        let known: Vec<Option<u32>> = {
+            let seen = self.seen();
+            frames.iter().map(|frame| seen.known(*frame)).collect()
+        };
+        let number = |(known, frame): (Option<u32>, &(Object, u32))| {
+            known.unwrap_or_else(|| {
+                let (code, line) = *frame;
+                // SAFETY: the caller's promise. The code object is kept for good, so that no other gets its address.
+                let texts = unsafe {
+                    (interpreter.retain)(code);
+                    let filename = interpreter.text_of(code, c"co_filename");
+                    Frame { filename, line, name: interpreter.text_of(code, c"co_name") }
+                };
+                self.seen().add(*frame, texts)
+            })
+        };
+        known.into_iter().zip(frames).map(number).collect()
+    }
+}
+
+impl StackSource for PythonStacks {
+    fn capture(&self) -> Option<StackId> {
+        if DISABLED.get() {
+            return None;
+        }
+        let interpreter = Interpreter::find()?;
+        // SAFETY: the interpreter is held, and the code objects are released once they are numbered.
+        let numbers = interpreter.held(|| unsafe {
+            let frames = interpreter.walk();
+            let numbers = self.numbers(interpreter, &frames);
+            frames.iter().for_each(|(code, _)| (interpreter.release)(*code));
+            numbers
+        })?;
+        let (id, is_new) = self.seen().stack(numbers);
+        if !is_new {
+            return Some(id);
+        }
+        let told = self.new_stack.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(told) = told {
+            told(id);
+        }
+        Some(id)
+    }
+
+    fn frames(&self, stack: StackId) -> Vec<Frame> {
+        if AS_NUMBERS.get() {
+            return vec![Frame { filename: "".into(), line: stack.get(), name: "".into() }];
+        }
+        let seen = self.seen();
+        let frames = seen.stacks.get(stack.get() as usize - 1);
+        frames.map_or_else(Vec::new, |frames| {
+            frames.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! Errors as C knows them: a status, and the calling thread's last message.
+//!
+//! [`answer`] stands around every exported function. It turns an error into a status and keeps the message for
+//! `thalweg_error_message`; and it stops panics: nothing unwinds into C. A panic is our bug, so it is reported on the standard
+//! error at once, since a caller may drop statuses.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use thalweg_memory::{AllocationError, SettingsError};
+
+/// What an exported function answers. The numbers are those of the header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum Status {
+    /// It was done.
+    Ok = 0,
+    /// There was no room: freeing memory and trying again makes sense.
+    OutOfMemory = 1,
+    /// The caller's arguments make no sense.
+    Invalid = 2,
+    /// It is not possible while a capture is under way.
+    Capture = 3,
+    /// The CUDA driver refused.
+    Driver = 4,
+    /// A bug of this library. The message says where.
+    Panic = 5,
+    /// The process is a forked child of one that uses CUDA.
+    Forked = 6,
+}
+
+/// Why something was not done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error {
+    status: Status,
+    message: String,
+}
+
+/// The outcome of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Status::Invalid, message)
+    }
+
+    pub(crate) fn forked(call: &str) -> Self {
+        let message = format!(
+            "{call}: this process was forked from one that uses CUDA, and cannot use it; start workers with the spawn method, \
+             or fork before the first use of a GPU"
+        );
+        Self::new(Status::Forked, message)
+    }
+
+    /// What kind of failure it is.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// What happened, for people.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<AllocationError> for Error {
+    fn from(error: AllocationError) -> Self {
+        let status = match () {
+            () if error.is_out_of_memory() => Status::OutOfMemory,
+            () if error.is_capture() => Status::Capture,
+            () if error.is_invalid_argument() => Status::Invalid,
+            () => Status::Driver,
+        };
+        // PyTorch's words: programs look for them.
+        let prefix = if status == Status::OutOfMemory { "CUDA " } else { "" };
+        Self::new(status, format!("{prefix}{error}"))
+    }
+}
+
+impl From<thalweg_runtime::Error> for Error {
+    fn from(error: thalweg_runtime::Error) -> Self {
+        let status = match () {
+            () if error.is_out_of_memory() => Status::OutOfMemory,
+            () if error.is_capture() => Status::Capture,
+            () if error.is_invalid_argument() => Status::Invalid,
+            () => Status::Driver,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<thalweg_device::Error> for Error {
+    fn from(error: thalweg_device::Error) -> Self {
+        thalweg_runtime::Error::from(error).into()
+    }
+}
+
+impl From<SettingsError> for Error {
+    fn from(error: SettingsError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of the exported function `call`.
+#[inline]
+pub(crate) fn answer(call: &'static str, body: impl FnOnce() -> Result<()>) -> Status {
+    // What is left behind by a panic is valid: the allocators see to that themselves, and this crate changes its own tables in
+    // single steps.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(error)) => refuse(error),
+        Err(panic) => report_panic(call, &*panic),
+    }
+}
+
+#[cold]
+fn refuse(error: Error) -> Status {
+    keep_message(error.message);
+    error.status
+}
+
+#[cold]
+fn report_panic(call: &str, panic: &(dyn Any + Send)) -> Status {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    let message = format!("{call} failed by a bug of Thalweg: {text}. Please report it with this message.");
+    eprintln!("thalweg: {message}");
+    keep_message(message);
+    Status::Panic
+}
+
+fn keep_message(mut message: String) {
+    message.retain(|character| character != '\0');
+    let message = CString::new(message).expect("zeros were taken out");
+    // A thread that is ending has nobody left who asks.
+    let _ = MESSAGE.try_with(|last| *last.borrow_mut() = message);
+}
+
+/// The calling thread's last message; valid until its next failure.
+pub(crate) fn last_message() -> *const c_char {
+    MESSAGE.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
+}
+
+/// A text that C gave.
+///
+/// # Safety
+/// `text` is null or points to a text that ends with a zero and does not change while the result is used.
+pub(crate) unsafe fn text_of<'a>(what: &str, text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(Error::invalid(format!("{what} is a null pointer")));
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Error::invalid(format!("{what} is no UTF-8")))
+}

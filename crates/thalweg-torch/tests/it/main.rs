@@ -1,0 +1,12 @@
+//! The C interface, called as PyTorch calls it, on simulated devices.
+
+mod capture;
+mod eager;
+mod failures;
+mod header;
+mod pools;
+mod process;
+mod races;
+mod support;
+mod trees;
+mod watch;

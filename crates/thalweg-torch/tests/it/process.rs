@@ -1,0 +1,112 @@
+//! Threads, forks, and the end of the process in whatever order it comes.
+
+use std::sync::{Arc, Barrier};
+
+use thalweg_torch::Status;
+
+use crate::support::{Graph, Torch, read, sim};
+
+#[test]
+fn threads_work_on_streams_of_their_own() {
+    let torch = Torch::new(&sim(1), "");
+    let barrier = Arc::new(Barrier::new(4));
+    let threads: Vec<_> = (0..4_u8)
+        .map(|number| {
+            let (torch, barrier) = (Arc::clone(&torch), Arc::clone(&barrier));
+            std::thread::spawn(move || {
+                let stream = torch.stream(0);
+                barrier.wait();
+                for round in 0..100 {
+                    let x = torch.full(512 << (round % 8), number, &stream);
+                    let y = torch.full(4096, number + 100, &stream);
+                    assert_eq!((read(&stream, &x), read(&stream, &y)), (number, number + 100));
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let statistics = torch.statistics(0);
+    assert_eq!((statistics.allocation.all.allocated, statistics.allocation.all.current), (800, 0));
+}
+
+/// The backward pass frees on a thread of its own what the forward pass made.
+#[test]
+fn memory_is_freed_on_another_thread() {
+    let torch = Torch::small();
+    let stream = torch.default_stream(0);
+    for _ in 0..20 {
+        let made: Vec<_> = (0..10).map(|value| torch.full(8192, value, &stream)).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(made));
+        });
+    }
+    assert_eq!(torch.statistics(0).allocated_bytes.all.current, 0);
+    assert!(torch.statistics(0).reserved_bytes.all.peak <= 2 << 20);
+}
+
+/// Forks, and says whether `check` held in the child.
+fn in_child(check: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs the check and leaves without unwinding or running anything of the parent's.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let holds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
+            libc::_exit(i32::from(!holds));
+        }
+        child
+    };
+    assert!(child > 0, "the process could fork");
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    (waited, status) == (child, 0)
+}
+
+/// A DataLoader's worker: it inherits tensors, drops them, and must neither crash nor wait.
+#[test]
+fn a_forked_child_can_drop_what_it_inherited() {
+    let torch = Torch::small();
+    let stream = torch.default_stream(0);
+    let inherited = torch.full(4096, 7, &stream);
+    let (other, second) = (Arc::clone(&torch), torch.empty(512, &stream).unwrap());
+    let holds = in_child(|| {
+        second.record_stream(&other.default_stream(0));
+        drop(second);
+        let refused = other.malloc(512, &stream).is_err_and(|(status, _)| status == Status::Forked);
+        let empty = other.empty_cache().is_err_and(|(status, _)| status == Status::Forked);
+        refused && empty
+    });
+    assert!(holds);
+    assert_eq!(read(&stream, &inherited), 7, "the parent goes on");
+}
+
+/// What is alive when the allocator is given up goes with it, in any order.
+#[test]
+fn everything_may_be_alive_at_the_end() {
+    let devices = sim(1);
+    for order in 0..3 {
+        let torch = Torch::new(&devices, "");
+        let stream = torch.stream(0);
+        let (graph, output) =
+            Graph::capture(&torch, (order + 1, 0), &stream, || torch.full(4096, 1, &stream));
+        graph.replay(&stream);
+        let raw = torch.malloc(1 << 20, &stream).unwrap();
+        assert_ne!(raw, 0);
+        match order {
+            0 => drop((graph, output)),
+            1 => {
+                output.without_deleter();
+                drop(graph);
+            }
+            _ => {
+                drop(graph);
+                output.without_deleter();
+            }
+        }
+        stream.synchronize().unwrap();
+        drop(torch);
+    }
+    let allocator = devices[0].allocator();
+    allocator.empty_cache().unwrap();
+    assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "nothing was leaked");
+}

@@ -1,0 +1,315 @@
+//! [`Torch`]: a caller that makes PyTorch's calls in PyTorch's order, through the exported functions alone.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_device::{CaptureMode, DevicePointer, FillPattern, GraphExecHandle, GraphHandle, Label};
+use thalweg_runtime::{Device, Environment, Stream};
+use thalweg_torch::interface::*;
+use thalweg_torch::{Allocator, PoolName, Source, Status};
+
+pub const MIB: u64 = 1 << 20;
+
+/// Simulated devices of 64 MiB, with a machine of their own.
+pub fn sim(devices: u32) -> Vec<Device> {
+    let config = SimConfig { devices, memory_bytes: 64 * MIB, workers: 2, ..SimConfig::default() };
+    Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
+}
+
+/// A status with its message.
+pub type Answer<T> = Result<T, (Status, String)>;
+
+pub fn message() -> String {
+    // SAFETY: the text is there until the thread's next failure.
+    unsafe { CStr::from_ptr(thalweg_error_message()) }.to_str().unwrap().to_owned()
+}
+
+pub fn answer<T>(status: Status, value: T) -> Answer<T> {
+    if status == Status::Ok { Ok(value) } else { Err((status, message())) }
+}
+
+/// PyTorch's process. Closing it is its end: what is alive then is given up.
+pub struct Torch {
+    pub devices: Vec<Device>,
+    allocator: *mut Allocator,
+}
+
+// SAFETY: the interface may be called from any thread.
+unsafe impl Send for Torch {}
+// SAFETY: as above.
+unsafe impl Sync for Torch {}
+
+/// Memory of a tensor: freed when it is dropped, as `c10::DataPtr` does.
+pub struct Storage {
+    torch: Arc<Torch>,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+impl Torch {
+    pub fn new(devices: &[Device], settings: &str) -> Arc<Self> {
+        let allocator = Allocator::new(Source::Devices(devices.to_vec()), settings).unwrap();
+        Arc::new(Self { devices: devices.to_vec(), allocator: Box::into_raw(Box::new(allocator)) })
+    }
+
+    /// One small device.
+    pub fn small() -> Arc<Self> {
+        Self::new(&sim(1), "")
+    }
+
+    pub fn raw(&self) -> *const Allocator {
+        self.allocator
+    }
+
+    /// A native stream, as `torch.cuda.Stream()` has one, and the means to give it work.
+    pub fn stream(&self, device: usize) -> Stream {
+        let native = Stream::new(&self.devices[device]).unwrap().native().unwrap();
+        self.wrap(device, native)
+    }
+
+    pub fn default_stream(&self, device: usize) -> Stream {
+        self.wrap(device, 0)
+    }
+
+    fn wrap(&self, device: usize, native: u64) -> Stream {
+        // SAFETY: the allocator lives as long as `self`.
+        unsafe { &*self.allocator }.stream(device as i32, native).unwrap()
+    }
+
+    /// `CUDACachingAllocator::raw_alloc_with_stream`.
+    pub fn malloc(&self, bytes: u64, stream: &Stream) -> Answer<u64> {
+        let device = stream.device().index() as i32;
+        let mut address = 0;
+        // SAFETY: the allocator is open, and there is a place.
+        let status = unsafe { thalweg_malloc(self.raw(), device, bytes, native(stream), &raw mut address) };
+        answer(status, address)
+    }
+
+    /// `CUDACachingAllocator::raw_delete`.
+    pub fn free(&self, address: u64) -> Answer<()> {
+        // SAFETY: the allocator is open.
+        answer(unsafe { thalweg_free(self.raw(), address) }, ())
+    }
+
+    /// `torch.empty` on the current stream.
+    pub fn empty(self: &Arc<Self>, bytes: u64, stream: &Stream) -> Answer<Storage> {
+        Ok(Storage { torch: Arc::clone(self), address: self.malloc(bytes, stream)?, bytes })
+    }
+
+    /// `torch.full`: an allocation and a kernel.
+    pub fn full(self: &Arc<Self>, bytes: u64, value: u8, stream: &Stream) -> Storage {
+        let storage = self.empty(bytes, stream).unwrap();
+        fill(stream, &storage, value);
+        storage
+    }
+
+    pub fn statistics(&self, device: i32) -> StatisticsC {
+        let mut statistics = StatisticsC::default();
+        // SAFETY: the allocator is open, and there is a place.
+        let status = unsafe { thalweg_device_statistics(self.raw(), device, &raw mut statistics) };
+        answer(status, statistics).unwrap()
+    }
+
+    pub fn empty_cache(&self) -> Answer<()> {
+        // SAFETY: the allocator is open.
+        answer(unsafe { thalweg_empty_cache(self.raw()) }, ())
+    }
+
+    /// `beginAllocateToPool`, with a filter as `CUDAGraph::capture_begin` has it: the streams that a function names.
+    pub fn begin(&self, pool: PoolName, filter: impl Fn(u64) -> bool + Send + Sync + 'static) -> Answer<()> {
+        unsafe extern "C" fn call(user: *mut c_void, stream: u64) -> u8 {
+            // SAFETY: it is the filter below.
+            u8::from((unsafe { &*user.cast::<Filter>() })(stream))
+        }
+        unsafe extern "C" fn free(user: *mut c_void) {
+            FILTERS.fetch_sub(1, Ordering::Relaxed);
+            // SAFETY: it is the filter below, and this is called once.
+            drop(unsafe { Box::from_raw(user.cast::<Filter>()) });
+        }
+        let filter: Box<Filter> = Box::new(Box::new(filter));
+        FILTERS.fetch_add(1, Ordering::Relaxed);
+        let user = Box::into_raw(filter).cast();
+        // SAFETY: the allocator is open, and the functions take what they are given.
+        let status =
+            unsafe { thalweg_begin_allocate_to_pool(self.raw(), 0, pool.0, pool.1, call, user, Some(free)) };
+        answer(status, ())
+    }
+
+    pub fn end(&self, pool: PoolName) -> Answer<()> {
+        // SAFETY: the allocator is open.
+        answer(unsafe { thalweg_end_allocate_to_pool(self.raw(), 0, pool.0, pool.1) }, ())
+    }
+
+    pub fn release(&self, pool: PoolName) -> Answer<()> {
+        // SAFETY: the allocator is open.
+        answer(unsafe { thalweg_release_pool(self.raw(), 0, pool.0, pool.1) }, ())
+    }
+
+    pub fn use_count(&self, pool: PoolName) -> u64 {
+        let mut count = 0;
+        // SAFETY: the allocator is open, and there is a place.
+        let status = unsafe { thalweg_pool_use_count(self.raw(), 0, pool.0, pool.1, &raw mut count) };
+        answer(status, count).unwrap()
+    }
+
+    /// Everything that a snapshot has: segments with their blocks, and events.
+    pub fn snapshot(&self, pool: PoolName) -> Collected {
+        let collected = Mutex::new(Collected::default());
+        let visitor = VisitorC {
+            user: (&raw const collected).cast_mut().cast(),
+            segment: on_segment,
+            block: on_block,
+            event: on_event,
+            annotation: on_annotation,
+        };
+        // SAFETY: the allocator is open, and the functions take what they are given.
+        let status = unsafe { thalweg_visit_snapshot(self.raw(), pool.0, pool.1, 1, &raw const visitor) };
+        answer(status, collected.into_inner().unwrap()).unwrap()
+    }
+
+    /// What a function writes.
+    pub fn text(&self, call: impl FnOnce(*const Allocator, Write, *mut c_void) -> Status) -> Answer<Vec<u8>> {
+        unsafe extern "C" fn write(user: *mut c_void, bytes: *const u8, count: usize) {
+            // SAFETY: it is the list below, and there are so many bytes.
+            unsafe { (*user.cast::<Vec<u8>>()).extend(std::slice::from_raw_parts(bytes, count)) };
+        }
+        let mut written = Vec::new();
+        let status = call(self.raw(), write, (&raw mut written).cast());
+        answer(status, written)
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it any more: whoever does has an `Arc` of this.
+        let status = unsafe { thalweg_close(self.allocator) };
+        assert_eq!(status, Status::Ok);
+    }
+}
+
+impl Storage {
+    pub fn record_stream(&self, stream: &Stream) {
+        let device = stream.device().index() as i32;
+        // SAFETY: the allocator is open.
+        let status = unsafe { thalweg_record_stream(self.torch.raw(), self.address, device, native(stream)) };
+        answer(status, ()).unwrap();
+    }
+
+    pub fn record_use(&self, stream: &Stream) {
+        let device = stream.device().index() as i32;
+        // SAFETY: the allocator is open.
+        let status = unsafe { thalweg_record_use(self.torch.raw(), self.address, device, native(stream)) };
+        answer(status, ()).unwrap();
+    }
+
+    /// Takes the deleter away, as graph trees do with tensors whose memory they take back: the drop does nothing.
+    pub fn without_deleter(mut self) -> u64 {
+        std::mem::replace(&mut self.address, 0)
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.torch.free(self.address).unwrap();
+    }
+}
+
+type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// Filters that were not dropped yet, of the whole process.
+pub static FILTERS: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Default, Debug)]
+pub struct Collected {
+    pub segments: Vec<(SegmentC, Vec<BlockC>)>,
+    pub events: Vec<EventC>,
+}
+
+// SAFETY: the pointers in events are not followed.
+unsafe impl Send for Collected {}
+
+fn collected<'a>(user: *mut c_void) -> std::sync::MutexGuard<'a, Collected> {
+    // SAFETY: it is the collection of `Torch::snapshot`, which is there during the visit.
+    unsafe { &*user.cast::<Mutex<Collected>>() }.lock().unwrap()
+}
+
+unsafe extern "C" fn on_segment(user: *mut c_void, segment: *const SegmentC) {
+    // SAFETY: a segment is there during the call.
+    collected(user).segments.push((unsafe { *segment }, Vec::new()));
+}
+
+unsafe extern "C" fn on_block(user: *mut c_void, block: *const BlockC) {
+    // SAFETY: a block is there during the call.
+    collected(user).segments.last_mut().unwrap().1.push(unsafe { *block });
+}
+
+unsafe extern "C" fn on_event(user: *mut c_void, event: *const EventC) {
+    // SAFETY: an event is there during the call.
+    collected(user).events.push(unsafe { *event });
+}
+
+unsafe extern "C" fn on_annotation(_: *mut c_void, _: *const AnnotationC) {}
+
+pub fn native(stream: &Stream) -> u64 {
+    if stream.is_default() { 0 } else { stream.native().unwrap() }
+}
+
+pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
+    let pointer = DevicePointer::new(storage.address);
+    stream.fill(pointer, FillPattern::U8(value), storage.bytes, Label::here("fill")).unwrap();
+}
+
+/// The first byte, behind the work of the stream; all others must be equal.
+pub fn read(stream: &Stream, storage: &Storage) -> u8 {
+    let mut bytes = vec![0; storage.bytes as usize];
+    stream.copy_to_host(&mut bytes, DevicePointer::new(storage.address), Label::here("read")).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "one value fills the memory");
+    bytes[0]
+}
+
+/// `torch.cuda.CUDAGraph`: begin, work, end, replay, and the release of its pool when it is dropped.
+pub struct Graph {
+    torch: Arc<Torch>,
+    pub pool: PoolName,
+    exec: Option<GraphExecHandle>,
+    graph: Option<GraphHandle>,
+}
+
+impl Graph {
+    /// `CUDAGraph::capture_begin` to `capture_end`.
+    pub fn capture<T>(
+        torch: &Arc<Torch>,
+        pool: PoolName,
+        stream: &Stream,
+        body: impl FnOnce() -> T,
+    ) -> (Self, T) {
+        let (driver, handle) = (stream.device().driver(), stream.handle());
+        let asked = stream.clone();
+        let capturing = native(stream);
+        torch
+            .begin(pool, move |native| native == capturing && asked.is_capturing().unwrap_or(false))
+            .unwrap();
+        driver.stream_begin_capture(handle, CaptureMode::Global).unwrap();
+        let result = body();
+        let graph = driver.stream_end_capture(handle).unwrap();
+        torch.end(pool).unwrap();
+        let exec = driver.graph_instantiate(graph, stream.device().index()).unwrap();
+        (Self { torch: Arc::clone(torch), pool, exec: Some(exec), graph: Some(graph) }, result)
+    }
+
+    pub fn replay(&self, stream: &Stream) {
+        stream.device().driver().graph_launch(self.exec.unwrap(), stream.handle()).unwrap();
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // PyTorch's order: first the pool, then the executable.
+        self.torch.release(self.pool).unwrap();
+        let driver = self.torch.devices[0].driver();
+        driver.graph_exec_destroy(self.exec.take().unwrap()).unwrap();
+        driver.graph_destroy(self.graph.take().unwrap()).unwrap();
+    }
+}

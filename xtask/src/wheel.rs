@@ -1,0 +1,169 @@
+//! `cargo xtask wheel`: the Python wheel `thalweg-torch`, in one command.
+//!
+//! ```text
+//! libthalweg_torch.so         this workspace's allocator behind a C interface       cargo
+//! libthalweg_hooks.so         the first tier: needs no header of PyTorch's          the C++ compiler
+//! libthalweg_native_2_11.so   the second tier: one for each PyTorch that is given   the C++ compiler
+//! thalweg                     the command line, which reads memory snapshots        maturin
+//! thalweg_torch/*.py          the package                                           maturin
+//! ```
+//!
+//! PyTorch's headers are needed here and nowhere else: the workspace builds and tests without them. A PyTorch is a folder as `pip
+//! install --target` or an unpacked wheel leaves it, and none is run. The shared libraries are put beside the package's
+//! modules, where git ignores them, so that the package also works from the checkout.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What was asked for.
+#[derive(Default)]
+pub struct Options {
+    /// Folders of the Python package `torch`.
+    torch: Vec<PathBuf>,
+    /// The folder of CUDA's runtime.
+    cuda: Option<PathBuf>,
+    out: Option<PathBuf>,
+    /// The shared libraries alone, and those of the benches.
+    objects_only: bool,
+}
+
+impl Options {
+    /// Reads the arguments behind `wheel`.
+    pub fn parse(arguments: &[String]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let mut value =
+                || arguments.next().map(PathBuf::from).ok_or_else(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--torch" => options.torch.push(value()?),
+                "--cuda" => options.cuda = Some(value()?),
+                "--out" => options.out = Some(value()?),
+                "--objects-only" => options.objects_only = true,
+                other => return Err(format!("wheel has no option `{other}`")),
+            }
+        }
+        if !options.torch.is_empty() && options.cuda.is_none() {
+            return Err("--torch needs --cuda: PyTorch's headers include CUDA's".to_owned());
+        }
+        Ok(options)
+    }
+}
+
+/// Builds everything; what goes wrong is an error.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let root = crate::root();
+    let crate_folder = root.join("crates/thalweg-torch");
+    let package = crate_folder.join("python/thalweg_torch");
+    library(&root, &package)?;
+    let compiler = Compiler { crate_folder: &crate_folder, package: &package };
+    compiler.build("csrc/hooks.cpp", &package.join("libthalweg_hooks.so"), &[])?;
+    for torch in &options.torch {
+        let cuda = options.cuda.as_deref().expect("it was asked for with the first --torch");
+        let flags = flags(torch, cuda)?;
+        let (major, minor) = version(torch)?;
+        compiler.build(
+            "csrc/native.cpp",
+            &package.join(format!("libthalweg_native_{major}_{minor}.so")),
+            &flags,
+        )?;
+        if options.objects_only {
+            compiler.build("scripts/pairs.cpp", &crate_folder.join("scripts/libthalweg_pairs.so"), &flags)?;
+        }
+    }
+    if options.torch.is_empty() {
+        println!("no --torch was given: the wheel has the first tier only");
+    }
+    if options.objects_only {
+        println!("the shared libraries are in {}", package.display());
+        return Ok(true);
+    }
+    let out = options.out.clone().unwrap_or_else(|| root.join("target/wheels"));
+    let mut maturin = Command::new("maturin");
+    maturin.args(["build", "--out"]).arg(out).current_dir(&crate_folder);
+    succeed(&mut maturin, "`pip install maturin` gives it")?;
+    Ok(true)
+}
+
+/// The C interface, built as bundles are and put where the package looks for it.
+fn library(root: &Path, package: &Path) -> Result<(), String> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut build = Command::new(cargo);
+    build.args(["build", "--profile", "bundle", "-p", "thalweg-torch"]).current_dir(root);
+    succeed(&mut build, "it built this program")?;
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let name = "libthalweg_torch.so";
+    let built = target.join("bundle").join(name);
+    fs::copy(&built, package.join(name))
+        .map(drop)
+        .map_err(|error| format!("{} cannot be copied to {}: {error}", built.display(), package.display()))
+}
+
+struct Compiler<'a> {
+    crate_folder: &'a Path,
+    package: &'a Path,
+}
+
+impl Compiler<'_> {
+    fn build(&self, source: &str, target: &Path, flags: &[OsString]) -> Result<(), String> {
+        let mut command = Command::new(env::var_os("CXX").unwrap_or_else(|| OsString::from("g++")));
+        command
+            .args(["-std=c++20", "-O2", "-fPIC", "-shared", "-s", "-fvisibility=hidden"])
+            .args(["-Wall", "-Wextra", "-Wno-unused-parameter", "-Iinclude", source, "-o"])
+            .arg(target)
+            .arg("-L")
+            .arg(self.package)
+            .args(["-lthalweg_torch", "-ldl", "-Wl,-rpath,$ORIGIN", "-Wl,--as-needed", "-Wl,-z,defs"])
+            .args(flags)
+            .current_dir(self.crate_folder);
+        succeed(&mut command, "CXX names another C++ compiler")
+    }
+}
+
+/// What an object that speaks to PyTorch is compiled and linked with.
+fn flags(torch: &Path, cuda: &Path) -> Result<Vec<OsString>, String> {
+    let libraries = cuda.join("lib");
+    let runtime = fs::read_dir(&libraries)
+        .map_err(|error| format!("{} cannot be read: {error}", libraries.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libcudart.so.")))
+        .ok_or_else(|| format!("{} has no libcudart.so", libraries.display()))?;
+    let mut flags: Vec<OsString> = Vec::new();
+    for folder in [torch.join("include"), cuda.join("include")] {
+        flags.extend(["-isystem".into(), folder.into()]);
+    }
+    flags.extend([
+        "-L".into(),
+        torch.join("lib").into(),
+        "-lc10".into(),
+        "-lc10_cuda".into(),
+        runtime.into(),
+    ]);
+    Ok(flags)
+}
+
+/// The version of a PyTorch, by its header.
+fn version(torch: &Path) -> Result<(u32, u32), String> {
+    let header = torch.join("include/torch/headeronly/version.h");
+    let text = fs::read_to_string(&header)
+        .map_err(|error| format!("{} cannot be read: {error}", header.display()))?;
+    let number = |name: &str| -> Option<u32> {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("#define ")?.strip_prefix(name))?;
+        line.trim().parse().ok()
+    };
+    number("TORCH_VERSION_MAJOR ")
+        .zip(number("TORCH_VERSION_MINOR "))
+        .ok_or_else(|| format!("{} does not say which version it is", header.display()))
+}
+
+fn succeed(command: &mut Command, advice: &str) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name} failed: {status}")),
+        Err(error) => Err(format!("{name} cannot be started: {error} ({advice})")),
+    }
+}
