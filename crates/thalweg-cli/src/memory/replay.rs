@@ -264,7 +264,9 @@ impl Report<'_> {
     fn notes(&self, output: &Output) {
         let note = |text: &str| output.line(2, &format!("  {text}"));
         let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
-        note(&format!("live at most: {}, whatever the settings", size(live)));
+        let is_whole = self.outcomes.iter().any(|outcome| !outcome.out_of_memory);
+        let scope = if is_whole { "whatever the settings" } else { "up to where it died" };
+        note(&format!("live at most: {}, {scope}", size(live)));
         let recorded = self.confs.iter().position(|conf| conf == self.recorded);
         if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
             let mismatches = count(self.outcomes[at].address_mismatches);
