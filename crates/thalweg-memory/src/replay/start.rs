@@ -336,9 +336,12 @@ pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) 
     older.iter().map(|(&address, older)| request(found, address, older)).collect()
 }
 
+/// Segments as (address, bytes), each under the number of the block for which it was taken.
+type Opened = Vec<(u32, (u64, u64))>;
+
 /// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
 /// blocks are numbered from `first` on.
-pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Vec<(u32, (u64, u64))>) {
+pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened) {
     let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
     // Of each kind of small segments, where the last is: it need not be filled.
     let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);
