@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::{Arena, Request};
+use crate::blocks::{BlockId, BlockUse};
 use crate::error::AllocationError;
 use crate::policy::MIN_BLOCK_BYTES;
 use crate::stats::SizeClass;
@@ -79,5 +80,12 @@ impl DeviceAllocator {
         let span = state.take_at(arena, &request, address).ok()?;
         drop(state);
         Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
+    }
+    /// How much is free right behind a block.
+    pub(crate) fn free_behind(&self, block: &Block) -> u64 {
+        let (arena, Some(block)) = block.place() else { return 0 };
+        let state = arena.lock();
+        let is_free = |block: &BlockId| matches!(state.blocks.usage(*block), BlockUse::Free { .. });
+        state.blocks.next(block).filter(is_free).map_or(0, |next| state.blocks.span(next).size_bytes)
     }
 }

@@ -36,32 +36,49 @@ usage: thalweg memory show   SNAPSHOT... [--top N] [--card 24GiB]
                              [--policy pytorch|thalweg] [--card 24GiB]
                              [--html OUT]
        thalweg memory diff   BEFORE AFTER [--at end|peak] [--top N]
-       thalweg memory check  SNAPSHOT... [--max-reserved 20GiB] [--max-growth 2%]
+       thalweg memory check  SNAPSHOT... [--max-reserved 20GiB]
+                             [--max-growth 2%]
 
-Reads what torch.cuda.memory._dump_snapshot wrote: a pickle, or JSON, packed with
-gzip or not; - is standard input. Nothing in a file is run. No GPU is needed.
+Reads what torch.cuda.memory._dump_snapshot wrote: a pickle, or JSON, packed
+with gzip or not; - is standard input. Nothing in a file is run, and no GPU
+is needed.
 
   show    the peaks, what was live then by size and by place, and why the rest
           of the reserved memory was of no use
-  replay  the recorded requests again, under other settings: what would have been
-          reserved, and whether it would have fitted
+  replay  the recorded requests again, under other settings: what would have
+          been reserved, and whether it would have fitted
   diff    what one snapshot has more of than another
   check   for CI: one line, and exit status 1 if a limit is passed
 
   --json          one JSON object a line
-  --html OUT      show, replay: the same and more as a page for a browser, in one
-                  file; each --conf is a curve on it
+  --html OUT      show, replay: the same and more as a page for a browser, in
+                  one file; each --conf is a curve on it
   --top N         how many sizes and places are shown (default: 8)
-  --conf CONF     settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be repeated
-                  (default: those that the snapshot was recorded with)
+  --conf CONF     settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be
+                  repeated (default: those that the snapshot was recorded with)
   --policy NAME   pytorch: decides as PyTorch 2.11 does (default);
                   thalweg: as this project's own allocator does
   --card SIZE     the memory of the card: 24GiB, or a number of bytes
-  --search        tries the settings that help some programs, and recommends one
+  --search        tries a list of settings too, and recommends one (see below)
   --at MOMENT     diff: what is live at the end (default), or at the peak
   --max-reserved SIZE   check: the most that may be reserved at once
   --max-growth PERCENT  check: how much the highest live memory of the last
                         quarter of the trace may exceed that of the second
+
+--search tries what is known to help some programs:
+  the default
+  expandable_segments:True
+      segments that grow: no free rests between segments
+  max_split_size_mb:64, :128, :256, :512
+      large blocks are not cut, and stay whole for large requests
+  roundup_power2_divisions:4, :8, :16
+      sizes that vary a little become equal, and fit where others were
+  garbage_collection_threshold:0.6, :0.8, and :0.8 with max_split_size_mb:128
+      old cached segments go back before the card is full; with --card only,
+      since without one nothing is collected
+It recommends the one that fits and reserves least; of those within 1 % of that,
+the one that calls the driver least. cudaMallocAsync is not tried: of that there
+is only an estimate (--conf backend:cudaMallocAsync).
 
 The exit status is 0; 1 if check found a limit passed; 2 if a file could not be
 read or the command makes no sense.

@@ -136,7 +136,9 @@ fn outcomes(
     for conf in confs {
         let settings = question.settings(conf).map_err(|error| complain(&error))?;
         // Only the recording's own settings lead to the state in which the trace begins.
-        let is_recorded = conf == recorded && question.policy == Policy::PyTorch;
+        let as_recorded =
+            || what_if::settings(question.policy, recorded).is_ok_and(|those| those == settings);
+        let is_recorded = question.policy == Policy::PyTorch && as_recorded();
         let start = if is_recorded { StartState::Recorded } else { StartState::LiveBlocks };
         let mut progress = Progress::new(format!("replaying {}", name(conf)), program.steps().len() as u64);
         let show = |step| progress.show(step as u64);
@@ -216,6 +218,10 @@ fn object(question: &Question, path: &str, device: usize, conf: &str, outcome: &
         .integer("retries", outcome.retries)
         .boolean("out_of_memory", outcome.out_of_memory)
         .integer("address_mismatches", outcome.address_mismatches);
+    let object = match outcome.is_estimate {
+        true => object.boolean("is_estimate", true),
+        false => object,
+    };
     let object = match outcome.is_lower_bound {
         true => object
             .boolean("is_lower_bound", true)
@@ -258,7 +264,9 @@ impl Report<'_> {
     fn notes(&self, output: &Output) {
         let note = |text: &str| output.line(2, &format!("  {text}"));
         let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
-        note(&format!("live at most: {}, whatever the settings", size(live)));
+        let is_whole = self.outcomes.iter().any(|outcome| !outcome.out_of_memory);
+        let scope = if is_whole { "whatever the settings" } else { "up to where it died" };
+        note(&format!("live at most: {}, {scope}", size(live)));
         let recorded = self.confs.iter().position(|conf| conf == self.recorded);
         if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
             let mismatches = count(self.outcomes[at].address_mismatches);

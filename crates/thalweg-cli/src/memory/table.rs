@@ -4,7 +4,7 @@
 //! The others are figures, to the right.
 
 /// The text column is never narrower; then the table is wider than the terminal.
-const LEAST_TEXT: usize = 10;
+const LEAST_TEXT: usize = 8;
 
 /// A table with a line of names.
 pub struct Table {

@@ -54,7 +54,12 @@ impl Replay<'_> {
                 self.allocator.restore_block(&arena, address, size_bytes, requested, segment.stream)
             });
             match block {
-                Some(block) => self.hold(older.number, block, *recorded)?,
+                Some(block) => {
+                    if older.may_be_larger(segment, is_cut, (end - recorded).saturating_sub(size_bytes)) {
+                        self.doubts.add(older.number, &block);
+                    }
+                    self.hold(older.number, block, *recorded)?;
+                }
                 // In a damaged file blocks overlap.
                 None => self.allocate(older.request(*recorded, segment.pool))?,
             }
@@ -65,7 +70,7 @@ impl Replay<'_> {
 }
 
 /// The size of a block for so many bytes, and whether what it does not need is cut off.
-fn rounding(arena: &Arena, requested_bytes: u64) -> (u64, bool) {
+pub(super) fn rounding(arena: &Arena, requested_bytes: u64) -> (u64, bool) {
     let state = arena.lock();
     let size_bytes = state.request(requested_bytes.max(1)).size_bytes;
     (size_bytes, size_bytes < state.policy.max_split_bytes)

@@ -18,7 +18,8 @@
 //!   other streams: it gets one, by [`record_stream`](crate::Block::record_stream), on a *lane*, a stream of the replay's own
 //!   whose event passes when the trace says so.
 //! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
-//!   ([`StartState`]).
+//!   ([`StartState`]). How much of a free piece belonged to a block before it the replay finds out on the way, where the
+//!   recording leaves it open.
 //! - A run of `segment_free` or `segment_unmap` entries is taken for a call of `empty_cache`. That is so in traces of programs
 //!   that had memory enough; where memory was short the allocator itself may have given them back.
 //! - A request that failed (`oom`) is no part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
@@ -38,6 +39,7 @@
 //! What is not here: threads. A trace has one order, and that is kept.
 
 mod addresses;
+mod doubts;
 mod layout;
 mod program;
 mod reading;
@@ -50,6 +52,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
+use doubts::Doubts;
 pub use program::{Program, StartState, Step};
 use rustc_hash::FxHashMap;
 use tags::{Conflict, Points, Tags};
@@ -83,6 +86,8 @@ pub struct Replay<'p> {
     tags: Option<Tags>,
     /// Whether the state before the trace is laid out, if it is to be.
     is_laid_out: bool,
+    /// What of that is not known for sure.
+    doubts: Doubts,
     attempts: bool,
     /// The next step, counted from the first of those that make the state before the trace.
     at: usize,
@@ -144,6 +149,7 @@ impl<'p> Replay<'p> {
             lanes: 0,
             tags: Some(Tags::default()),
             is_laid_out: false,
+            doubts: Doubts::default(),
             attempts: false,
             at: 0,
             start_steps: program.start_steps(StartState::Recorded).len(),
@@ -260,6 +266,13 @@ impl<'p> Replay<'p> {
         self.upstream.serve_block(number);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
+        let block = match self.doubts.is_empty() {
+            true => block,
+            false => {
+                let block = self.reconsidered(block, bytes, recorded_address);
+                block.map_err(|error| self.refused(error))?
+            }
+        };
         self.hold(number, block, recorded_address)
     }
 
@@ -324,10 +337,12 @@ impl<'p> Replay<'p> {
                 tags.release(place, after.clone());
             }
         }
+        let fillers = self.doubts.end(number, &block);
         match lane {
             None => self.requested_bytes -= self.program.requested_bytes(number),
             Some(lane) => {
                 block.record_stream(lane);
+                fillers.iter().for_each(|filler| filler.record_stream(lane));
                 self.pending.insert(number, lane);
             }
         }

@@ -92,12 +92,13 @@ pub(super) fn read(
             .map_err(|what| SnapshotError::new(format!("entry {index} of the trace: {what}")))?;
     }
     reading.find_live_on(&last);
+    reading.begin_behind_first(&last);
     let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
     if reading.older.is_empty() && !tells_of_segments {
         // It begins with the program, and somebody has left the segments out: which were there before is not known.
         found.segments.clear();
     }
-    reading.learn_sizes(trace);
+    reading.learn_rooms(trace);
     Ok(reading.finish(found, &bases))
 }
 
@@ -213,7 +214,8 @@ impl Reading {
         }
         let &Event { address, size_bytes: requested_bytes, stream, .. } = event;
         let number = self.add_block(requested_bytes);
-        let block = OlderBlock { number, requested_bytes, size_bytes: None, stream, freed: Some(index) };
+        let (size_bytes, room_bytes, freed) = (None, u64::MAX, Some(index));
+        let block = OlderBlock { number, requested_bytes, size_bytes, room_bytes, stream, freed };
         self.older.insert(address, block);
         number
     }
@@ -227,17 +229,39 @@ impl Reading {
                     || self.pending.contains_key(&address)
                     || self.older.contains_key(&address);
                 if !is_seen {
-                    let (number, size_bytes) = (self.add_block(requested_bytes), Some(size_bytes));
-                    let block = OlderBlock { number, requested_bytes, size_bytes, stream, freed: None };
+                    let number = self.add_block(requested_bytes);
+                    let (size_bytes, room_bytes, freed) = (Some(size_bytes), u64::MAX, None);
+                    let block = OlderBlock { number, requested_bytes, size_bytes, room_bytes, stream, freed };
                     self.older.insert(address, block);
                 }
             }
         }
     }
 
-    /// Finds out how large blocks were that were live before the trace and are freed in it: a block that is allocated close behind
-    /// such a one begins where that ends.
-    fn learn_sizes(&mut self, trace: impl Iterator<Item = Event>) {
+    /// Where the beginning is lost, what the first entry allocates counts as older: the memory may have been taken for it in an entry
+    /// that is lost, and then a search among what was there would find another place.
+    fn begin_behind_first(&mut self, last: &[LastSegment]) {
+        let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
+        let Some(&Step::Allocate { block: number, bytes: requested_bytes, stream, recorded_address, .. }) =
+            steps.first().filter(|_| !self.older.is_empty() && entries[0] == 0)
+        else {
+            return;
+        };
+        steps.remove(0);
+        entries.remove(0);
+        let frees = |step: &Step| matches!(*step, Step::Free { block } | Step::FreePending { block } if block == number);
+        let freed = steps.iter().position(frees).map(|at| entries[at] as usize);
+        let mut at_end = last.iter().flat_map(|segment| &segment.active);
+        let is_it = |block: &&LastBlock| freed.is_none() && block.address == recorded_address;
+        let size_bytes = at_end.find(is_it).map(|block| block.size_bytes);
+        let room_bytes = u64::MAX;
+        let block = OlderBlock { number, requested_bytes, size_bytes, room_bytes, stream, freed };
+        self.older.insert(recorded_address, block);
+    }
+
+    /// Finds out how large blocks can have been that were live before the trace and are freed in it: up to where another is
+    /// allocated behind such a one.
+    fn learn_rooms(&mut self, trace: impl Iterator<Item = Event>) {
         if self.older.is_empty() {
             return;
         }
@@ -245,7 +269,7 @@ impl Reading {
             if let Some((&address, before)) = self.older.range_mut(..event.address).next_back()
                 && before.freed.is_some_and(|freed| freed > index)
             {
-                before.learn_size(event.address - address);
+                before.learn_room(event.address - address);
             }
         }
     }

@@ -10,8 +10,8 @@
 //!
 //! An entry that frees a block says what was asked for with it and not how large it was. A rest of up to 1 MiB is never free on
 //! its own in a plain segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in
-//! it says where it begins. Where there is none while the block is live, all of it is taken to be free, although a part may have
-//! belonged to the block too.
+//! it says where it begins. Where there is none while the block is live, all of it is taken to be free, until the replay shows that a
+//! part belonged to the block too ([`doubts`](super::doubts)).
 //!
 //! Segments that grow have no beginning in a recording, which shows what is mapped. They begin at the lowest address that was
 //! ever seen mapped; what lay below that, and was never used again, is missed by nobody.
@@ -26,8 +26,10 @@ use crate::upstream::StreamId;
 
 /// The segment of small requests, in every version of PyTorch.
 const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// The largest small request; in segments for large ones, a free rest is larger than this.
+/// The largest small request.
 const SMALL_BYTES: u64 = 1 << 20;
+/// The largest rest that is not cut off a block in a plain segment for large requests.
+pub(super) const LARGEST_REST_BYTES: u64 = 1 << 20;
 /// The page of segments that grow for large requests, by default.
 const LARGE_PAGE_BYTES: u64 = 20 << 20;
 /// The number of the pool that all share.
@@ -50,6 +52,8 @@ pub(super) struct OlderBlock {
     pub(super) requested_bytes: u64,
     /// What it takes in its segment, where that is known.
     pub(super) size_bytes: Option<u64>,
+    /// The most that it can take.
+    pub(super) room_bytes: u64,
     pub(super) stream: StreamId,
     /// The entry of the trace that frees it.
     pub(super) freed: Option<usize>,
@@ -70,33 +74,27 @@ impl OlderBlock {
         rounded_bytes: u64,
         is_cut: bool,
     ) -> u64 {
+        let room_bytes = room_bytes.min(self.room_bytes);
+        let rest_bytes = room_bytes.saturating_sub(rounded_bytes);
         match self.size_bytes {
-            // What is learned from the next block is true of plain segments only.
-            Some(size) if !segment.grows || self.freed.is_none() => size,
+            Some(size) => size,
             _ if segment.grows => rounded_bytes,
-            _ if segment.class == SizeClass::Large
-                && (!is_cut || room_bytes.saturating_sub(rounded_bytes) <= SMALL_BYTES) =>
-            {
+            _ if segment.class == SizeClass::Large && (!is_cut || rest_bytes <= LARGEST_REST_BYTES) => {
                 room_bytes
             }
             _ => rounded_bytes.min(room_bytes),
         }
     }
 
-    /// What was asked for, rounded as in every pool.
-    fn rounded_bytes(&self) -> u64 {
-        self.requested_bytes.max(1).checked_next_multiple_of(512).unwrap_or(u64::MAX)
+    /// Whether it may have more than it is laid out with, where `free_bytes` are free behind it.
+    pub(super) fn may_be_larger(&self, segment: &LaidSegment, is_cut: bool, free_bytes: u64) -> bool {
+        let is_plain_large = segment.class == SizeClass::Large && !segment.grows;
+        self.size_bytes.is_none() && is_plain_large && is_cut && free_bytes > 0
     }
 
-    /// Another block begins so many bytes behind its beginning. No third lies between them where these are too close for that.
-    pub(super) fn learn_size(&mut self, distance_bytes: u64) {
-        let rest = distance_bytes.checked_sub(self.rounded_bytes());
-        if self.size_bytes.is_none()
-            && self.requested_bytes > SMALL_BYTES
-            && rest.is_some_and(|rest| rest <= SMALL_BYTES)
-        {
-            self.size_bytes = Some(distance_bytes);
-        }
+    /// While it was live, another block began so many bytes behind its beginning.
+    pub(super) fn learn_room(&mut self, distance_bytes: u64) {
+        self.room_bytes = distance_bytes.min(self.room_bytes);
     }
 }
 
@@ -338,9 +336,12 @@ pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) 
     older.iter().map(|(&address, older)| request(found, address, older)).collect()
 }
 
+/// Segments as (address, bytes), each under the number of the block for which it was taken.
+type Opened = Vec<(u32, (u64, u64))>;
+
 /// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
 /// blocks are numbered from `first` on.
-pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Vec<(u32, (u64, u64))>) {
+pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened) {
     let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
     // Of each kind of small segments, where the last is: it need not be filled.
     let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);

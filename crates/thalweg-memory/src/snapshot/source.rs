@@ -71,6 +71,19 @@ impl<R: Read> Source<R> {
         Ok(self.window[self.at - N..self.at].try_into().expect("that many were taken"))
     }
 
+    /// What is at hand of the bytes to come: some, or none.
+    #[inline]
+    pub(super) fn ahead(&self) -> &[u8] {
+        &self.window[self.at..self.end]
+    }
+
+    /// Passes bytes that are at hand.
+    #[inline]
+    pub(super) fn pass(&mut self, count: usize) {
+        debug_assert!(count <= self.end - self.at);
+        self.at += count;
+    }
+
     #[inline]
     pub(super) fn take(&mut self, count: u64) -> Result<&[u8], SnapshotError> {
         let count = usize::try_from(count).map_err(|_| self.error("has a length beyond all files"))?;

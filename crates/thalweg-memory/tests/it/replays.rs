@@ -7,8 +7,8 @@ use thalweg_memory::analysis::what_if;
 use thalweg_memory::replay::{
     Program, Replay, ReplayError, ReplayUpstream, StartState, Step, estimate_stream_ordered_peak,
 };
-use thalweg_memory::snapshot::Recording;
-use thalweg_memory::{DeviceAllocator, Settings};
+use thalweg_memory::snapshot::{Action, Event, Recording};
+use thalweg_memory::{DeviceAllocator, Settings, StreamId};
 
 use crate::traces::{self, Truth};
 
@@ -362,5 +362,42 @@ fn the_program_is_the_same_for_every_allocator() {
         let mut replay = Replay::new(&program, allocator, upstream);
         replay.run().expect("there is room, wherever it is");
         assert_eq!(replay.figures().requested_peak_bytes, peak_bytes, "{name}");
+    }
+}
+
+/// A curve of many changes is thinned; it is never below what was reserved, and never above what was reserved close by.
+#[test]
+fn a_curve_of_many_changes_is_thinned_to_the_most_of_each_stretch() {
+    use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
+    const ROUNDS: u64 = 6000;
+    const ENTRIES: usize = 5 * ROUNDS as usize;
+    // Sizes rise and fall slowly. A segment is there from the second entry of its round, that asks for it, to the last.
+    let bytes = |round: u64| (10 + round.abs_diff(ROUNDS / 2) / 10) << 21;
+    let rounds = (0..ROUNDS).flat_map(|round| {
+        [SegmentAlloc, Alloc, FreeRequested, FreeCompleted, SegmentFree].map(|action| Event {
+            action,
+            address: 1 << 40,
+            size_bytes: bytes(round),
+            stream: StreamId::from_raw(0),
+            pool_id: None,
+            time_us: None,
+            stack: None,
+        })
+    });
+    let program = Program::from_trace(&rounds.collect::<Vec<_>>()).expect("it is a trace");
+    let outcome = what_if::run(&program, settings("default"), StartState::Recorded, None, |_| {});
+    let outcome = outcome.expect("there is room");
+    let truth: Vec<u64> = (0..ENTRIES)
+        .map(|entry| if matches!(entry % 5, 1..=3) { bytes(entry as u64 / 5) } else { 0 })
+        .collect();
+    let curve = outcome.reserved;
+    assert!((1000..=4200).contains(&curve.len()), "{} steps", curve.len());
+    assert_eq!(curve.iter().map(|(_, bytes)| *bytes).max(), truth.iter().copied().max());
+    assert!(curve.is_sorted_by(|(one, _), (other, _)| one < other), "it goes on in time");
+    for (entry, &reserved) in truth.iter().enumerate() {
+        let (_, drawn) = curve[curve.partition_point(|(from, _)| *from <= Some(entry as u32)) - 1];
+        let near = &truth[entry.saturating_sub(ENTRIES / 1000)..(entry + ENTRIES / 1000).min(ENTRIES)];
+        let most = near.iter().copied().max().expect("an entry is near itself");
+        assert!((reserved..=most).contains(&drawn), "entry {entry}: {drawn}, not {reserved} to {most}");
     }
 }

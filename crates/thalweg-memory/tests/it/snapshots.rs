@@ -197,6 +197,20 @@ fn what_is_no_snapshot_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_file_that_ends_anywhere_is_refused_with_the_offset() {
+    let (pickle, json) = (full().to_pickle(), full().to_json().into_bytes());
+    for whole in [&pickle[..], OLD_LIST, &json] {
+        assert!(Recording::read(whole).is_ok());
+        for cut in 0..whole.len() {
+            let error = Recording::read(&whole[..cut]).expect_err("something is missing").to_string();
+            let rest = error.strip_prefix("offset ").unwrap_or_else(|| panic!("{cut}: {error}"));
+            let (offset, _) = rest.split_once(':').expect("a colon follows");
+            assert!(offset.parse::<usize>().is_ok_and(|offset| offset <= cut), "{cut}: {error}");
+        }
+    }
+}
+
+#[test]
 fn a_small_file_that_stands_for_much_is_refused() {
     // A trace of 200 entries, which are one; 200 traces, which are one.
     let entry = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x00\x8c\x04sizeK\x00u\x94";
