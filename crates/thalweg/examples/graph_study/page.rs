@@ -89,7 +89,8 @@ fn write_section(out: &mut String, number: usize, section: &Section, report: &Re
 fn write_table(out: &mut String, id: &str, table: &Table, report: &Report) {
     let _ = writeln!(
         out,
-        "<div class=\"table\" tabindex=\"0\" role=\"region\" aria-labelledby=\"{id}\">\n<table>"
+        "<div class=\"table\" tabindex=\"0\" role=\"region\" aria-labelledby=\"{id}\">\n<table{}>",
+        if table.columns.len() > 3 { " class=\"wide\"" } else { "" }
     );
     let simulated = report.is_simulated && table.is_of_times();
     let note = if simulated { format!(" ({})", report.times_are()) } else { String::new() };
