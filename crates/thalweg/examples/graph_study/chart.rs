@@ -25,7 +25,7 @@ pub fn write(out: &mut String, chart: &Chart, report: &Report) {
     let (Chart::Bars { title, .. } | Chart::Lines { title, .. }) = chart;
     let note = if report.is_simulated { format!(" ({})", report.times_are()) } else { String::new() };
     let title = escaped(title);
-    let _ = writeln!(out, "<figure>\n<figcaption>{title}<span>{note}</span></figcaption>");
+    let _ = writeln!(out, "<figure tabindex=\"0\">\n<figcaption>{title}<span>{note}</span></figcaption>");
     match chart {
         Chart::Bars { groups, .. } => bars(out, &title, groups),
         Chart::Lines { lines, marks, .. } => curves(out, &title, lines, marks),
