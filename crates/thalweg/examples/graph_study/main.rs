@@ -106,7 +106,8 @@ fn study(options: &Options) -> Result<Report> {
         sections.push(section?);
     }
     Ok(Report {
-        device: format!("{} ({})", setting.device, setting.device.properties().name),
+        device: setting.device.to_string(),
+        model: setting.device.properties().name.clone(),
         is_simulated: setting.device.is_simulated(),
         network: setting.to_string(),
         rounds: options.rounds,

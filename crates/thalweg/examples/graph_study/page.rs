@@ -20,12 +20,12 @@ pub fn html(report: &Report) -> String {
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
     let _ = writeln!(out, "<meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">");
     out.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-    let device = escaped(&report.device);
+    let device = escaped(&format!("{} ({})", report.device, report.model));
     let _ = writeln!(
         out,
         "<title>Graph study on {device}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>"
     );
-    write_head(&mut out, report);
+    write_head(&mut out, &device, report);
     for (number, section) in report.sections.iter().enumerate() {
         write_section(&mut out, number + 1, section, report);
     }
@@ -33,8 +33,8 @@ pub fn html(report: &Report) -> String {
     out
 }
 
-fn write_head(out: &mut String, report: &Report) {
-    let _ = writeln!(out, "<header>\n<h1>Graph study</h1>\n<p>{}</p>", escaped(&report.device));
+fn write_head(out: &mut String, device: &str, report: &Report) {
+    let _ = writeln!(out, "<header>\n<h1>Graph study</h1>\n<p>{device}</p>");
     let _ = writeln!(out, "<p class=\"muted\">The region is {}.</p>", escaped(&report.network));
     let simulated = if report.is_simulated { " class=\"notice\"" } else { " class=\"muted\"" };
     let _ = writeln!(

@@ -164,8 +164,10 @@ impl Section {
 /// The study.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The device's name and what it is.
+    /// The device, as `--device` names it.
     pub device: String,
+    /// What it is.
+    pub model: String,
     pub is_simulated: bool,
     /// The work that is captured.
     pub network: String,

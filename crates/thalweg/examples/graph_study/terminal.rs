@@ -14,7 +14,7 @@ const GAP: usize = 2;
 
 pub fn text(report: &Report) -> String {
     let mut out = String::new();
-    paragraph(&mut out, "", &format!("Graph study on {}", report.device));
+    paragraph(&mut out, "", &format!("Graph study on {} ({})", report.device, report.model));
     paragraph(&mut out, "", &format!("Region: {}.", report.network));
     paragraph(&mut out, "", &format!("Times: {}; {} rounds a way.", report.times_are(), report.rounds));
     for (number, section) in report.sections.iter().enumerate() {
