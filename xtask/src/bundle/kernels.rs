@@ -97,6 +97,8 @@ fn calls(program: &Program) -> Vec<&'static [&'static str]> {
         (Kind::Example, "conformance") => vec![],
         // A whole epoch: its last batch is smaller than the others.
         (Kind::Example, "digits") => vec![&["--epochs", "1"], &["--epochs", "1", "--graph"]],
+        // The kernels of every part; the page is of no use here.
+        (Kind::Example, "graph_study") => vec![&["--rounds", "2", "--html", "/dev/null"]],
         (Kind::Example | Kind::Test, _) => vec![&[]],
         (Kind::Bench, _) => vec![&["--bench", "--json"]],
         (Kind::Tool, "thalweg") => vec![&["doctor"]],

@@ -146,6 +146,7 @@ run_examples() {
         [ -f "$example" ] && [ -x "$example" ] || continue
         case ${example##*/} in
         run | thalweg | conformance | digits) ;;
+        graph_study) step graph_study "$example" --device "$device" --html "$out/graph_study.html" ;;
         *) step "${example##*/}" "$example" ;;
         esac
     done

@@ -25,6 +25,7 @@ mod tests {
             fake.program("thalweg", "#!/bin/sh\necho \"$@\" on \"$THALWEG_DEVICE\"\n");
             fake.program("conformance", "#!/bin/sh\necho \"$@\"\n");
             fake.program("digits", "#!/bin/sh\necho losses: 0f\necho \"$@\"\n");
+            fake.program("graph_study", "#!/bin/sh\necho study \"$@\" | cut -c1-25\n");
             fake.program("other", "#!/bin/sh\necho another example \"$@\"\n");
             fake.program("tests/thalweg-good", "#!/bin/sh\necho 'test result: ok. 3 passed'\necho more\n");
             fake.program("benches/thalweg-x", "#!/bin/sh\necho '{}'\necho '{}'\n");
@@ -64,6 +65,7 @@ mod tests {
             "tests/good ",
             "ok. 3 passed",
             "digits-graph",
+            "study --device sim --html",
             "another example",
             "the same in all three runs",
             "2 figures",

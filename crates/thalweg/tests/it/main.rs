@@ -1,5 +1,6 @@
 //! The examples as a user runs them: on the simulator, with what they print held against what they promise.
 
+mod graph_study;
 mod sim;
 
 use std::path::PathBuf;
@@ -18,9 +19,26 @@ fn example(name: &str) -> Option<PathBuf> {
     found
 }
 
-fn digits(program: &PathBuf, arguments: &[&str]) -> Output {
+/// Runs an example on the device that the tests run on.
+fn run(program: &PathBuf, arguments: &[&str]) -> Output {
     let device = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
     Command::new(program).args(["--device", &device]).args(arguments).output().expect("the example starts")
+}
+
+/// What an example printed that succeeded.
+fn printed(program: &PathBuf, arguments: &[&str]) -> String {
+    let output = run(program, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// An example refuses a command line with these words.
+fn refuses(program: &PathBuf, arguments: &[&str], words: &str) -> Output {
+    let output = run(program, arguments);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains(words), "{arguments:?}: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    output
 }
 
 fn line<'a>(text: &'a str, start: &str) -> &'a str {
@@ -32,11 +50,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
 #[test]
 fn digits_repeats_its_losses_captured_or_not() {
     let Some(program) = example("digits") else { return };
-    let run = |arguments: &[&str]| {
-        let output = digits(&program, arguments);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("text")
-    };
+    let run = |arguments: &[&str]| printed(&program, arguments);
     let first = run(&["--steps", "8"]);
     assert!(first.starts_with("device: "), "the first line names the device:\n{first}");
     line(&first, "memory: peak allocated ");
@@ -59,9 +73,33 @@ fn digits_refuses_what_it_does_not_know() {
         (&["--device", "gpu"], "unknown kind 'gpu'"),
         (&["--device", "sim:7"], "no device"),
     ] {
-        let output = digits(&program, arguments);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && text.contains(words), "{arguments:?}: {text}");
-        assert!(!text.contains("panicked"), "{text}");
+        refuses(&program, arguments, words);
     }
+}
+
+#[test]
+fn decode_gives_the_same_tokens_captured_and_allocates_nothing_then() {
+    let Some(program) = example("decode") else { return };
+    let text = printed(&program, &["--tokens", "4", "--context", "8", "--features", "16", "--layers", "1"]);
+    let [eager, captured] = ["eager", "captured"].map(|name| line(&text, name));
+    assert!(captured.ends_with(" 0 allocations"), "{text}");
+    assert!(!eager.ends_with(" 0 allocations"), "the counts count:\n{text}");
+    assert_eq!(line(&text, "tokens:").split_whitespace().count(), 1 + 5, "the first and four more:\n{text}");
+}
+
+#[test]
+fn decode_refuses_what_it_does_not_know() {
+    let Some(program) = example("decode") else { return };
+    for (arguments, words) in [
+        (&["--token", "3"][..], "unknown argument --token"),
+        (&["--tokens"], "--tokens needs a value"),
+        (&["--tokens", "0"], "whole number"),
+        (&["--tokens", "128"], "do not fit into a context of 128"),
+        (&["--heads", "3"], "cannot be divided among 3 heads"),
+    ] {
+        let output = refuses(&program, arguments, words);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("usage: decode "), "{arguments:?}");
+    }
+    refuses(&program, &["--device", "sim:7"], "no device");
 }

@@ -1,0 +1,129 @@
+//! A study of CUDA graphs on one region: does a replay do what eager does, what does it save, what does it cost, what breaks it?
+//!
+//! ```text
+//! cargo run --release --example graph_study                       # the GPU if there is one, else the simulated GPU
+//! cargo run --release --example graph_study -- --rounds 200 --html study.html
+//! ```
+//!
+//! Its parts are the checklist that papers on graphs answer: a smoke test of one captured stage, eager against captured against
+//! updated, one sequence length against many, an audit of what replays allocate, two streams, and what the capture audit says.
+//! The answers come as tables, as one HTML page with charts, and as JSON lines: the same figures in all three. Each part states
+//! what must hold; the exit status says whether it does.
+//!
+//! On the simulated GPU the host computes what a card would: its times compare ways of submitting work on this host, and say
+//! nothing of a card.
+
+mod allocations;
+mod chart;
+mod fork;
+mod lengths;
+mod modes;
+mod options;
+mod page;
+mod progress;
+mod region;
+mod report;
+mod setting;
+mod smoke;
+mod terminal;
+mod timing;
+
+use std::process::ExitCode;
+
+use options::{Command, Options};
+use report::{Report, Section};
+use setting::Setting;
+use thalweg::{Device, Result, no_grad};
+
+/// A part of the study, with the words for its progress.
+type Part = (&'static str, fn(&Setting) -> Result<Section>);
+
+const PARTS: [Part; 6] = [
+    ("one stage, captured once", smoke::study),
+    ("eager, captured, updated", modes::study),
+    ("sequence lengths", lengths::study),
+    ("allocations", allocations::study),
+    ("two streams", fork::study),
+    ("capture audit", region::study),
+];
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(Command::Run(options)) => options,
+        Ok(Command::Help) => {
+            println!("{}", options::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(text) => {
+            eprintln!("graph_study: {text}\n\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    let report = match no_grad(|| study(&options)) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("graph_study: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if options.json {
+        print_json(&report);
+    } else {
+        print!("{}", terminal::text(&report));
+    }
+    let page = options.html.display();
+    if let Err(error) = std::fs::write(&options.html, page::html(&report)) {
+        eprintln!("graph_study: the page {page} cannot be written: {error}");
+        return ExitCode::FAILURE;
+    }
+    if !options.json {
+        println!("\nThe page is {page}.\n{}", report.verdict());
+    }
+    if report.all_hold() {
+        return ExitCode::SUCCESS;
+    }
+    for check in report.checks().filter(|check| !check.holds) {
+        eprintln!("graph_study: does not hold: {}", check.statement);
+    }
+    ExitCode::FAILURE
+}
+
+fn study(options: &Options) -> Result<Report> {
+    let device = match &options.device {
+        Some(name) => Device::from_name(name)?,
+        None => Device::best()?,
+    };
+    let setting = Setting::new(device, options.rounds)?;
+    // Loads the kernels, so that no part pays for that and every region can be captured.
+    for network in &setting.networks {
+        network.forward(&setting.inputs[0])?.add(&network.forward(&setting.inputs[0])?)?;
+    }
+    let mut sections = Vec::new();
+    for (number, (name, part)) in PARTS.into_iter().enumerate() {
+        setting.progress.begin(name, number + 1, PARTS.len());
+        let section = part(&setting).map_err(|error| error.context(name));
+        setting.progress.end();
+        sections.push(section?);
+    }
+    Ok(Report {
+        device: setting.device.to_string(),
+        model: setting.device.properties().name.clone(),
+        is_simulated: setting.device.is_simulated(),
+        network: setting.to_string(),
+        rounds: options.rounds,
+        sections,
+    })
+}
+
+fn print_json(report: &Report) {
+    for figure in report.figures() {
+        println!(
+            "{{\"name\": \"graph_study_{}\", \"value\": {}, \"unit\": \"{}\", \"device\": \"{}\", \"rounds\": {}}}",
+            figure.name,
+            figure.text(),
+            figure.unit.name(),
+            report.device,
+            report.rounds
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+pub const USAGE: &str = "\
+usage: graph_study [--device cuda|sim[:N]] [--rounds N] [--html OUT] [--json]
+
+  --device D    where to run (default: the GPU if the machine has one, else the simulated GPU)
+  --rounds N    how often each way of doing a step is timed (default 50)
+  --html OUT    where to write the page (default: graph_study.html in the current directory)
+  --json        the figures as JSON, one object a line, instead of the tables
+
+The exit status is 0 if every check holds, 1 if one does not, 2 for a command line that is not understood.";
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub device: Option<String>,
+    pub rounds: usize,
+    pub html: PathBuf,
+    pub json: bool,
+}
+
+pub enum Command {
+    Run(Options),
+    Help,
+}
+
+impl Options {
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
+        let mut options = Self { device: None, rounds: 50, html: "graph_study.html".into(), json: false };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--device" => options.device = Some(value()?),
+                "--rounds" => options.rounds = count(&argument, &value()?)?,
+                "--html" => options.html = value()?.into(),
+                "--json" => options.json = true,
+                "--help" | "-h" => return Ok(Command::Help),
+                other => return Err(format!("unknown argument {other}")),
+            }
+        }
+        Ok(Command::Run(options))
+    }
+}
+
+fn count(name: &str, text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|&count| count > 0);
+    count.ok_or_else(|| format!("{name} takes a whole number from 1 on, not '{text}'"))
+}

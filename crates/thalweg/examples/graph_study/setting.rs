@@ -1,0 +1,89 @@
+//! What every part of the study works with: a device, two networks of one shape, inputs.
+
+use std::fmt;
+
+use thalweg::module::{Module, Transformer, TransformerOptions};
+use thalweg::random::Generator;
+use thalweg::{DType, Device, Result, Tensor};
+
+use super::progress::Progress;
+
+/// The sequences of a batch, and the tokens of each at most.
+pub const BATCH: usize = 4;
+pub const TOKENS: usize = 64;
+
+/// Small enough that launching it costs more than computing it.
+const SIZES: TransformerOptions =
+    TransformerOptions { vocabulary: 128, context: TOKENS, layers: 4, features: 64, heads: 4 };
+
+/// How many different inputs there are.
+const INPUTS: usize = 3;
+
+pub struct Setting {
+    pub device: Device,
+    pub rounds: usize,
+    /// Alike in shape, with parameters of their own at addresses of their own.
+    pub networks: [Network; 2],
+    /// Tokens, each (batch, tokens).
+    pub inputs: Vec<Tensor>,
+    pub progress: Progress,
+}
+
+/// A transformer's forward pass.
+#[derive(Clone)]
+pub struct Network(Transformer);
+
+impl Network {
+    /// From tokens (batch, tokens) to scores (tokens, batch, vocabulary).
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.0.forward(tokens)
+    }
+}
+
+impl Setting {
+    pub fn new(device: Device, rounds: usize) -> Result<Self> {
+        let network = |seed| Transformer::new(SIZES, &mut Generator::new(seed), &device).map(Network);
+        let networks = [network(0)?, network(1)?];
+        let mut generator = Generator::new(2);
+        let inputs = (0..INPUTS).map(|_| tokens(TOKENS, &mut generator, &device)).collect::<Result<_>>()?;
+        Ok(Self { device, rounds, networks, inputs, progress: Progress::default() })
+    }
+
+    /// The first network, which most parts work with.
+    pub fn network(&self) -> &Network {
+        &self.networks[0]
+    }
+
+    /// The bits of what a network gives for each input, eagerly.
+    pub fn expected(&self, network: &Network) -> Result<Vec<Vec<u32>>> {
+        self.inputs.iter().map(|input| bits(&network.forward(input)?)).collect()
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransformerOptions { layers, features, heads, .. } = SIZES;
+        write!(
+            f,
+            "the forward pass of a transformer of {layers} layers, {features} features and {heads} heads, f32, over {BATCH} \
+             sequences of {TOKENS} tokens"
+        )
+    }
+}
+
+/// Random tokens, (batch, `count`).
+pub fn tokens(count: usize, generator: &mut Generator, device: &Device) -> Result<Tensor> {
+    let values: Vec<i64> =
+        (0..BATCH * count).map(|_| i64::from(generator.below(SIZES.vocabulary as u32))).collect();
+    Tensor::from_slice(&values, &[BATCH, count], device)
+}
+
+/// A tensor that a graph reads, to be rewritten in place.
+pub fn static_input(device: &Device) -> Result<Tensor> {
+    Tensor::zeros(&[BATCH, TOKENS], DType::I64, device)
+}
+
+/// The bits of a tensor of f32: what equal outputs are held against each other by. *Blocks*.
+pub fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+    Ok(tensor.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
