@@ -510,7 +510,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
 
     /// An executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and a graph
-    /// of which a body is being captured, is [`IllegalState`](crate::Code::IllegalState).
+    /// of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
+    /// conditional nodes that has an executable already is [`NotSupported`](crate::Code::NotSupported).
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
 
     /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would

@@ -317,6 +317,12 @@ impl DeviceAllocator {
         Ok(self.cold().pools.release_behind(pool, streams)?)
     }
 
+    /// Gives a pool whose last reference has gone a new one, so that what memory it still has serves again; `false` if it
+    /// has none any more, or a reference. Only where all work that may touch its memory is done.
+    pub fn revive_pool(&self, pool: PoolId) -> bool {
+        self.cold().pools.revive(pool)
+    }
+
     /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
         self.cold().pools.references(pool)

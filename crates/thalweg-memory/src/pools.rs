@@ -156,6 +156,12 @@ impl Pools {
         self.release(id)
     }
 
+    /// Gives a pool whose last reference has gone one again, if it has not been forgotten yet. Whether it did.
+    pub(crate) fn revive(&mut self, id: PoolId) -> bool {
+        let found = self.private.get_mut(&id).filter(|private| private.references == 0);
+        found.map(|private| private.references = 1).is_some()
+    }
+
     /// How many references a pool has; 0 if there is no such pool.
     pub(crate) fn references(&self, id: PoolId) -> usize {
         self.private.get(&id).map_or(0, |private| private.references)

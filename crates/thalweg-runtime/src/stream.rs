@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::{StreamId, planted};
@@ -143,6 +143,8 @@ impl Drop for StreamState {
 pub(crate) struct StreamPool {
     priorities: Mutex<Vec<PriorityPool>>,
     external: Mutex<Vec<std::sync::Weak<StreamState>>>,
+    /// The stream on which captures run that were given none.
+    capture: OnceLock<Arc<StreamState>>,
     forgotten: Arc<ForgottenStreams>,
 }
 
@@ -154,7 +156,7 @@ struct PriorityPool {
 
 impl StreamPool {
     pub(crate) fn new(forgotten: Arc<ForgottenStreams>) -> Self {
-        Self { priorities: Mutex::default(), external: Mutex::default(), forgotten }
+        Self { priorities: Mutex::default(), external: Mutex::default(), capture: OnceLock::new(), forgotten }
     }
 
     fn take(
@@ -177,13 +179,28 @@ impl StreamPool {
         Ok(state)
     }
 
+    fn for_captures(
+        &self,
+        driver: &Arc<dyn Driver>,
+        device: u32,
+    ) -> thalweg_device::Result<Arc<StreamState>> {
+        if let Some(state) = self.capture.get() {
+            return Ok(state.clone());
+        }
+        let handle = driver.stream_create(device, 0)?;
+        let state = Arc::new(StreamState::new(driver, handle, 0, StreamKind::Pool));
+        // If another thread was faster, this one is destroyed with its state.
+        Ok(self.capture.get_or_init(|| state).clone())
+    }
+
     /// Every stream that is known, the default stream apart.
     pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
         let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
         let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
         external.retain(|state| state.strong_count() > 0);
         let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
-        pooled.chain(external.iter().filter_map(std::sync::Weak::upgrade)).collect()
+        let capture = self.capture.get().cloned();
+        pooled.chain(capture).chain(external.iter().filter_map(std::sync::Weak::upgrade)).collect()
     }
 }
 
@@ -208,6 +225,13 @@ impl Stream {
         let (least, greatest) = device.properties().stream_priority_range;
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         let state = device.check(device.stream_pool().take(device.driver(), device.index(), priority))?;
+        Ok(Self::from_state(device, state))
+    }
+
+    /// The stream on which a device's captures run that were given none: always the same, so that a region that is captured
+    /// again finds the memory of before.
+    pub(crate) fn for_captures(device: &Device) -> Result<Self> {
+        let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
     }
 

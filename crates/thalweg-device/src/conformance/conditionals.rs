@@ -39,6 +39,7 @@ group! {
     host_functions_have_no_place_in_a_body,
     graphs_with_conditions_are_not_updated,
     a_broken_capture_takes_its_bodies_along,
+    a_body_that_fails_spoils_its_graph,
 }
 
 fn label() -> Label {
@@ -414,18 +415,18 @@ fn executables_outlive_graphs_with_bodies(fixture: &Fixture) -> Outcome {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, None)?;
-    let (one, two) = (
-        driver.graph_instantiate(graph.handle, fixture.device)?,
-        driver.graph_instantiate(graph.handle, fixture.device)?,
-    );
+    let first = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let second = driver.graph_instantiate(graph.handle, fixture.device);
+    refused(second, &[Code::NotSupported], "a second executable of a graph with conditional nodes")?;
+    driver.graph_exec_destroy(first)?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     drop(graph);
     fixture.set(&stream, &buffer, 0)?;
-    for exec in [one, two, one] {
+    for _ in 0..3 {
         fixture.set(&stream, &count, 2)?;
         driver.graph_launch(exec, stream.handle)?;
     }
-    driver.graph_exec_destroy(one)?;
-    driver.graph_exec_destroy(two)?;
+    driver.graph_exec_destroy(exec)?;
     driver.stream_synchronize(stream.handle)?;
     equal(buffer.words()?, vec![18; 8], "memory after loops whose graph was given up")
 }
@@ -662,4 +663,30 @@ fn a_broken_capture_takes_its_bodies_along(fixture: &Fixture) -> Outcome {
         "the end of the capture",
     )?;
     refused(driver.graph_describe(bodies[0]), &[Code::InvalidHandle], "a body of a graph that there is not")
+}
+
+fn a_body_that_fails_spoils_its_graph(fixture: &Fixture) -> Outcome {
+    require(fixture, Conditional::If)?;
+    let (driver, stream, inside) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
+    let (side, buffer) = (fixture.stream()?, fixture.iota(8, 0)?);
+    let event = fixture.event()?;
+    driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+    let condition = driver.condition_create(stream.handle, 1)?;
+    let bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
+    driver.stream_begin_capture_to_graph(inside.handle, bodies[0], CaptureMode::Relaxed)?;
+    driver.event_record(event.handle, inside.handle)?;
+    driver.stream_wait_event(side.handle, event.handle)?;
+    fixture.add(&side, &buffer, 1)?;
+    let ended = driver.stream_end_capture(inside.handle);
+    refused(ended, &[Code::StreamCaptureUnjoined], "the end of a body with a fork that is not joined")?;
+    let again = driver.stream_begin_capture_to_graph(inside.handle, bodies[0], CaptureMode::Relaxed);
+    refused(again, &[Code::IllegalState], "a second capture of the body")?;
+    let graph = driver.stream_end_capture(stream.handle)?;
+    refused(driver.graph_describe(graph), &[Code::IllegalState], "a description of the graph")?;
+    let instantiated = driver.graph_instantiate(graph, fixture.device);
+    refused(instantiated, &[Code::IllegalState], "an executable of the graph")?;
+    driver.graph_destroy(graph)?;
+    fixture.add(&stream, &buffer, 1)?;
+    driver.stream_synchronize(stream.handle)?;
+    equal(buffer.words()?, (1..9).collect(), "memory after a command of a stream that captured")
 }

@@ -46,6 +46,8 @@ pub(super) struct Family {
     builder: Option<(u64, StreamHandle)>,
     conditions: Vec<ConditionHandle>,
     bodies: Vec<GraphHandle>,
+    /// The capture of a body failed.
+    is_broken: bool,
 }
 
 /// A conditional node of a graph.
@@ -162,7 +164,7 @@ impl CudaDriver {
         let condition = Condition { raw, root, device, is_used: Mutex::new(false) };
         let handle = ConditionHandle::from_raw(self.conditions.insert(condition));
         let builder = self.builder(&entry, call)?;
-        let new = || Family { builder, conditions: Vec::new(), bodies: Vec::new() };
+        let new = || Family { builder, conditions: Vec::new(), bodies: Vec::new(), is_broken: false };
         lock(&self.families).entry(root).or_insert_with(new).conditions.push(handle);
         drop(captures);
         Ok(handle)
@@ -339,6 +341,9 @@ impl CudaDriver {
         if self.builder(&graph, call)?.is_some_and(|(_, stream)| stream == handle) {
             return Err(Error::new(Code::IllegalState, call, "the stream captures already"));
         }
+        if let Some(root) = graph.root {
+            self.check_intact(root, call)?;
+        }
         let mut captures = self.check_alive(&graph, call)?;
         let raw = lock(&graph.raw);
         if graph.is_under_construction() || !self.raw_nodes(*raw)?.is_empty() {
@@ -400,6 +405,23 @@ impl CudaDriver {
         for body in bodies {
             let _ = self.graphs.remove(body.raw(), call, |_| Ok(()));
         }
+    }
+
+    /// The capture of a body of the root failed.
+    pub(super) fn body_failed(&self, root: GraphHandle) {
+        if let Some(family) = lock(&self.families).get_mut(&root) {
+            family.is_broken = true;
+        }
+    }
+
+    /// Refuses to look into a root of which the capture of a body failed. The driver has freed that body, and the root still
+    /// points to it: destroying or instantiating the root ends in a crash (seen with driver 580.159).
+    pub(super) fn check_intact(&self, root: GraphHandle, call: &'static str) -> Result<()> {
+        if !lock(&self.families).get(&root).is_some_and(|family| family.is_broken) {
+            return Ok(());
+        }
+        let detail = "the capture of a body of the graph failed: the graph can only be destroyed";
+        Err(Error::new(Code::IllegalState, call, detail))
     }
 
     /// Whether a body of the root is being captured.

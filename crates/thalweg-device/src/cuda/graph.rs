@@ -212,8 +212,9 @@ impl CudaDriver {
     /// A capture is over and gave nothing: its graph is gone, or a body that no capture builds.
     fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
         let entry = self.graphs.get(graph.raw(), call)?;
-        if entry.root.is_some() {
+        if let Some(root) = entry.root {
             *lock(&entry.capture) = None;
+            self.body_failed(root);
             return Ok(());
         }
         drop(entry);
@@ -485,7 +486,12 @@ impl CudaDriver {
             Self::check_finished(graph, call)?;
             self.check_bodies(handle, call)?;
             self.enter(graph.device)?;
+            let is_intact = self.check_intact(handle, call).is_ok();
             self.drop_family(handle, call);
+            if !is_intact {
+                // The driver cannot destroy it: it is lost.
+                return Ok(());
+            }
             // SAFETY: the graph is this driver's, no capture builds it, and nobody else holds its entry.
             let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
             self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
@@ -498,6 +504,7 @@ impl CudaDriver {
         self.enter(device)?;
         Self::check_finished(&graph, call)?;
         self.check_bodies(template, call)?;
+        self.check_intact(template, call)?;
         let mut raw = RawGraphExec::default();
         // Memory that a launch allocated and did not free is freed by the next launch, and a kernel keeps the priority of
         // the stream that it was captured on.

@@ -38,9 +38,10 @@ const fn node_kind(number: u32) -> GraphNodeKind {
 }
 
 impl CudaDriver {
-    pub(super) fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
+    pub(super) fn graph_describe(&self, handle: GraphHandle) -> Result<GraphDescription> {
         let call = "cuGraphGetNodes";
-        let graph = self.graphs.get(graph.raw(), call)?;
+        let graph = self.graphs.get(handle.raw(), call)?;
+        self.check_intact(graph.root.unwrap_or(handle), call)?;
         let mut description = self.describe_nodes(&graph, call)?;
         let conditionals = lock(&graph.conditionals).clone();
         for node in &mut description.nodes {
@@ -135,9 +136,15 @@ impl CudaDriver {
         outcome.is_success().then_some(GraphNodeWork::Fill { bytes })
     }
 
-    pub(super) fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()> {
+    pub(super) fn graph_debug_dot_print(
+        &self,
+        handle: GraphHandle,
+        path: &Path,
+        verbose: bool,
+    ) -> Result<()> {
         let call = "cuGraphDebugDotPrint";
-        let graph = self.graphs.get(graph.raw(), call)?;
+        let graph = self.graphs.get(handle.raw(), call)?;
+        self.check_intact(graph.root.unwrap_or(handle), call)?;
         let _captures = self.check_alive(&graph, call)?;
         let text = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| {
             Error::new(Code::InvalidValue, call, format!("the path {path:?} has a 0 byte in its name"))

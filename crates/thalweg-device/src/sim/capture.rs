@@ -344,15 +344,18 @@ impl State {
         }
     }
 
-    /// A capture is over and gave nothing: its graph goes, or is an empty body again.
+    /// A capture is over and gave nothing: its graph goes; or, if that was a body, nothing can be done with its root any more.
     fn abandon(&mut self, graph: u64) {
         let found = self.graphs.get_mut(graph).expect("the capture's own");
         if found.body_of.is_none() {
             return self.drop_graph(graph);
         }
         found.is_complete = true;
-        let nodes = std::mem::take(&mut found.nodes);
+        let (nodes, root) = (std::mem::take(&mut found.nodes), found.body_of.as_ref().map(|body| body.root));
         self.trash.push(Box::new(nodes));
+        if let Some(root) = root.and_then(|root| self.graphs.get_mut(root)) {
+            root.is_broken = true;
+        }
     }
 
     /// Whether a capture that is ended now gives a graph. (A card, too, ends the capture when the wrong thread asks.)

@@ -144,6 +144,7 @@ impl State {
                     format!("the body is of device {}, and the stream of device {device}", of.device);
                 return refuse(&detail);
             }
+            Some(of) if self.check_intact(of.root).is_err() => return self.check_intact(of.root),
             Some(_) if !body.is_complete || !body.nodes.is_empty() => {
                 return refuse("the body has been captured already, or is just now");
             }

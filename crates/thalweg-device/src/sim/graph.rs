@@ -34,6 +34,8 @@ pub(super) struct Graph {
     /// Of a root: all bodies in it, and all conditions.
     pub(super) bodies: Vec<u64>,
     pub(super) conditions: Vec<u64>,
+    /// Of a root: whether the capture of a body failed.
+    pub(super) is_broken: bool,
 }
 
 /// A node.
@@ -77,6 +79,7 @@ impl Graph {
             body_of: None,
             bodies: Vec::new(),
             conditions: Vec::new(),
+            is_broken: false,
         }
     }
 
@@ -150,6 +153,7 @@ impl State {
 
     pub(super) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
         let graph = self.graph(handle)?;
+        self.check_intact(graph.body_of.as_ref().map_or(handle, |body| body.root))?;
         let node = |(index, node): (usize, &Node)| {
             let of_task = node.task.as_ref().map(|task| (task.label, task.describe()));
             let label = of_task.as_ref().map(|(label, _)| *label);
@@ -197,6 +201,15 @@ impl State {
         Err(Refusal::new(Code::IllegalState, detail))
     }
 
+    /// Refuses to look into a root of which the capture of a body failed.
+    pub(super) fn check_intact(&self, root: u64) -> Outcome<()> {
+        if !self.graph(root)?.is_broken {
+            return Ok(());
+        }
+        let detail = "the capture of a body of the graph failed: the graph can only be destroyed";
+        Err(Refusal::new(Code::IllegalState, detail))
+    }
+
     pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
         let graph = self.finished_graph(handle)?;
         if graph.bodies.iter().any(|&body| self.graph(body).is_ok_and(|body| !body.is_complete)) {
@@ -218,7 +231,13 @@ impl State {
     pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
         let graph = self.finished_graph(handle)?;
+        self.check_intact(handle)?;
         self.check_conditions(graph)?;
+        let has_executable = self.executables.iter().any(|(_, executable)| executable.template == handle);
+        if has_executable && !graph.conditions.is_empty() {
+            let detail = "a graph with conditional nodes has one executable at a time: destroy that first";
+            return Err(Refusal::new(Code::NotSupported, detail));
+        }
         let serial = graph.serial;
         let mut instance = Instance::new(graph.nodes.len());
         let nodes: Arc<[Node]> = if graph.conditions.is_empty() {

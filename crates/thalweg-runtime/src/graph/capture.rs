@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
-use thalweg_memory::{Block, StreamFilter, StreamId, planted};
+use thalweg_memory::{Block, PoolId, StreamFilter, StreamId, planted};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
@@ -24,11 +24,13 @@ use crate::{Device, Error, Result, STREAMS_PER_PRIORITY, Stream};
 /// How a region is captured.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureOptions {
-    /// The pool that the region allocates from; a new one where there is none.
+    /// The pool that the region allocates from. Where there is none, one of its own: a new one, or memory that is left of
+    /// the pool of a graph that is gone.
     pub pool: Option<GraphPool>,
     /// Which calls of other threads the capture forbids.
     pub mode: CaptureMode,
-    /// The stream that captures; one of the pool where there is none. Never the default stream.
+    /// The stream that captures; where there is none, one that the device keeps for captures, or another if that captures
+    /// already. Never the default stream.
     pub stream: Option<Stream>,
 }
 
@@ -38,7 +40,12 @@ pub(crate) struct Captures {
     /// How many, to be asked without the lock.
     count: AtomicUsize,
     under_way: Mutex<Vec<UnderWay>>,
+    /// Pools that served one graph each and are released, the latest last. Their memory may be there still.
+    left: Mutex<Vec<PoolId>>,
 }
+
+/// How many pools of graphs that are gone are remembered.
+const LEFT_POOLS: usize = 16;
 
 /// The numbers of a capture and of its bodies'.
 type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
@@ -77,6 +84,20 @@ impl Captures {
     /// Whether any capture is under way. One load.
     pub(crate) fn are_under_way(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// A pool that served one graph was released.
+    pub(super) fn leave(&self, pool: PoolId) {
+        let mut left = lock(&self.left);
+        if left.len() == LEFT_POOLS {
+            left.remove(0);
+        }
+        left.push(pool);
+    }
+
+    /// The pool of a graph that is gone, of those that are remembered, the latest first.
+    pub(super) fn take_left(&self) -> Option<PoolId> {
+        lock(&self.left).pop()
     }
 
     /// The number of the capture that a stream takes part in; 0 for none.
@@ -263,23 +284,29 @@ pub struct Capture {
 
 impl Capture {
     pub(super) fn begin(device: &Device, options: CaptureOptions) -> Result<Self> {
-        let (stream, pool, mode) = checked(device, options)?;
-        Self::open(&stream, &pool, mode).map_err(|error| error.context(REGION))
+        check(device, &options)?;
+        Self::open(device, options).map_err(|error| error.context(REGION))
     }
 
-    fn open(stream: &Stream, pool: &GraphPool, mode: CaptureMode) -> Result<Self> {
-        let device = stream.device();
+    fn open(device: &Device, options: CaptureOptions) -> Result<Self> {
         let driver = device.driver();
-        let reserved_before_bytes = pool.reserved_bytes();
         // Held until the capture has begun, so that no other one begins while the device is waited for.
         let mut under_way = device.captures().lock();
         let thread = std::thread::current().id();
         if under_way.iter().any(|capture| capture.thread == thread) {
             return Err(nested());
         }
-        if under_way.is_empty() {
+        let is_alone = under_way.is_empty();
+        if is_alone {
             device.synchronize()?;
         }
+        let CaptureOptions { pool, mode, stream } = options;
+        let pool = pool.unwrap_or_else(|| GraphPool::of_one_graph(device, is_alone));
+        let stream = &match stream {
+            Some(stream) => stream,
+            None => free_stream(device)?,
+        };
+        let reserved_before_bytes = pool.reserved_bytes();
         let ids = Ids::default();
         let questions = Arc::default();
         let filter = streams_of_capture(stream, &ids, &questions);
@@ -423,30 +450,33 @@ pub(super) fn explain(error: Error, unjoined: Option<String>) -> Error {
     unjoined.into_iter().fold(error, Error::context)
 }
 
-/// The options with what they leave open, if a capture can begin with them.
-fn checked(device: &Device, options: CaptureOptions) -> Result<(Stream, GraphPool, CaptureMode)> {
-    let CaptureOptions { pool, mode, stream } = options;
+/// Whether a capture can begin with the options.
+fn check(device: &Device, options: &CaptureOptions) -> Result<()> {
     if device.current_stream().is_capturing()? {
         return Err(nested().context(REGION));
     }
-    let stream = match stream {
-        Some(stream) => stream,
-        None => Stream::new(device)?,
-    };
+    if let Some(pool) = &options.pool {
+        same_device("graph capture: the pool", device, pool.device())?;
+    }
+    let Some(stream) = &options.stream else { return Ok(()) };
     if stream.is_default() {
         return Err(Error::invalid(
             "graph capture: the default stream cannot capture; make a stream with `Stream::new` and capture there",
         ));
     }
-    let pool = pool.unwrap_or_else(|| GraphPool::new(device));
     same_device("graph capture: the stream", device, stream.device())?;
-    same_device("graph capture: the pool", device, pool.device())?;
     if stream.is_capturing()? {
         return Err(Error::invalid(format!(
             "graph capture: {stream:?} captures already; capture on another stream"
         )));
     }
-    Ok((stream, pool, mode))
+    Ok(())
+}
+
+/// The device's stream for captures, or another one if that captures just now.
+fn free_stream(device: &Device) -> Result<Stream> {
+    let stream = Stream::for_captures(device)?;
+    if stream.is_capturing()? { Stream::new(device) } else { Ok(stream) }
 }
 
 fn nested() -> Error {

@@ -20,6 +20,8 @@ struct PoolOwner {
     device: Device,
     id: PoolId,
     members: Members,
+    /// Whether it was made for one capture.
+    is_of_one_graph: bool,
     /// Where graphs of the pool were replayed that are gone.
     replayed_on: Mutex<SmallVec<[StreamId; 2]>>,
 }
@@ -32,12 +34,38 @@ impl GraphPool {
 
     /// A new pool whose graphs share it in this way.
     pub fn with_sharing(device: &Device, sharing: Sharing) -> Self {
+        Self::made(device, sharing, false)
+    }
+
+    /// A pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone: nothing
+    /// touches its memory any more. So a program that captures again and again does not gather memory.
+    pub(super) fn of_one_graph(device: &Device, is_idle: bool) -> Self {
+        let allocator = device.allocator();
+        while is_idle && let Some(id) = device.captures().take_left() {
+            if !allocator.live_blocks_of(id).is_empty() || !allocator.revive_pool(id) {
+                continue;
+            }
+            if device.host_allocator().retain_pool(id).is_ok() {
+                return Self::named(device, id, Sharing::default(), true);
+            }
+            // Somebody still holds pinned memory of it.
+            let released = allocator.release_pool(id);
+            debug_assert!(released.is_ok(), "it was revived a moment ago: {released:?}");
+        }
+        Self::made(device, Sharing::default(), true)
+    }
+
+    fn made(device: &Device, sharing: Sharing, is_of_one_graph: bool) -> Self {
         let id = device.allocator().create_pool();
         // The graphs' pinned memory is in a pool of the same name.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
-        let members = Members::new(sharing);
-        Self(Arc::new(PoolOwner { device: device.clone(), id, members, replayed_on: Mutex::default() }))
+        Self::named(device, id, sharing, is_of_one_graph)
+    }
+
+    fn named(device: &Device, id: PoolId, sharing: Sharing, is_of_one_graph: bool) -> Self {
+        let (device, members) = (device.clone(), Members::new(sharing));
+        Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
     }
 
     /// The allocator's name of the pool.
@@ -88,5 +116,8 @@ impl Drop for PoolOwner {
         let host = self.device.host_allocator();
         let released = planted!(HostPoolNotReleased, host.release_pool(self.id), Ok(()));
         debug_assert!(released.is_ok(), "a pool is released once: {released:?}");
+        if self.is_of_one_graph {
+            self.device.captures().leave(self.id);
+        }
     }
 }

@@ -251,3 +251,26 @@ fn what_was_captured_is_no_suspect_before_it_runs() {
     let causes: Vec<_> = error.possible_causes().iter().map(|label| label.operator).collect();
     assert_eq!(causes, ["graph replay"], "{error}");
 }
+
+#[test]
+fn capturing_again_and_again_gathers_no_memory() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let data = buffer_of(&stream, &[1.0; 64]);
+    let mut reserved_bytes = Vec::new();
+    for _ in 0..200 {
+        let options = CaptureOptions::default();
+        let (graph, result) = Graph::capture(&device, options, || {
+            let stream = device.current_stream();
+            let result = Buffer::new(&stream, 256)?;
+            launch_sum(&stream, &[data.pointer()], result.pointer(), 64)?;
+            Ok(result)
+        })
+        .unwrap();
+        graph.replay_on(&stream).unwrap();
+        drop((graph, result));
+        reserved_bytes.push(device.allocator().statistics().reserved_bytes.all.current);
+    }
+    let (first, last) = (reserved_bytes[0], *reserved_bytes.last().unwrap());
+    assert_eq!(first, last, "memory of graphs that are gone serves the next one: {reserved_bytes:?}");
+}
