@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// How many dead inputs a message lists.
 const LISTED: usize = 4;
 
-/// What a graph relies on, and what it gives. See the [module's essay](self).
+/// What a graph relies on, and what it gives.
 #[derive(Debug)]
 pub struct Contract {
     inputs: Vec<Input>,
