@@ -30,7 +30,7 @@ use crate::blocks::{BlockId, Span};
 use crate::pools::{Owner, PoolId};
 use crate::upstream::StreamId;
 
-/// A watch over blocks that somebody else holds. See the [module's essay](self).
+/// A watch over blocks that somebody else holds.
 #[derive(Debug, Default)]
 pub struct Vigil {
     disturbed: AtomicBool,
