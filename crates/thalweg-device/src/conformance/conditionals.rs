@@ -335,12 +335,15 @@ fn bodies_have_conditional_nodes(fixture: &Fixture) -> Outcome {
     equal(seen, vec![0, 100, 504], "memory after a loop with an if in it")
 }
 
-fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> Outcome {
-    require(fixture, Conditional::If)?;
-    let (driver, stream) = (fixture.driver(), fixture.stream()?);
-    let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
+/// A graph of one conditional node, whose condition is the word at `source`; and its body, still empty.
+fn empty_if<'f>(
+    fixture: &'f Fixture,
+    stream: &Stream<'_>,
+    source: &Buffer<'_>,
+) -> Outcome<(Graph<'f>, GraphHandle)> {
+    let driver = fixture.driver();
     let mut bodies = Vec::new();
-    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+    let graph = fixture.capture(stream, CaptureMode::Global, || {
         let condition = driver.condition_create(stream.handle, 0)?;
         driver.condition_set_async(
             stream.handle,
@@ -352,7 +355,15 @@ fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> Outcome {
         bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
         Ok(())
     })?;
-    fill_body(fixture, bodies[0], &stream, &|stream| Ok(fixture.add(stream, &buffer, 6)?))?;
+    Ok((graph, bodies[0]))
+}
+
+fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> Outcome {
+    require(fixture, Conditional::If)?;
+    let stream = fixture.stream()?;
+    let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
+    let (graph, body) = empty_if(fixture, &stream, &source)?;
+    fill_body(fixture, body, &stream, &|stream| Ok(fixture.add(stream, &buffer, 6)?))?;
     let seen = outcomes(fixture, &graph, &source, &[1, 0], &buffer)?;
     equal(seen, vec![6, 0], "memory after an if whose body was captured last")
 }
@@ -457,20 +468,7 @@ fn bodies_are_parts(fixture: &Fixture) -> Outcome {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
-    let mut bodies = Vec::new();
-    let graph = fixture.capture(&stream, CaptureMode::Global, || {
-        let condition = driver.condition_create(stream.handle, 0)?;
-        driver.condition_set_async(
-            stream.handle,
-            condition,
-            source.pointer,
-            ConditionFormat::U32,
-            label(),
-        )?;
-        bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
-        Ok(())
-    })?;
-    let body = bodies[0];
+    let (graph, body) = empty_if(fixture, &stream, &source)?;
     fill_body(fixture, body, &stream, &|stream| Ok(fixture.add(stream, &buffer, 1)?))?;
     refused(driver.graph_destroy(body), &[Code::IllegalState], "a body that is given up by itself")?;
     let alone = driver.graph_instantiate(body, fixture.device);
@@ -505,22 +503,10 @@ fn graphs_whose_bodies_are_captured_are_refused(fixture: &Fixture) -> Outcome {
     require(fixture, Conditional::If)?;
     let (driver, stream, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
-    let mut bodies = Vec::new();
-    let graph = fixture.capture(&stream, CaptureMode::Global, || {
-        let condition = driver.condition_create(stream.handle, 0)?;
-        driver.condition_set_async(
-            stream.handle,
-            condition,
-            source.pointer,
-            ConditionFormat::U32,
-            label(),
-        )?;
-        bodies = driver.conditional_node_add(stream.handle, condition, Conditional::If, label())?;
-        Ok(())
-    })?;
-    driver.stream_begin_capture_to_graph(inner.handle, bodies[0], CaptureMode::Relaxed)?;
+    let (graph, body) = empty_if(fixture, &stream, &source)?;
+    driver.stream_begin_capture_to_graph(inner.handle, body, CaptureMode::Relaxed)?;
     let info = driver.stream_capture_info(inner.handle)?;
-    equal(info.graph, Some(bodies[0]), "the graph that a capture into a body builds")?;
+    equal(info.graph, Some(body), "the graph that a capture into a body builds")?;
     fixture.add(&inner, &buffer, 1)?;
     let early = driver.graph_instantiate(graph.handle, fixture.device);
     refused(early, &[Code::IllegalState], "a graph of which a body is being captured")?;

@@ -186,7 +186,8 @@ impl Graph {
         same_device("graph replay: the stream", device, stream.device())?;
         if device.captures().are_under_way() && stream.is_capturing()? {
             return Err(Error::capture(format!(
-                "graph replay: {stream:?} captures, and a graph cannot be replayed into a capture; replay it on another                  stream, or capture its region as a part of this one"
+                "graph replay: {stream:?} captures, and a graph cannot be replayed into a capture; replay it on another \
+                 stream, or capture its region as a part of this one"
             )));
         }
         let Content { contract, member, pool, .. } = &*self.content;
