@@ -320,12 +320,23 @@ impl DeviceAllocator {
     /// Gives a pool whose last reference has gone a new one, so that what memory it still has serves again; `false` if it
     /// has none any more, or a reference. Only where all work that may touch its memory is done.
     pub fn revive_pool(&self, pool: PoolId) -> bool {
-        self.cold().pools.revive(pool)
+        let mut cold = self.cold();
+        let revived = cold.pools.revive(pool);
+        if revived {
+            self.close_aliases(pool);
+        }
+        revived
     }
 
     /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
         self.cold().pools.references(pool)
+    }
+
+    /// What a private pool has reserved, in bytes: one entry of
+    /// [`reserved_bytes_by_private_pools`](DeviceStatistics::reserved_bytes_by_private_pools), without the other figures.
+    pub fn pool_reserved_bytes(&self, pool: PoolId) -> u64 {
+        self.cold().ledger.private.get(&pool).map_or(0, |statistic| statistic.current)
     }
 
     /// From now until [`end_allocate_to_pool`](Self::end_allocate_to_pool), requests that match `filter` get memory from
@@ -556,6 +567,7 @@ impl DeviceAllocator {
         pool: Option<PoolId>,
     ) -> Result<(), AllocationError> {
         cold.ledger.statistics.num_sync_all_streams += 1;
+        cold.ledger.most_active_bytes = 0;
         let arenas = self.common.all_arenas();
         for arena in &arenas {
             arena.synchronize()?;

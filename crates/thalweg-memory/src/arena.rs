@@ -43,7 +43,7 @@ use crate::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use crate::common::Common;
 use crate::error::AllocationError;
 use crate::gauges::{Gauges, Quantity};
-use crate::grow::{Idle, PageTable};
+use crate::grow::{Hole, Idle, PageTable};
 use crate::history::StackId;
 use crate::inbox::Inbox;
 use crate::order::{Order, Uses};
@@ -51,7 +51,7 @@ use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
-use crate::upstream::{EventId, PageId, SegmentSource, StreamId, UpstreamError, VirtualMemory};
+use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
 use crate::vigil::Vigil;
 use crate::watch::Log;
 
@@ -254,7 +254,8 @@ impl Arena {
     }
 
     /// *Blocks* until nothing touches what is free here.
-    fn wait_for_users(&self, state: &ArenaState, memory: &dyn VirtualMemory) -> Result<(), UpstreamError> {
+    pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
+        let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
         let mut streams = state.users.iter().chain([&self.home.stream]);
         streams.try_for_each(|stream| memory.synchronize_stream(*stream))
     }
@@ -301,11 +302,12 @@ impl Arena {
             }
         }
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
-        let must_wait = planted!(EmptiedWhileBusy, !growing.is_empty(), false);
-        if must_wait {
-            self.wait_for_users(&state, memory)
-                .map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
+        let must_wait = !growing.is_empty() || state.has_aliases();
+        if planted!(EmptiedWhileBusy, must_wait, false) {
+            let waited = self.wait_for_users(&state);
+            waited.map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
         }
+        state.close_aliases(memory)?;
         for span in growing {
             state.release_pages(self, cold, span, memory)?;
         }
@@ -338,8 +340,8 @@ impl Arena {
         }
         state.abandon(self);
         let memory = self.common.upstream.virtual_memory();
-        if let Some(memory) = memory.filter(|_| !state.pages.is_empty()) {
-            let _ = self.wait_for_users(&state, memory);
+        if !state.pages.is_empty() {
+            let _ = self.wait_for_users(&state);
         }
         let had_pages = !state.pages.is_empty();
         let segments: Vec<_> = state.blocks.segments().collect();
@@ -400,8 +402,8 @@ pub(crate) struct ArenaState {
     pub(crate) searches: [u64; 2],
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
-    /// Ranges whose pages have moved away; they are unmapped when nothing in flight touches them.
-    pub(crate) holes: FxHashMap<BlockId, Vec<PageId>>,
+    /// Ranges whose pages have moved away, but which are still mapped.
+    pub(crate) holes: FxHashMap<BlockId, Hole>,
     /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
     /// Who wants to hear when a block is given back ([`vigil`](crate::vigil)).

@@ -130,12 +130,14 @@ impl DeviceAllocator {
     /// ([`is_capture`](AllocationError::is_capture)), or nothing is cached (`backend:cudaMallocAsync`); or the upstream's,
     /// when it is waited for.
     pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
-        let cold = self.cold();
+        let mut cold = self.cold();
         let mut arenas = Vec::new();
         for arena in self.arenas_of(&cold, pool, "checkpoint_pool")? {
             let state = settled(&arena)?;
             arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
         }
+        // What is mapped now may be asked for again.
+        cold.pools.keep_in_place(pool);
         Ok(PoolCheckpoint { pool, arenas })
     }
 

@@ -142,7 +142,9 @@ impl Common {
         let arenas = self.all_arenas();
         arenas
             .iter()
-            .flat_map(|arena| arena.state().holes.values().flatten().copied().collect::<Vec<_>>())
+            .flat_map(|arena| {
+                arena.state().holes.values().flat_map(|hole| hole.pages.clone()).collect::<Vec<_>>()
+            })
             .collect()
     }
 

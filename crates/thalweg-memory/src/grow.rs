@@ -19,8 +19,14 @@
 //! The smallest free blocks give first: they are the least likely to serve anyone.
 //!
 //! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
-//! on the same stream, or the second stream waits for the first ([`Idle`]). Pools of captured graphs are left out: a replay
-//! runs at the addresses of its capture, so their pages never move.
+//! on the same stream, or the second stream waits for the first ([`Idle`]).
+//!
+//! Mapping costs, some 30 us a page on an H100 and as much to unmap it, whether the page is new or moves. A program that
+//! repeats itself may move the same pages in every step, and be slower for it for as long as it runs. So pages are made,
+//! not moved, as long as that costs next to no memory (`stitching_slack`): then there is soon a free block for everything.
+//!
+//! In pools of graphs, whose addresses must not lose their pages, the old range stays mapped for good
+//! ([`aliases`](crate::aliases)).
 //!
 //! # Idle
 //!
@@ -72,6 +78,12 @@ impl PageTable {
         self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
     }
 
+    /// The pages with their addresses.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (PageId, u64)> + '_ {
+        let places = (0u64..).map(|place| self.address + place * self.page_bytes);
+        self.pages.iter().zip(places).filter_map(|(page, address)| Some(((*page)?, address)))
+    }
+
     /// The whole pages within a free block.
     fn whole_pages(&self, span: Span) -> Option<Span> {
         let from = (span.address - self.address).next_multiple_of(self.page_bytes);
@@ -91,6 +103,15 @@ pub(crate) struct Idle {
     passed: Option<[u64; 2]>,
 }
 
+/// A range whose pages have moved away. It is a taken block, which nobody has.
+#[derive(Debug)]
+pub(crate) struct Hole {
+    /// What is still mapped there.
+    pub(crate) pages: Vec<PageId>,
+    /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
+    pub(crate) is_alias: bool,
+}
+
 /// Which blocks of an arena may serve another stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Legal {
@@ -98,6 +119,8 @@ pub(crate) enum Legal {
     Idle([u64; 2]),
     /// All: the other stream waits for this one, or is this one.
     Ordered,
+    /// All, for this stream; and their addresses keep their pages.
+    Aliased,
 }
 
 /// Pages that somebody wants.
@@ -394,7 +417,7 @@ impl ArenaState {
         pages
     }
 
-    fn note_unmapped(&mut self, merged: crate::blocks::Merged) {
+    pub(crate) fn note_unmapped(&mut self, merged: crate::blocks::Merged) {
         let unmapped = &mut self.unmapped[self.blocks.tag(merged.span.block).class as usize];
         for neighbour in merged.absorbed.into_iter().flatten() {
             unmapped.remove(&neighbour.address);
@@ -452,9 +475,9 @@ impl ArenaState {
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
-                Legal::Ordered => {
+                Legal::Ordered | Legal::Aliased => {
                     ledger.bytes_moved(class, request.class, bytes);
-                    self.make_hole(arena, whole, part, pages);
+                    self.make_hole(arena, whole, part, matches!(legal, Legal::Aliased), pages);
                 }
             }
             missing -= (bytes / page_bytes) as usize;
@@ -462,17 +485,19 @@ impl ArenaState {
         self.process_events(arena);
     }
 
-    /// Takes the pages out of a range that work in flight may still touch.
-    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, pages: &mut Vec<PageId>) {
+    /// Takes the pages out of a range that work in flight may still touch; or, if it is to be an alias, work to come.
+    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, is_alias: bool, pages: &mut Vec<PageId>) {
         let block = self.carve(whole, part);
         self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
         let segment = self.blocks.segment_of(block).id;
         let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
         pages.extend(&moved);
         self.blocks.take(block, 0);
-        self.holes.insert(block, moved);
-        let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
-        self.order.free(block, uses, &arena.common.surroundings());
+        self.holes.insert(block, Hole { pages: moved, is_alias });
+        if planted!(AliasUnmapped, !is_alias, true) {
+            let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
+            self.order.free(block, uses, &arena.common.surroundings());
+        }
     }
 
     /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
@@ -510,7 +535,7 @@ impl ArenaState {
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
         cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);
-        let spare = |page| SparePage { page, bytes: page_bytes, class, after: None };
+        let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
         arena.common.spare.add(pages.into_iter().map(spare));
         cold.ledger.statistics.num_device_free += 1;
         Ok(())
@@ -531,7 +556,13 @@ impl ArenaState {
         for (place, _) in (0u64..).zip(&table.pages).filter(|(_, page)| page.is_some()) {
             let _ = memory.unmap(segment.address + place * table.page_bytes, table.page_bytes);
         }
-        let spare = |page| SparePage { page, bytes: table.page_bytes, class: segment.tag.class, after: None };
+        let spare = |page| SparePage {
+            page,
+            bytes: table.page_bytes,
+            class: segment.tag.class,
+            after: None,
+            pool: None,
+        };
         arena.common.spare.add(table.pages.iter().copied().flatten().map(spare));
         let _ = memory.free_addresses(segment.address, segment.size_bytes);
     }
@@ -562,7 +593,7 @@ impl ArenaState {
 impl ArenaState {
     fn is_legal(&self, block: BlockId, legal: Legal) -> bool {
         match (legal, self.blocks.usage(block)) {
-            (Legal::Ordered, _) => true,
+            (Legal::Ordered | Legal::Aliased, _) => true,
             (Legal::Idle(passed), BlockUse::Free { since }) => {
                 let passed = passed[self.blocks.tag(block).class as usize];
                 planted!(FreedSinceIsIdle, since <= passed, true)
@@ -598,6 +629,20 @@ impl ArenaState {
             self.idle = Idle { fence: None, passed: Some(at) };
         }
         self.idle.passed.map(Legal::Idle)
+    }
+
+    /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages to be
+    /// had for it, or the stream cannot be waited for, as one that captures cannot.
+    pub(crate) fn wait_until_idle(&mut self, arena: &Arena) -> Option<Legal> {
+        let must_wait = !self.movable(Legal::Ordered, None).is_empty();
+        if !must_wait || planted!(TakenWhileBusy, arena.wait_for_users(self), Ok(())).is_err() {
+            return None;
+        }
+        let passed = self.searches;
+        // What becomes free from now on is free since later.
+        self.searches = passed.map(|searches| searches + 1);
+        self.idle.passed = Some(passed);
+        Some(Legal::Idle(passed))
     }
 
     /// Gives the fence's event back, at the end.

@@ -32,6 +32,7 @@ use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, Span};
 use crate::error::AllocationError;
+use crate::gauges::Quantity;
 use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
 use crate::settings::CrossStreamReuse;
@@ -209,12 +210,32 @@ impl<'a> Climb<'a> {
         Ok(None)
     }
 
-    /// Free pages of this stream, and of those that are known to be idle, side by side; what is still missing is made.
+    /// Free pages side by side, of this stream and of those that are known to be idle; what is still missing is made.
     fn stitch(&mut self) -> Step {
-        if !self.policy.stitching || self.arena.common.is_capturing() {
-            return Ok(None);
+        let owner = self.arena.home.owner;
+        if !self.policy.stitching {
+            Ok(None)
+        } else if self.cold().pools.may_alias(owner) {
+            self.grow_with(Donors::Own)
+        } else if self.arena.common.is_capturing() {
+            // A page leaves its old address when an event has passed, and there are none now.
+            Ok(None)
+        } else {
+            self.grow_with(Donors::Idle)
         }
-        self.grow_with(Donors::Idle)
+    }
+
+    /// Whether so many pages may be made although free ones could move: what is reserved is hardly more then than what was
+    /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
+    fn has_slack(&mut self, pages: usize) -> bool {
+        let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
+        let arenas = self.arena.common.all_arenas();
+        let active = |arena: &Arc<Arena>| arena.state().gauges.current(Quantity::ActiveBytes);
+        let active_bytes = arenas.iter().map(active).sum::<u64>() + self.request.size_bytes;
+        let ledger = &mut self.cold().ledger;
+        ledger.most_active_bytes = ledger.most_active_bytes.max(active_bytes);
+        let allowed_bytes = (ledger.most_active_bytes as f64 * (1.0 + slack)) as u64;
+        slack > 0.0 && ledger.reserved_bytes() + bytes <= allowed_bytes && !ledger.would_exceed(bytes)
     }
 
     /// Maps pages where the request fits best: first those that `donors` can spare, then new ones.
@@ -222,19 +243,19 @@ impl<'a> Climb<'a> {
         let upstream = Arc::clone(&self.arena.common.upstream);
         let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
         let Some(mut missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
-        let others = match donors {
-            Donors::Nobody => Vec::new(),
-            Donors::Idle | Donors::Anybody => self.donors(),
-        };
-        for donor in &others {
-            if self.pages.len() >= missing {
-                break;
+        let within_slack = matches!(donors, Donors::Idle | Donors::Own) && self.has_slack(missing);
+        let mut enough = within_slack && self.create_pages(memory, missing)?;
+        if !enough {
+            for donor in self.donors(donors) {
+                if self.pages.len() >= missing {
+                    break;
+                }
+                self.collect_pages(&donor, donors, missing - self.pages.len());
+                // Taking pages away changes where the request fits best.
+                missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
             }
-            self.collect_pages(donor, donors, missing - self.pages.len());
-            // Taking pages away changes where the request fits best.
-            missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
+            enough = self.pages.len() >= missing || self.create_pages(memory, missing - self.pages.len())?;
         }
-        let enough = self.pages.len() >= missing || self.create_pages(memory, missing - self.pages.len())?;
         let obtained = if enough { self.map_pages(memory) } else { Ok(None) };
         self.spare_pages();
         obtained
@@ -252,7 +273,8 @@ impl<'a> Climb<'a> {
             cold.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
             // Some may come from streams that this one was made to wait for, and no other.
             let after = Some(self.arena.home.stream);
-            let spare = |page| SparePage { page, bytes: page_bytes, class, after };
+            let pool = owner.pool().filter(|_| cold.pools.may_alias(owner));
+            let spare = |page| SparePage { page, bytes: page_bytes, class, after, pool };
             self.arena.common.spare.add(self.pages.drain(..).map(spare));
         }
     }
@@ -300,7 +322,7 @@ impl<'a> Climb<'a> {
     /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
-        let spare = self.arena.common.spare.take(wanted, page_bytes, self.arena.home.stream);
+        let spare = self.arena.common.spare.take(wanted, page_bytes, self.arena.home);
         let wanted = wanted - spare.len();
         for SparePage { page, bytes, class: from, .. } in spare {
             let ledger = &mut self.cold().ledger;
@@ -351,10 +373,22 @@ impl<'a> Climb<'a> {
         Ok(exceeds)
     }
 
-    /// The arenas that may give pages to this one: its own first. Nobody's pages move while somebody relies on addresses.
-    fn donors(&mut self) -> Vec<Arc<Arena>> {
+    /// The arenas that may give pages to this one: its own first. Nobody's addresses lose their pages while somebody relies on
+    /// them.
+    fn donors(&mut self, donors: Donors) -> Vec<Arc<Arena>> {
         let owner = self.arena.home.owner;
-        if self.cold().pools.is_releasable(owner) { self.lenders() } else { Vec::new() }
+        match donors {
+            Donors::Nobody => Vec::new(),
+            Donors::Own => {
+                let mut all = vec![Arc::clone(self.arena)];
+                if self.arena.common.is_capturing() {
+                    all.extend(self.allocator.shared_arenas());
+                }
+                all
+            }
+            Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(),
+            Donors::Idle | Donors::Anybody => Vec::new(),
+        }
     }
 
     /// The arenas that may lend blocks to this one: its own first.
@@ -371,8 +405,12 @@ impl<'a> Climb<'a> {
 
     /// What of `donor` may be taken now.
     fn legal(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Legal> {
-        if donor.number == self.arena.number {
-            return Some(Legal::Ordered);
+        let own = donor.number == self.arena.number;
+        match (own, donors) {
+            (true, Donors::Own) => return Some(Legal::Aliased),
+            (true, _) => return Some(Legal::Ordered),
+            (false, Donors::Own) => return state.wait_until_idle(donor),
+            (false, _) => {}
         }
         let idle = state.look_how_idle(donor);
         match (donors, self.policy.cross_stream_reuse) {
@@ -391,8 +429,13 @@ impl<'a> Climb<'a> {
             return;
         }
         let order = PageOrder { request: self.request, legal, own, wanted };
+        let (owner, before) = (self.arena.home.owner, self.pages.len());
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
         state.give_pages(donor, ledger, &order, &mut self.pages);
+        if donor.home.owner != owner {
+            let page_bytes = self.policy.page_bytes[self.request.class as usize];
+            ledger.bytes_adopted(owner, (self.pages.len() - before) as u64 * page_bytes);
+        }
     }
 
     /// Makes this stream wait for all that `donor`'s stream was given so far; whether it could be.
@@ -579,6 +622,8 @@ impl Drop for Climb<'_> {
 enum Donors {
     /// None: new pages are made.
     Nobody,
+    /// This stream, whose pages stay mapped where they are as well; and, for a capture, shared memory that the host finds idle.
+    Own,
     /// This stream, and the blocks of others that they are done with.
     Idle,
     /// Everybody; this stream waits for them.

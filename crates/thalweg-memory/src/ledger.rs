@@ -17,6 +17,8 @@ pub(crate) struct Ledger {
     pub(crate) private: BTreeMap<PoolId, Statistic>,
     /// The most that may be taken from the upstream.
     pub(crate) allowed_bytes: Option<u64>,
+    /// The most that was found active when memory was looked for, since everything free was given back last.
+    pub(crate) most_active_bytes: u64,
 }
 
 impl Ledger {

@@ -51,7 +51,7 @@
 //! | `policy` | sizes: rounding, segments, when to split | state |
 //! | `arena` | how a block moves through all of these, under one lock | other arenas |
 //! | `common` | what all arenas share, and which there are | what is in them |
-//! | `grow` | pages, and how they move | where else there is memory |
+//! | `grow`, `aliases` | pages, and how they move | where else there is memory |
 //! | `ladder` | what to do when memory is short; all arenas, one at a time | |
 //! | `directory`, `pools` | which arena serves whom | blocks |
 //! | `direct` | the same books for memory that is not cached here | |
@@ -108,6 +108,7 @@ mod planted;
 pub mod planted;
 
 mod advice;
+mod aliases;
 mod allocator;
 pub mod analysis;
 mod arena;
@@ -151,6 +152,7 @@ mod vigil;
 mod watch;
 
 pub use advice::Advice;
+pub use aliases::Alias;
 pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
 pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
 pub use error::{AddressProblem, AllocationError, OutOfMemory};

@@ -121,6 +121,8 @@ mod table {
         MergesWithTaken: "memory/blocks", "a freed block is merged with a neighbour that somebody has";
         SplitOverlaps: "memory/blocks", "the rest of a block that is cut begins 512 bytes too early";
         HoleUnmappedAtOnce: "memory/grow", "pages that moved are unmapped at their old address at once";
+        AliasUnmapped: "memory/grow", "in a capture, pages that moved leave the addresses that its replays run at";
+        TakenWhileBusy: "memory/grow", "a capture takes shared pages before the stream that had them is done";
         FenceNotAwaited: "memory/grow", "a stream counts as idle as soon as somebody asks";
         FreedSinceIsIdle: "memory/grow", "what became free after the fence counts as idle too";
         ClockStandsStill: "memory/grow", "what became free just after the fence counts as free before it";

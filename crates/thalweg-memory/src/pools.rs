@@ -105,15 +105,22 @@ pub struct PoolOptions {
     pub use_on_oom: bool,
     /// Its blocks are never cut: a request gets a whole segment.
     pub no_split: bool,
+    /// Where free pages are needed in one piece (`stitching`), they are mapped there and stay mapped where they are: the same
+    /// memory at two addresses, for as long as the pool is held. For who relies on the pool's addresses, as graphs do, but
+    /// not on it that different addresses are different memory. It ends with the first
+    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or when
+    /// [asked for](crate::DeviceAllocator::keep_pool_in_place).
+    pub may_alias: bool,
 }
 
 impl fmt::Debug for PoolOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { source, use_on_oom, no_split } = self;
+        let Self { source, use_on_oom, no_split, may_alias } = self;
         f.debug_struct("PoolOptions")
             .field("has_source", &source.is_some())
             .field("use_on_oom", use_on_oom)
             .field("no_split", no_split)
+            .field("may_alias", may_alias)
             .finish()
     }
 }
@@ -122,6 +129,8 @@ impl fmt::Debug for PoolOptions {
 struct PrivatePool {
     options: PoolOptions,
     references: usize,
+    /// No address may lose its page any more, even if that stays mapped there.
+    stays_in_place: bool,
     arenas: BTreeMap<StreamId, Arc<Arena>>,
 }
 
@@ -135,7 +144,7 @@ impl Pools {
     /// A new private pool with one reference.
     pub(crate) fn create(&mut self, options: PoolOptions) -> PoolId {
         let id = PoolId::unique();
-        self.private.insert(id, PrivatePool { options, references: 1, arenas: BTreeMap::new() });
+        self.private.insert(id, PrivatePool { options, references: 1, ..PrivatePool::default() });
         id
     }
 
@@ -159,7 +168,7 @@ impl Pools {
     /// Gives a pool whose last reference has gone one again, if it has not been forgotten yet. Whether it did.
     pub(crate) fn revive(&mut self, id: PoolId) -> bool {
         let found = self.private.get_mut(&id).filter(|private| private.references == 0);
-        found.map(|private| private.references = 1).is_some()
+        found.map(|private| (private.references, private.stays_in_place) = (1, false)).is_some()
     }
 
     /// How many references a pool has; 0 if there is no such pool.
@@ -185,6 +194,19 @@ impl Pools {
         match owner {
             Owner::Shared => true,
             Owner::Private(id) => planted!(PoolNotKept, self.references(id) == 0, true),
+        }
+    }
+
+    /// Whether free memory of `owner`, who is held, may be mapped at a second address.
+    pub(crate) fn may_alias(&self, owner: Owner) -> bool {
+        let held = owner.pool().and_then(|id| self.private.get(&id)).filter(|pool| pool.references > 0);
+        held.is_some_and(|pool| pool.options.may_alias && !pool.options.no_split && !pool.stays_in_place)
+    }
+
+    /// From now on a pool's free memory stays where it is.
+    pub(crate) fn keep_in_place(&mut self, id: PoolId) {
+        if let Some(pool) = self.private.get_mut(&id) {
+            pool.stays_in_place = true;
         }
     }
 

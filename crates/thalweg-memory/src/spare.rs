@@ -5,7 +5,8 @@
 //!
 //! - Work in flight may still touch it. Whoever collects pages from other streams waits for them on the device; so such a
 //!   page is free for the work that comes later *on that stream*, and for no other until the host knows that to be done.
-//! - It may still be mapped where it was: a hole ([`grow`](crate::grow)) that has not been closed. Then it is kept.
+//! - It may still be mapped where it was: a hole ([`grow`](crate::grow)) that has not been closed. Then it is kept; and if
+//!   that hole stays for as long as a pool does, the page serves that pool alone.
 //!
 //! What is not here: the figures. Spare pages are reserved memory, of no pool.
 
@@ -13,6 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashSet;
 
+use crate::arena::Home;
+use crate::pools::{Owner, PoolId};
 use crate::stats::SizeClass;
 use crate::upstream::{PageId, StreamId, UpstreamError, VirtualMemory};
 
@@ -25,6 +28,8 @@ pub(crate) struct SparePage {
     pub(crate) class: SizeClass,
     /// The stream whose later work may use it; any if `None`.
     pub(crate) after: Option<StreamId>,
+    /// The pool that it must stay in, since it may be mapped there at an address that a graph relies on.
+    pub(crate) pool: Option<PoolId>,
 }
 
 /// The spare pages of one allocator. Nothing is called with their lock held.
@@ -47,11 +52,14 @@ impl SparePages {
         self.lock().iter().map(|spare| spare.bytes).sum()
     }
 
-    /// Takes up to `wanted` pages out that later work of `stream` may use.
-    pub(crate) fn take(&self, wanted: usize, bytes: u64, stream: StreamId) -> Vec<SparePage> {
+    /// Takes up to `wanted` pages out that the arena at `home` may use.
+    pub(crate) fn take(&self, wanted: usize, bytes: u64, home: Home) -> Vec<SparePage> {
         let mut left = wanted;
         let serves = |spare: &mut SparePage| {
-            let serves = left > 0 && spare.bytes == bytes && spare.after.is_none_or(|after| after == stream);
+            let serves = left > 0
+                && spare.bytes == bytes
+                && spare.after.is_none_or(|after| after == home.stream)
+                && spare.pool.is_none_or(|pool| home.owner == Owner::Private(pool));
             left -= usize::from(serves);
             serves
         };

@@ -59,7 +59,8 @@ impl Pools {
             allocator.retain_pool(pool.id)?;
             return Ok(pool.id);
         }
-        let options = PoolOptions { source, ..PoolOptions::default() };
+        // PyTorch relies on addresses, and on nothing else.
+        let options = PoolOptions { may_alias: source.is_none(), source, ..PoolOptions::default() };
         let id = allocator.create_pool_with(options);
         pools.insert(name, Pool { id, is_open: false });
         self.forget_names(allocator, &pools);

@@ -51,6 +51,8 @@ pub(crate) struct Policy {
     pub(crate) no_split: bool,
     /// Free pages may move to where a growing segment needs them.
     pub(crate) stitching: bool,
+    /// How much more than was ever active may be reserved before they do, as a fraction of that.
+    pub(crate) stitching_slack: f64,
     /// Whether other streams' free memory serves before more is taken.
     pub(crate) cross_stream_reuse: CrossStreamReuse,
     /// The most waits in flight for that.
@@ -93,6 +95,7 @@ impl Policy {
             page_bytes,
             no_split,
             stitching: settings.stitching() && expandable && page_bytes[0] == page_bytes[1],
+            stitching_slack: settings.stitching_slack(),
             cross_stream_reuse: settings.cross_stream_reuse(),
             cross_stream_wait_limit: usize::try_from(settings.cross_stream_wait_limit())
                 .unwrap_or(usize::MAX),

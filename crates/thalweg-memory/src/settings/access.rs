@@ -280,6 +280,20 @@ impl Settings {
         keys::STITCHING.value(self)
     }
 
+    /// Sets `stitching_slack`: pages are made, not moved, while no more is reserved than was ever active since
+    /// `empty_cache`, and this part of it more.
+    ///
+    /// # Errors
+    /// If it is not from 0 to 1.
+    pub fn with_stitching_slack(self, fraction: f64) -> Result<Self, SettingsError> {
+        self.with(&keys::STITCHING_SLACK, fraction)
+    }
+
+    /// `stitching_slack`: how much more than was ever active may be reserved before pages move, as a part of that.
+    pub fn stitching_slack(&self) -> f64 {
+        keys::STITCHING_SLACK.value(self)
+    }
+
     /// Sets `cross_stream_reuse`: when free memory of another stream serves.
     #[must_use]
     pub fn with_cross_stream_reuse(self, reuse: CrossStreamReuse) -> Self {

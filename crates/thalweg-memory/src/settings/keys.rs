@@ -395,6 +395,16 @@ keys! {
         syntax: choice(),
         concerns: Concerns::Native,
     }
+    STITCHING_SLACK, stitching_slack: f64 {
+        name: "stitching_slack",
+        meaning: "pages are made, not moved, while no more is reserved than was ever active, and this part of it",
+        accepts: FRACTION,
+        default_words: "0.02",
+        default: |_| Some(0.02),
+        valid: |fraction| (0.0..=1.0).contains(fraction),
+        syntax: NUMBER,
+        concerns: Concerns::Native,
+    }
     CROSS_STREAM_REUSE, cross_stream_reuse: CrossStreamReuse {
         name: "cross_stream_reuse",
         meaning: "when free memory of another stream serves: once its work is done, or also by waiting for it",

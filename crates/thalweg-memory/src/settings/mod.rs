@@ -40,6 +40,7 @@
 //! | `expandable_segments_reserve_by_class` | a list such as `[serving:0.25,training:8G]` | none | the same for streams of one class |
 //! | `expandable_page_mb` | an even number of MiB, from 2 to 1024 | 2; pytorch: `large_segment_size_mb` | the page by which expandable segments of large requests grow; of small ones it is 2 MiB |
 //! | `stitching` | `True` or `False` | True; pytorch: False | free pages from anywhere in an expandable pool may be moved into one contiguous range |
+//! | `stitching_slack` | a number from 0 to 1 | 0.02 | pages are made, not moved, while no more is reserved than was ever active, and this part of it |
 //! | `cross_stream_reuse` | `never`, `idle` or `ordered` | idle; pytorch: never | when free memory of another stream serves: once its work is done, or also by waiting for it |
 //! | `cross_stream_wait_limit` | a whole number | 64 | at most this many waits that reuse put on streams may not be known to have passed |
 //! | `record_use_depth` | a whole number | 2 | a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait |

@@ -1,5 +1,6 @@
 //! The allocators from outside, on the fake upstream.
 
+mod aliases;
 mod captures;
 mod checkpoint;
 mod conformance;

@@ -25,7 +25,7 @@ fn every_key_is_read() {
          per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True,release_lock_on_cudamalloc:True,\
          graph_capture_record_stream_reuse:True,expandable_segments:True,expandable_segments_reserve:0.25,\
          expandable_segments_reserve_by_class:[serving:8G],expandable_page_mb:4,stitching:True,\
-         cross_stream_reuse:idle,cross_stream_wait_limit:7,record_use_depth:0,last_resort:True,\
+         stitching_slack:0.125,cross_stream_reuse:idle,cross_stream_wait_limit:7,record_use_depth:0,last_resort:True,\
          pinned_use_background_threads:True,pinned_max_round_threshold_mb:3,pinned_max_cached_size_mb:5,\
          pinned_use_cuda_host_register:True,pinned_num_register_threads:128,pinned_reserve_segment_size_mb:9,\
          pinned_free_catch_all:True",
@@ -48,6 +48,7 @@ fn every_key_is_read() {
             .with_expandable_segments_reserve_for_class("serving", Reserve::Gibibytes(8))?
             .with_expandable_page_bytes(4 * MIB)?
             .with_stitching(true)
+            .with_stitching_slack(0.125)?
             .with_cross_stream_reuse(CrossStreamReuse::Idle)
             .with_cross_stream_wait_limit(7)
             .with_record_use_depth(0)
@@ -75,6 +76,7 @@ fn every_key_is_read() {
     assert!(settings.graph_capture_record_stream_reuse() && settings.expandable_segments());
     assert_eq!(settings.expandable_page_bytes(SizeClass::Large), 4 * MIB);
     assert!(settings.stitching() && settings.last_resort());
+    assert_eq!(settings.stitching_slack(), 0.125);
     assert_eq!(settings.cross_stream_reuse(), CrossStreamReuse::Idle);
     assert_eq!((settings.cross_stream_wait_limit(), settings.record_use_depth()), (7, 0));
     assert!(settings.pinned_use_background_threads() && settings.pinned_use_cuda_host_register());

@@ -301,7 +301,13 @@ impl Capture {
             device.synchronize()?;
         }
         let CaptureOptions { pool, mode, stream } = options;
-        let pool = pool.unwrap_or_else(|| GraphPool::of_one_graph(device, is_alone));
+        let pool = match pool {
+            Some(shared) => {
+                device.allocator().keep_pool_in_place(shared.id());
+                shared
+            }
+            None => GraphPool::of_one_graph(device, is_alone),
+        };
         let stream = &match stream {
             Some(stream) => stream,
             None => free_stream(device)?,

@@ -8,13 +8,16 @@
 //! Who holds which block is asked once a capture, and again only for an address that is not in the answer. So a command
 //! costs two look-ups in ordered maps for each range that it touches, however large the graph is.
 //!
+//! The allocator may have put the graph's own memory together anew while it was captured, so that some of it has two addresses
+//! ([`Alias`]). In the end what was written is told by where the memory is then.
+//!
 //! What is not here: pinned memory, which the graph keeps by itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thalweg_device::{Access, Label};
-use thalweg_memory::{DeviceAllocator, LiveBlock, PoolId, Vigil};
+use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, PoolId, Vigil};
 
 use super::contract::{Contract, Input, InputKind, Output};
 use super::ranges::Ranges;
@@ -152,7 +155,19 @@ impl Footprint {
 
     /// The capture is over.
     pub(super) fn finish(self) -> Traces {
-        let Self { allocator, pool, own, occupied, written, left, allocated_bytes, inputs, vigil, .. } = self;
+        let Self { allocator, pool, own, left, allocated_bytes, inputs, vigil, .. } = self;
+        let (mut occupied, mut written) = (self.occupied, self.written);
+        // What is written through an old address is written where the memory is now.
+        for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
+            let (end, now) = (address + size_bytes, |place| place - address + now_at);
+            for (start, end) in written.overlaps(address, end).collect::<Vec<_>>() {
+                written.insert(now(start), now(end));
+            }
+            for (start, end) in occupied.overlaps(address, end).collect::<Vec<_>>() {
+                occupied.remove(start, end);
+                occupied.insert(now(start), now(end));
+            }
+        }
         let live = allocator.live_blocks_of(pool);
         let outputs = live.iter().filter_map(|block| {
             let Own { end, requested_bytes, label } = own.get(&block.address)?;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_memory::{PoolId, StreamId, planted};
+use thalweg_memory::{PoolId, PoolOptions, StreamId, planted};
 
 use super::report::PoolMemory;
 use super::sharing::{Members, Sharing};
@@ -56,7 +56,9 @@ impl GraphPool {
     }
 
     fn made(device: &Device, sharing: Sharing, is_of_one_graph: bool) -> Self {
-        let id = device.allocator().create_pool();
+        // Graphs that share a pool know by addresses whose memory is whose; one that has it to itself need not.
+        let options = PoolOptions { may_alias: is_of_one_graph, ..PoolOptions::default() };
+        let id = device.allocator().create_pool_with(options);
         // The graphs' pinned memory is in a pool of the same name.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
@@ -93,8 +95,7 @@ impl GraphPool {
 
     /// What the pool has reserved from the driver, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
-        let statistics = self.0.device.allocator().statistics();
-        statistics.reserved_bytes_by_private_pools.get(&self.0.id).map_or(0, |bytes| bytes.current)
+        self.0.device.allocator().pool_reserved_bytes(self.0.id)
     }
 
     /// Work of these streams touches the pool's memory, and goes on when its graph is gone.

@@ -1,8 +1,9 @@
 //! The programs that a planted bug must break, each with the machine and the settings that it runs with.
 
+use thalweg_device::{FillPattern, Label};
 use thalweg_memory::{Backend, CrossStreamReuse, Policy, PoolOptions, Settings};
 use thalweg_runtime::sim::{Check, Failure, Gpu};
-use thalweg_runtime::{Device, MemPool, Result, Stream};
+use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, MemPool, Result, Stream};
 
 use crate::graphs::Studio;
 use crate::world::{Held, World};
@@ -31,7 +32,7 @@ const PLAIN: Program = Program {
 };
 
 /// All of them.
-pub const ALL: [Program; 13] = [
+pub const ALL: [Program; 14] = [
     PLAIN,
     Program { name: "ordered reuse", settings: ordered_reuse, ..PLAIN },
     Program { name: "hand over", memory_bytes: 16 * MIB, settings: ordered_reuse, body: hand_over, ..PLAIN },
@@ -41,6 +42,7 @@ pub const ALL: [Program; 13] = [
     Program { name: "pools", memory_bytes: 64 * MIB, body: pools, ..PLAIN },
     Program { name: "threads", memory_bytes: 32 * MIB, body: threads, ..PLAIN },
     Program { name: "graphs", memory_bytes: 64 * MIB, body: graphs, ..PLAIN },
+    Program { name: "stitched graphs", memory_bytes: 64 * MIB, body: stitched_graphs, ..PLAIN },
     Program { name: "pinned", body: pinned, ..PLAIN },
     Program { name: "peers", devices: 2, body: peers, ..PLAIN },
     Program { name: "graphs, faults", faults: true, body: graphs, ..PLAIN },
@@ -138,6 +140,51 @@ fn pools(gpu: &Gpu) -> Result<()> {
 fn graphs(gpu: &Gpu) -> Result<()> {
     let mut studio = Studio::new(world(gpu, 1)?)?;
     (0..50).try_for_each(|_| studio.step())
+}
+
+/// Captures whose free memory is in pieces, and which get memory that is freed meanwhile, while other work goes on.
+fn stitched_graphs(gpu: &Gpu) -> Result<()> {
+    let device = gpu.device();
+    let [capturing, side] = [Stream::new(device)?, Stream::new(device)?];
+    for value in 1..4 {
+        let shared = filled(&side, 8 * MIB, value)?;
+        let options = CaptureOptions { stream: Some(capturing.clone()), ..CaptureOptions::default() };
+        let (graph, (held, whole)) = Graph::capture(device, options, || {
+            let pieces = (0..4).map(|_| filled(&capturing, 4 * MIB, value)).collect::<Result<Vec<_>>>()?;
+            let held: Vec<Buffer> = pieces.into_iter().skip(1).step_by(2).collect();
+            // The other stream goes on meanwhile, and nobody waits for it.
+            stamp(&side, &shared, 98)?;
+            drop(shared);
+            let whole = filled(&capturing, 8 * MIB, value + 10)?;
+            Ok((held, (whole, filled(&capturing, 8 * MIB, value + 20)?)))
+        })?;
+        for _ in 0..2 {
+            let other = filled(&side, 4 * MIB, 99)?;
+            graph.replay_on(&capturing)?;
+            let expected = [(&held[0], value), (&whole.0, value + 10), (&whole.1, value + 20)];
+            expected.into_iter().try_for_each(|(buffer, value)| check(&capturing, buffer, value))?;
+            check(&side, &other, 99)?;
+        }
+        drop((graph, held, whole));
+    }
+    Ok(())
+}
+
+fn filled(stream: &Stream, bytes: u64, value: u8) -> Result<Buffer> {
+    let buffer = Buffer::new(stream, bytes)?;
+    stamp(stream, &buffer, value)?;
+    Ok(buffer)
+}
+
+fn stamp(stream: &Stream, buffer: &Buffer, value: u8) -> Result<()> {
+    stream.fill(buffer.pointer(), FillPattern::U8(value), buffer.size_bytes(), Label::here("fill"))
+}
+
+fn check(stream: &Stream, buffer: &Buffer, value: u8) -> Result<()> {
+    let mut bytes = vec![0; buffer.size_bytes() as usize];
+    stream.copy_to_host(&mut bytes, buffer.pointer(), Label::here("read"))?;
+    assert!(bytes.iter().all(|byte| *byte == value), "a buffer holds what was written to it last");
+    Ok(())
 }
 
 /// Copies from and to pinned memory.

@@ -25,6 +25,10 @@ fn copy(stream: &Stream, from: &Storage, to: &Storage) {
     stream.copy_on_device(target, source, from.bytes, Label::here("copy")).unwrap();
 }
 
+fn reserved_mib(torch: &Torch) -> i64 {
+    torch.statistics(0).reserved_bytes.all.current >> 20
+}
+
 /// Prefetching on a side stream, with each way of saying so.
 fn prefetch(torch: &std::sync::Arc<Torch>, say: impl Fn(&Storage, &Stream)) {
     let (main, side) = (torch.default_stream(0), torch.stream(0));
@@ -79,6 +83,55 @@ fn replays_and_eager_work_keep_out_of_each_others_memory() {
             graph.replay(&stream);
             assert_eq!((read(&stream, &output), read(&stream, &eager)), (value, 99));
         }
+        drop((graph, output));
+    });
+}
+
+/// What is free in the pool is in pieces, and is put together at other addresses; a replay runs through both.
+#[test]
+fn a_captures_memory_is_stitched() {
+    program("", |_, torch| {
+        let stream = torch.stream(0);
+        let (graph, outputs) = Graph::capture(torch, (1, 0), &stream, || {
+            let mut pieces: Vec<Storage> = (0..6).map(|value| torch.full(4 * MIB, value, &stream)).collect();
+            let held = pieces.split_off(4);
+            drop(pieces.remove(2));
+            drop(pieces.remove(0));
+            let whole = torch.full(8 * MIB, 77, &stream);
+            // What is left of the pieces is written once more, through other addresses than at first.
+            drop(pieces);
+            (torch.full(8 * MIB, 88, &stream), whole, held)
+        });
+        assert_eq!(reserved_mib(torch), 24, "no memory but that of the pieces");
+        for value in 0..3 {
+            let eager = torch.full(4 * MIB, value, &stream);
+            graph.replay(&stream);
+            let (second, whole, held) = &outputs;
+            let read = |storage| read(&stream, storage);
+            assert_eq!((read(second), read(whole), read(&held[0]), read(&held[1])), (88, 77, 4, 5));
+            assert_eq!(read(&eager), value, "the graph writes to its own memory alone");
+            torch.empty_cache().unwrap();
+        }
+        drop((graph, outputs));
+        torch.empty_cache().unwrap();
+        assert_eq!(reserved_mib(torch), 0);
+    });
+}
+
+/// What the program frees while it captures is of use to nobody else. The work that had it may still be under way.
+#[test]
+fn a_capture_gets_what_is_freed_meanwhile() {
+    program("", |_, torch| {
+        let (stream, side) = (torch.stream(0), torch.stream(0));
+        let gradients = torch.full(20 * MIB, 1, &side);
+        let (graph, output) = Graph::capture(torch, (1, 0), &stream, || {
+            drop(gradients);
+            torch.full(20 * MIB, 2, &stream)
+        });
+        assert_eq!(reserved_mib(torch), 20);
+        graph.replay(&stream);
+        let eager = torch.full(4 * MIB, 3, &side);
+        assert_eq!((read(&stream, &output), read(&side, &eager)), (2, 3));
         drop((graph, output));
     });
 }

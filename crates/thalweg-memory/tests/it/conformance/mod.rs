@@ -20,6 +20,7 @@ fn setups() -> Vec<Setup> {
     let pytorch = || Settings::default().with_policy(Policy::PyTorch);
     let setup =
         |name, settings, virtual_memory| Setup { name, settings, virtual_memory, pools: Pools::Usual };
+    let no_slack = || thalweg().with_stitching_slack(0.0).expect("from 0 to 1");
     let with_pools = |pools, setup| Setup { pools, ..setup };
     let rounded = |settings: Settings| {
         settings.with_roundup_power2_divisions(PowerTwoDivisions::uniform(4).expect("a power of two"))
@@ -35,6 +36,8 @@ fn setups() -> Vec<Setup> {
         setup("max split", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), true),
         setup("max split plain", thalweg().with_max_split_size_bytes(20 * MIB).expect("at least 20"), false),
         setup("depth 0", thalweg().with_record_use_depth(0), true),
+        with_pools(Pools::Aliased, setup("aliases", thalweg(), true)),
+        with_pools(Pools::Aliased, setup("aliases without slack", no_slack(), true)),
         with_pools(Pools::NoSplit, setup("no split", thalweg(), true)),
         with_pools(Pools::NoSplit, setup("no split plain", thalweg(), false)),
         with_pools(Pools::UseOnOom, setup("pools that help", thalweg(), true)),

@@ -7,13 +7,15 @@
 //!
 //! There are two shadows. One is by physical byte: who gets a byte must be ordered after who had it. The other is by address
 //! in reserved ranges: when a page is unmapped there, all work that touches it *there* must be done.
+//!
+//! Who holds a pool *relies* on its addresses: what was handed out there stays mapped, and its pages are no other pool's.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{
-    Captures, EventId, Events, MemoryInfo, PageId, SegmentSource, StreamId, Upstream, UpstreamError,
+    Captures, EventId, Events, MemoryInfo, PageId, PoolId, SegmentSource, StreamId, Upstream, UpstreamError,
     VirtualMemory,
 };
 
@@ -48,8 +50,12 @@ struct Inner {
     /// By address: size and page.
     mapped: BTreeMap<u64, (u64, PageId)>,
     pages: BTreeMap<PageId, u64>,
-    /// While more than 0, no event may be touched.
-    captures: usize,
+    /// Where somebody relies on addresses, by their beginnings, and for which pool.
+    relied: BTreeMap<u64, (u64, PoolId)>,
+    /// The pages that are behind those.
+    bound: BTreeMap<PageId, PoolId>,
+    /// The streams that capture: one each, or all. While there are any, no event may be touched.
+    captures: Vec<Option<StreamId>>,
     violations: Vec<String>,
 }
 
@@ -91,8 +97,16 @@ impl Inner {
         parts
     }
 
+    /// The mapped pages that a range touches, with where they begin.
+    fn pages_of(&self, address: u64, bytes: u64) -> impl Iterator<Item = (u64, PageId)> + '_ {
+        let before = self.mapped.range(..=address).next_back().map_or(address, |(&start, _)| start);
+        let all = self.mapped.range(before..address + bytes);
+        all.filter(move |(start, (size, _))| **start + size > address)
+            .map(|(&start, &(_, page))| (start, page))
+    }
+
     fn touch_events(&mut self, call: &str) {
-        if self.captures > 0 {
+        if !self.captures.is_empty() {
             self.violations.push(format!("{call} while a capture is under way"));
         }
     }
@@ -171,12 +185,40 @@ impl Referee {
         inner.done = inner.now.clone();
     }
 
-    pub fn begin_capture(&self) {
-        self.lock().captures += 1;
+    pub fn begin_capture(&self, stream: Option<StreamId>) {
+        self.lock().captures.push(stream);
     }
 
-    pub fn end_capture(&self) {
-        self.lock().captures -= 1;
+    pub fn end_capture(&self, stream: Option<StreamId>) {
+        let mut inner = self.lock();
+        let place = inner.captures.iter().position(|one| *one == stream).expect("it was begun");
+        inner.captures.remove(place);
+    }
+
+    /// A block was handed out from a pool that is held, or from the shared one.
+    pub fn relied_on(&self, address: u64, bytes: u64, pool: Option<PoolId>) {
+        let mut inner = self.lock();
+        let pages: Vec<PageId> = inner.pages_of(address, bytes).map(|(_, page)| page).collect();
+        for page in pages {
+            if let Some(other) = inner.bound.get(&page).filter(|other| Some(**other) != pool) {
+                let what = format!("{page:?} at {address:#x} is {pool:?}'s, and {other:?} relies on it");
+                inner.violations.push(what);
+            }
+            if let Some(pool) = pool {
+                inner.bound.insert(page, pool);
+            }
+        }
+        if let Some(pool) = pool {
+            let relied = inner.relied.entry(address).or_insert((bytes, pool));
+            *relied = (relied.0.max(bytes), pool);
+        }
+    }
+
+    /// Nobody relies on the addresses of a pool any more.
+    pub fn let_go_of(&self, pool: PoolId) {
+        let mut inner = self.lock();
+        inner.relied.retain(|_, (_, of)| *of != pool);
+        inner.bound.retain(|_, of| *of != pool);
     }
 
     /// What was wrong so far.
@@ -333,12 +375,22 @@ impl VirtualMemory for Referee {
         let outcome = addresses.forget(address, address + bytes, |point| reaches(&inner.done, point));
         inner.addresses = addresses;
         inner.object("unmap", outcome);
+        let relied = inner
+            .relied
+            .iter()
+            .filter(|(start, (size, _))| **start < address + bytes && **start + size > address);
+        let relied: Vec<String> =
+            relied.map(|(start, (_, pool))| format!("{start:#x} of {pool:?} lost its memory")).collect();
+        inner.violations.extend(relied);
         let gone: Vec<u64> = inner.mapped.range(address..address + bytes).map(|(&start, _)| start).collect();
         inner.mapped.retain(|start, _| !gone.contains(start));
         Ok(())
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError> {
+        if self.lock().captures.iter().any(|one| one.is_none_or(|one| one == stream)) {
+            return Err(UpstreamError::Other(format!("{stream:?} captures").into()));
+        }
         self.memory().synchronize_stream(stream)?;
         self.complete_stream(stream);
         Ok(())

@@ -21,6 +21,8 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pools {
     Usual,
+    /// Their pages may be at two addresses.
+    Aliased,
     NoSplit,
     /// They serve requests that go to no pool when memory is short.
     UseOnOom,
@@ -103,6 +105,7 @@ impl Trial {
 
     /// One step. What the upstream makes fail is for the caller to expect.
     pub fn step(&mut self, step: &Step) -> Result<(), AllocationError> {
+        self.forget_released();
         let referee = Arc::clone(&self.referee);
         let (held, pools) = (self.held.len().max(1), self.pools.len().max(1));
         match *step {
@@ -155,6 +158,7 @@ impl Trial {
         let usual = PoolOptions::default();
         match self.kind_of_pools {
             Pools::Usual => usual,
+            Pools::Aliased => PoolOptions { may_alias: true, ..usual },
             Pools::NoSplit => PoolOptions { no_split: true, ..usual },
             Pools::UseOnOom => PoolOptions { use_on_oom: true, ..usual },
             Pools::Sourced => PoolOptions { source: Some(self.referee.clone()), ..usual },
@@ -174,6 +178,10 @@ impl Trial {
         assert!(block.size_bytes() >= bytes && block.stream() == stream(on));
         if !block.is_null() {
             self.referee.handed_out(block.address(), block.size_bytes(), block.stream());
+            // Memory of the other kinds may serve who does not rely on it.
+            if matches!(self.kind_of_pools, Pools::Usual | Pools::Aliased) {
+                self.referee.relied_on(block.address(), block.size_bytes(), self.pool_for(on));
+            }
         }
         self.held.push(Held { block, noted: Vec::new(), after: Vec::new() });
         Ok(())
@@ -197,7 +205,13 @@ impl Trial {
     fn empty_cache(&mut self, pool: Option<usize>) -> Result<(), AllocationError> {
         let emptied = match pool {
             None => self.allocator.empty_cache(),
-            Some(pool) => self.allocator.empty_pool_cache(self.pools[pool]),
+            Some(pool) => {
+                // Who asks for this does not rely on them; in a capture it is refused.
+                if !self.is_capturing() {
+                    self.referee.let_go_of(self.pools[pool]);
+                }
+                self.allocator.empty_pool_cache(self.pools[pool])
+            }
         };
         match emptied {
             Err(error) if error.is_capture() => {
@@ -215,19 +229,26 @@ impl Trial {
         let begun = self.allocator.begin_allocate_to_pool(self.pools[pool], chosen);
         assert_eq!(begun.is_ok(), possible, "{begun:?}");
         if possible {
-            self.referee.begin_capture();
+            self.referee.begin_capture(filter.map(stream));
             self.open.push(Open::Capture { pool, filter });
         }
     }
 
     fn leave(&mut self, place: usize) -> Result<(), AllocationError> {
         match self.open.remove(place) {
-            Open::Capture { pool, .. } => {
-                self.referee.end_capture();
-                self.allocator.end_allocate_to_pool(self.pools[pool])
+            Open::Capture { pool, filter } => {
+                self.referee.end_capture(filter.map(stream));
+                self.allocator.end_allocate_to_pool(self.pools[pool])?;
             }
-            Open::Scope { .. } => Ok(()),
+            Open::Scope { .. } => {}
         }
+        Ok(())
+    }
+
+    /// Tells the referee what nobody relies on any more.
+    fn forget_released(&self) {
+        let released = self.pools.iter().filter(|pool| self.allocator.pool_use_count(**pool) == 0);
+        released.for_each(|pool| self.referee.let_go_of(*pool));
     }
 
     /// Changes a setting at run time.
@@ -357,6 +378,7 @@ impl Trial {
                 self.allocator.release_pool(pool).expect("the program holds this reference");
             }
         }
+        self.forget_released();
     }
 
     /// Ends the program: everything must come back, by an emptied cache or by itself.

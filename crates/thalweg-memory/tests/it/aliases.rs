@@ -1,0 +1,174 @@
+//! Pages in a pool whose addresses somebody relies on, and when pages move at all.
+
+use std::sync::Arc;
+
+use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::{Alias, Block, DeviceAllocator, PoolId, PoolOptions, Settings, StreamFilter};
+
+use crate::harness::stream;
+
+const MIB: u64 = 1 << 20;
+
+struct World {
+    upstream: Arc<FakeUpstream>,
+    allocator: Arc<DeviceAllocator>,
+}
+
+impl World {
+    fn new(settings: &str) -> Self {
+        let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 36));
+        let settings = Settings::parse(settings).expect("these are settings");
+        let allocator = DeviceAllocator::new(upstream.clone(), settings);
+        Self { upstream, allocator }
+    }
+
+    fn pool(&self) -> PoolId {
+        self.allocator.create_pool_with(PoolOptions { may_alias: true, ..PoolOptions::default() })
+    }
+
+    /// A capture on stream 1, with `body` in it.
+    fn capture<T>(&self, pool: PoolId, body: impl FnOnce() -> T) -> T {
+        let filter = StreamFilter::Stream(stream(1));
+        self.allocator.begin_allocate_to_pool(pool, filter).expect("the pool is there");
+        let result = body();
+        self.allocator.end_allocate_to_pool(pool).expect("it was begun");
+        result
+    }
+
+    fn allocate(&self, mib: u64) -> Block {
+        self.allocator.allocate(mib * MIB, stream(1)).expect("there is room")
+    }
+
+    /// Blocks of 2 MiB of which every second one is free; the others. The last is one of these.
+    fn pieces(&self, count: usize) -> Vec<Block> {
+        let all: Vec<Block> = (0..count).map(|_| self.allocate(2)).collect();
+        all.into_iter().skip(1).step_by(2).collect()
+    }
+
+    fn reserved_mib(&self) -> u64 {
+        self.allocator.statistics().reserved_bytes.all.current / MIB
+    }
+
+    /// How many addresses each page is mapped at, in ascending order of these counts.
+    fn addresses_per_page(&self) -> Vec<usize> {
+        let mut pages: Vec<_> = self.upstream.mapped_pages().into_iter().map(|(_, _, page)| page).collect();
+        pages.sort_unstable();
+        let mut counts: Vec<usize> = pages.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+        counts.sort_unstable();
+        counts
+    }
+}
+
+#[test]
+fn a_capture_is_stitched_and_its_addresses_keep_their_pages() {
+    let world = World::new("");
+    let pool = world.pool();
+    let (kept, whole) = world.capture(pool, || (world.pieces(8), world.allocate(8)));
+    assert_eq!(world.reserved_mib(), 16, "no more than the pieces");
+    assert_eq!(world.addresses_per_page(), [1, 1, 1, 1, 2, 2, 2, 2]);
+    assert_eq!(world.upstream.calls().unmap, 0);
+    // Each says where the memory behind an old address is.
+    let aliases = world.allocator.aliases(pool);
+    assert_eq!(aliases.iter().map(|alias| alias.size_bytes).sum::<u64>(), 8 * MIB);
+    for Alias { address, size_bytes, now_at } in aliases {
+        assert!((whole.address()..whole.address() + 8 * MIB).contains(&now_at) && size_bytes > 0);
+        assert!(kept.iter().all(|block| block.address() != address));
+        let page_at = |address| world.upstream.mapped_pages().into_iter().find(|(at, ..)| *at == address);
+        assert_eq!(page_at(address).map(|(.., page)| page), page_at(now_at).map(|(.., page)| page));
+    }
+    world.allocator.empty_cache().expect("no capture is under way");
+    assert_eq!(world.addresses_per_page(), [1, 1, 1, 1, 2, 2, 2, 2], "the graph may be replayed");
+
+    world.allocator.release_pool(pool).expect("it has one reference");
+    drop(kept);
+    world.allocator.empty_cache().expect("no capture is under way");
+    assert_eq!(world.addresses_per_page(), [1; 4], "a live block outlives its pool, at one address");
+    drop(whole);
+    world.allocator.empty_cache().expect("no capture is under way");
+    assert_eq!((world.upstream.live_pages(), world.upstream.reserved_ranges()), (0, Vec::new()));
+}
+
+#[test]
+fn pages_stay_where_they_are_without_leave_and_after_a_checkpoint() {
+    let settings = "stitching_slack:0";
+    for (may_alias, checkpointed) in [(false, false), (true, true)] {
+        let world = World::new(settings);
+        let options = PoolOptions { may_alias, ..PoolOptions::default() };
+        let pool = world.allocator.create_pool_with(options);
+        let kept = world.capture(pool, || world.pieces(8));
+        let checkpoint = world.allocator.checkpoint_pool(pool).expect("no capture is under way");
+        if !checkpointed {
+            assert_eq!(world.allocator.aliases(pool), []);
+        }
+        let whole = world.capture(pool, || world.allocate(8));
+        assert_eq!(world.reserved_mib(), 16 + 8, "{may_alias} {checkpointed}");
+        drop(whole);
+        let restored = world.allocator.restore_pool(pool, &checkpoint).expect("all of it is there");
+        assert_eq!(restored.allocated.len(), kept.len());
+    }
+}
+
+#[test]
+fn a_pool_may_ask_for_an_end_of_aliases() {
+    let world = World::new("stitching_slack:0");
+    let pool = world.pool();
+    let kept = world.capture(pool, || (world.pieces(8), world.allocate(4)));
+    assert_eq!((world.reserved_mib(), world.allocator.aliases(pool).len()), (16, 2));
+    world.allocator.keep_pool_in_place(pool);
+    let more = world.capture(pool, || world.allocate(4));
+    assert_eq!((world.reserved_mib(), world.allocator.aliases(pool).len()), (20, 2));
+    drop((kept, more));
+}
+
+/// A capture cannot wait on the device for whoever had shared memory; the host can, unless that is being captured too.
+#[test]
+fn a_capture_has_shared_pages_after_a_wait() {
+    let world = World::new("");
+    let before = world.allocator.allocate(16 * MIB, stream(2)).expect("there is room");
+    let pool = world.pool();
+    let block = world.capture(pool, || {
+        drop(before);
+        world.allocate(16)
+    });
+    assert_eq!(world.reserved_mib(), 16);
+    assert_eq!(world.upstream.calls().synchronize_stream, 1);
+    let pools = world.allocator.statistics().reserved_bytes_by_private_pools;
+    assert_eq!(pools[&pool].current, 16 * MIB, "the pool has them now");
+    drop(block);
+    world.allocator.release_pool(pool).expect("it has one reference");
+    world.allocator.empty_cache().expect("no capture is under way");
+    assert_eq!((world.reserved_mib(), world.upstream.live_pages()), (0, 0));
+}
+
+/// Four free pages lie about in 400 MiB.
+#[test]
+fn pages_are_made_not_moved_as_long_as_there_is_slack() {
+    for (settings, moves, reserved_mib) in [
+        ("stitching_slack:0", true, 400),
+        ("stitching_slack:0.01", true, 400),
+        ("", false, 408),
+        ("per_process_memory_fraction:0.00615", true, 400),
+    ] {
+        let world = World::new(settings);
+        let mut base: Vec<Option<Block>> = (0..200).map(|_| Some(world.allocate(2))).collect();
+        (0..4).for_each(|free| base[50 * free + 7] = None);
+        let whole = world.allocate(8);
+        assert_eq!(world.allocator.statistics().num_pages_moved > 0, moves, "{settings}");
+        assert_eq!(world.reserved_mib(), reserved_mib, "{settings}");
+        drop((base, whole));
+    }
+}
+
+#[test]
+fn slack_is_measured_by_what_was_active_since_the_cache_was_emptied() {
+    let world = World::new("stitching_slack:0.1");
+    let much = world.allocate(400);
+    drop(much);
+    world.allocator.empty_cache().expect("nothing is captured");
+    // 40 MiB of slack are gone with what they were measured by.
+    let kept = world.pieces(16);
+    assert_eq!(world.allocator.statistics().num_pages_moved, 0);
+    let whole = world.allocate(16);
+    assert_eq!(world.reserved_mib(), 32, "the pieces moved: there is no slack for 16 MiB more");
+    drop((kept, whole));
+}
