@@ -329,6 +329,50 @@ def profiler(torch, thalweg_torch, tier):
     return {"most": most}
 
 
+def devices(torch, thalweg_torch, tier):
+    count = torch.cuda.device_count()
+    if count < 2:
+        return {"skipped": "there is one GPU"}
+    one, two = "cuda:0", "cuda:1"
+    x = torch.arange(1 << 20, dtype=torch.float32, device=one)
+    assert torch.equal(x.to(two).to(one), x)
+    # Memory that grew after peer access was opened, used by the other device's stream until after it was freed.
+    for value in range(20):
+        y = torch.full((8 << 20,), float(value), device=one)
+        moved = y.to(two, non_blocking=True)
+        del y
+        assert (moved == value).all().item()
+    # A model over two devices.
+    layers = [torch.nn.Linear(256, 256, device=device) for device in (one, two, one)]
+    optimizer = torch.optim.AdamW([p for layer in layers for p in layer.parameters()])
+    for _ in range(5):
+        h = torch.randn(512, 256, device=one)
+        for layer, device in zip(layers, (one, two, one)):
+            h = layer(h.to(device)).relu()
+        h.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    parts = [torch.full((1 << 20,), float(index + 1), device=index) for index in range(count)]
+    torch.cuda.nccl.all_reduce(parts)
+    expected = count * (count + 1) / 2
+    assert all((part == expected).all().item() for part in parts)
+    # Each device has figures and a limit of its own.
+    for index in range(count):
+        before = torch.cuda.memory_allocated(index)
+        z = torch.empty(32 << 20, dtype=torch.uint8, device=index)
+        assert torch.cuda.memory_allocated(index) - before == 32 << 20
+        del z
+    if tier == 2:
+        torch.cuda.set_per_process_memory_fraction(0.01, 1)
+        try:
+            torch.empty(8 << 30, dtype=torch.uint8, device=two)
+            raise AssertionError("there was memory beyond the limit")
+        except torch.OutOfMemoryError as error:
+            assert "GPU 1" in str(error), error
+        torch.empty(8 << 30, dtype=torch.uint8, device=one)
+    return {"devices": count, "peers": torch.cuda.can_device_access_peer(0, 1)}
+
+
 def leftovers(torch, thalweg_torch, tier):
     # Tensors, a graph and a stream that live to the end of the interpreter, in whatever order it takes them down.
     global _kept
@@ -370,6 +414,7 @@ CHECKS = [
     ipc_pages,
     fork,
     profiler,
+    devices,
     leftovers,
 ]
 
