@@ -1,27 +1,32 @@
-// A turnstile in front of PyTorch's mutex: threads that come at the same time are let through one behind the other.
+// A turnstile in front of PyTorch's mutex: of the threads that hammer on it, one at a time goes round, for many rounds.
 //
 // Why. PyTorch's wrapper of the hooks keeps a table of all blocks behind a std::mutex. It takes the mutex when the hook for an
-// allocation has returned, and again before it calls the hook for a free: some 80 ns of work each, several times that when the
-// table was last written by another core. Threads that do little else meet there, and a thread that finds a std::mutex taken
-// goes to sleep in the kernel; whoever unlocks must wake it, with a system call, for which the next ones wait, and so they all
-// go on sleeping and waking one another. Eight threads take ten times longer than the work is worth.
+// allocation has returned, and again before it calls the hook for a free. A thread by itself is through with both in 100 ns.
+// Threads that do little else take the mutex, the table and its nodes away from one another at each turn, which costs several
+// times the work; and whoever finds a std::mutex taken goes to sleep in the kernel, and must be woken with a system call, for
+// which the next ones wait. Eight threads take ten times longer than the work is worth.
 //
-// How. The mutex is PyTorch's, but the hook for an allocation runs right in front of it. There each thread draws a time that is
-// at least kSpacing behind the one drawn before, and spins until then. By that time its predecessor is through with the mutex,
-// and if it frees what it had at once, as threads in a hurry do, through with both its turns. The way to the next allocation
-// leads past the turnstile again, so this spaces out the frees as well. Nobody writes to what the others wait for: they look at
-// the processor's clock.
+// How. The mutex is PyTorch's, but the hook for an allocation runs right in front of it. Here one thread has the lease, and goes
+// through. The others wait: one of them, the heir, watches the holder, the others wait to be the heir. A lease is over
+// - when its holder was here kTerm times and somebody waits: it gives the lease away, and waits with the others;
+// - when its holder did not come by often enough (kBusy times in kLook): the heir takes it.
+// So who hammers does so undisturbed for some 30 microseconds, at the speed of a thread alone. Since leases are given away in
+// front of allocations only, the frees that belong to a burst of allocations fall under a lease too.
 //
-// What it costs. A thread alone, or one that comes to where nobody but itself was last, does not wait: a look at the clock, one
-// load and two stores, some 15 ns. One that comes within kSpacing of another waits for the rest of it, at most kLongest.
+// Where it would not help. Threads that allocate now and then do not hold a lease for long enough, and would wait kLook for
+// nothing. A thread that took a lease from an idle holder therefore goes through the next kPasses times without asking.
 //
-// What it is not. A lock: nobody relies on being alone, nothing has to be given back, and a thread that dies, forks, sleeps or is
-// late holds up nobody. All accesses are relaxed, and a race between them (a drawn time that is overwritten) costs a meeting at
-// the mutex, which is what happened without it. The clocks of processors may differ: what is too far away is not waited for.
+// What it costs. The holder: two loads, a compare and a store a call, no clock, and a line of the cache that the heir reads once
+// in kLook. A thread that comes now and then: kLook in every kPasses calls. Nobody waits longer than kLongest.
+//
+// What it is not. A lock: nobody relies on being alone, and a holder that dies, sleeps or is late loses its lease. An heir that
+// dies, or was left behind by a fork, is forgotten by the first that gives up waiting. All accesses are relaxed. A race between
+// them (two threads with a lease, a lease of a thread that has left) costs a meeting at the mutex, or kLook.
 
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 #include <x86intrin.h>
 
 #include <atomic>
@@ -31,36 +36,103 @@ namespace thalweg {
 
 class Turnstile {
  public:
+  // In front of the mutex, for an allocation.
   void pass() {
     const pthread_t self = pthread_self();
-    uint64_t now = __rdtsc();
-    if (last_.load(std::memory_order_relaxed) == self) {
-      next_.store(now + kSpacing, std::memory_order_relaxed);
-      return;
-    }
-    uint64_t next = next_.load(std::memory_order_relaxed);
-    uint64_t mine = 0;
-    do {
-      mine = next > now ? next : now;
-      if (mine - now > kLongest) {
+    if (holder_.load(relaxed) == self) {
+      const uint32_t calls = calls_.load(relaxed) + 1;
+      calls_.store(calls, relaxed);
+      if (calls < kTerm || heir_.load(relaxed) == kNobody) {
         return;
       }
-    } while (!next_.compare_exchange_weak(next, mine + kSpacing, std::memory_order_relaxed));
-    last_.store(self, std::memory_order_relaxed);
-    while (now < mine && mine - now <= kLongest) {
-      _mm_pause();
-      now = __rdtsc();
+      holder_.store(kNobody, relaxed);
+    } else if (passes_ > 0) {
+      --passes_;
+      return;
+    }
+    if (become_heir(self)) {
+      watch();
+      calls_.store(0, relaxed);
+      holder_.store(self, relaxed);
+      heir_.store(kNobody, relaxed);
+    }
+  }
+
+  // Behind the mutex, for a free: a sign of life.
+  void come_by() {
+    if (holder_.load(relaxed) == pthread_self()) {
+      calls_.store(calls_.load(relaxed) + 1, relaxed);
     }
   }
 
  private:
-  // Ticks of the processor's clock, which makes two to three in a nanosecond.
-  static constexpr uint64_t kSpacing = 2'000;
-  static constexpr uint64_t kLongest = 40'000;
+  static constexpr auto relaxed = std::memory_order_relaxed;
+  // No thread of glibc's: its threads are named by addresses.
+  static constexpr pthread_t kNobody = 0;
 
-  // The time that the next thread can have, and who drew the last. On a line of the cache of their own.
-  alignas(64) std::atomic<uint64_t> next_{0};
-  std::atomic<pthread_t> last_{};
+  // Calls of both hooks.
+  static constexpr uint32_t kTerm = 256;
+  static constexpr uint32_t kBusy = 4;
+  static constexpr int kPasses = 16;
+  // Ticks of the processor's clock, which makes two to three in a nanosecond.
+  static constexpr uint64_t kLook = 2'500;
+  static constexpr uint64_t kLongest = 1'000'000;
+
+  // False: it took too long.
+  bool become_heir(pthread_t self) {
+    const uint64_t start = __rdtsc();
+    for (;;) {
+      for (int round = 0; round < 16; ++round) {
+        pthread_t nobody = kNobody;
+        if (heir_.load(relaxed) == kNobody && heir_.compare_exchange_strong(nobody, self, relaxed)) {
+          return true;
+        }
+        for (int pause = 0; pause < 8; ++pause) {
+          _mm_pause();
+        }
+      }
+      // Where there are more threads than processors, the heir may need this one.
+      sched_yield();
+      if (__rdtsc() - start > kLongest) {
+        heir_.store(kNobody, relaxed);
+        return false;
+      }
+    }
+  }
+
+  // Returns when the lease is given away, or is to be taken.
+  void watch() {
+    const uint64_t start = __rdtsc();
+    uint64_t looked = start;
+    uint32_t seen = calls_.load(relaxed);
+    while (holder_.load(relaxed) != kNobody) {
+      _mm_pause();
+      _mm_pause();
+      const uint64_t now = __rdtsc();
+      if (now - looked < kLook) {
+        continue;
+      }
+      const uint32_t calls = calls_.load(relaxed);
+      if (calls - seen < kBusy) {
+        passes_ = kPasses;
+        return;
+      }
+      if (now - start > kLongest) {
+        return;
+      }
+      looked = now;
+      seen = calls;
+    }
+  }
+
+  // How often this thread goes through without a lease. There is one turnstile in a process.
+  static inline thread_local int passes_ = 0;
+
+  // What everybody who waits reads, and only changes with the lease.
+  alignas(64) std::atomic<pthread_t> holder_{kNobody};
+  std::atomic<pthread_t> heir_{kNobody};
+  // The holder's, which writes it at each call.
+  alignas(64) std::atomic<uint32_t> calls_{0};
 };
 
 } // namespace thalweg
