@@ -6,22 +6,26 @@
 // times the work; and whoever finds a std::mutex taken goes to sleep in the kernel, and must be woken with a system call, for
 // which the next ones wait. Eight threads take ten times longer than the work is worth.
 //
-// How. The mutex is PyTorch's, but the hook for an allocation runs right in front of it. Here one thread has the lease, and goes
-// through. The others wait: one of them, the heir, watches the holder, the others wait to be the heir. A lease is over
+// How. The mutex is PyTorch's, but the hook for an allocation runs right in front of it. There one thread has the lease, and
+// goes through. The others that hammer wait: one of them, the heir, watches the holder, the others wait to be the heir. A lease
+// is over
 // - when its holder was here kTerm times and somebody waits: it gives the lease away, and waits with the others;
-// - when its holder did not come by often enough (kBusy times in kLook): the heir takes it.
-// So who hammers does so undisturbed for some 30 microseconds, at the speed of a thread alone. Since leases are given away in
-// front of allocations only, the frees that belong to a burst of allocations fall under a lease too.
+// - when its holder did not come by for kSoon: the heir takes it.
+// So who hammers does so undisturbed for some 30 microseconds, at the speed of a thread alone.
 //
-// Where it would not help. Threads that allocate now and then do not hold a lease for long enough, and would wait kLook for
-// nothing. A thread that took a lease from an idle holder therefore goes through the next kPasses times without asking.
+// Who hammers. A thread whose allocation follows a free of its own within kSoon. Between the two are our own hooks and the
+// thread's own work, but no mutex of PyTorch's, so a crowd at the mutex does not make this time longer. Every other thread goes
+// through at once: it would not use a lease for long enough to be worth the wait. Of a burst of allocations that starts without
+// the lease, only the first may wait for it; the lease then covers the rest of the burst, and its frees.
 //
-// What it costs. The holder: two loads, a compare and a store a call, no clock, and a line of the cache that the heir reads once
-// in kLook. A thread that comes now and then: kLook in every kPasses calls. Nobody waits longer than kLongest.
+// What it costs. The holder, and so a thread alone that hammers: two loads, a compare and a store a call, no clock, and a line
+// of the cache that the heir reads once in kSoon. Any other thread: the clock twice a pair. A thread that allocates right behind
+// a free, but then lets each block live for long, is taken for one that hammers: those behind it wait kSoon for its lease.
+// Nobody waits longer than two times kLongest.
 //
 // What it is not. A lock: nobody relies on being alone, and a holder that dies, sleeps or is late loses its lease. An heir that
 // dies, or was left behind by a fork, is forgotten by the first that gives up waiting. All accesses are relaxed. A race between
-// them (two threads with a lease, a lease of a thread that has left) costs a meeting at the mutex, or kLook.
+// them (two threads with a lease, a lease of a thread that has left) costs a meeting at the mutex, or kSoon.
 
 #pragma once
 
@@ -46,9 +50,12 @@ class Turnstile {
         return;
       }
       holder_.store(kNobody, relaxed);
-    } else if (passes_ > 0) {
-      --passes_;
-      return;
+    } else {
+      const uint64_t freed = freed_;
+      freed_ = 0;
+      if (__rdtsc() - freed > kSoon) {
+        return;
+      }
     }
     if (become_heir(self)) {
       watch();
@@ -58,10 +65,12 @@ class Turnstile {
     }
   }
 
-  // Behind the mutex, for a free: a sign of life.
+  // Behind the mutex, for a free: the holder's sign of life, and the time of everybody else's.
   void come_by() {
     if (holder_.load(relaxed) == pthread_self()) {
       calls_.store(calls_.load(relaxed) + 1, relaxed);
+    } else {
+      freed_ = __rdtsc();
     }
   }
 
@@ -72,11 +81,9 @@ class Turnstile {
 
   // Calls of both hooks.
   static constexpr uint32_t kTerm = 256;
-  static constexpr uint32_t kBusy = 4;
-  static constexpr int kPasses = 16;
   // Ticks of the processor's clock, which makes two to three in a nanosecond.
-  static constexpr uint64_t kLook = 2'500;
-  static constexpr uint64_t kLongest = 1'000'000;
+  static constexpr uint64_t kSoon = 1'500;
+  static constexpr uint64_t kLongest = 4'000'000;
 
   // False: it took too long.
   bool become_heir(pthread_t self) {
@@ -109,15 +116,11 @@ class Turnstile {
       _mm_pause();
       _mm_pause();
       const uint64_t now = __rdtsc();
-      if (now - looked < kLook) {
+      if (now - looked < kSoon) {
         continue;
       }
       const uint32_t calls = calls_.load(relaxed);
-      if (calls - seen < kBusy) {
-        passes_ = kPasses;
-        return;
-      }
-      if (now - start > kLongest) {
+      if (calls == seen || now - start > kLongest) {
         return;
       }
       looked = now;
@@ -125,8 +128,8 @@ class Turnstile {
     }
   }
 
-  // How often this thread goes through without a lease. There is one turnstile in a process.
-  static inline thread_local int passes_ = 0;
+  // When this thread last freed without the lease, if that was its last call. There is one turnstile in a process.
+  static inline thread_local uint64_t freed_ = 0;
 
   // What everybody who waits reads, and only changes with the lease.
   alignas(64) std::atomic<pthread_t> holder_{kNobody};
