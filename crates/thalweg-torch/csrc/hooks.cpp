@@ -18,7 +18,9 @@
 #include <string>
 #include <utility>
 
+#include "context.h"
 #include "thalweg_torch.h"
+#include "turnstile.h"
 
 struct CUstream_st;
 
@@ -37,6 +39,9 @@ using Filter = std::function<bool(Stream)>;
 
 // There is one, since hooks are plain functions.
 thalweg_allocator* the_allocator = nullptr;
+
+// In front of the mutex that PyTorch takes when an allocation has returned.
+thalweg::Turnstile the_turnstile;
 
 // ---- PyTorch's exception ----------------------------------------------------------------------------------------------------
 
@@ -163,10 +168,13 @@ HOOK int thalweg_hooks_throw_out_of_memory_error() {
 HOOK void* thalweg_hook_malloc(size_t size, int device, Stream stream) {
   uint64_t address = 0;
   check(thalweg_malloc(the_allocator, device, size, number(stream), &address));
+  thalweg::give_this_thread_a_context(device);
+  the_turnstile.pass();
   return pointer(address);
 }
 
 HOOK void thalweg_hook_free(void* block, size_t /*size*/, int /*device*/, Stream /*stream*/) {
+  the_turnstile.come_by();
   report("a block was not freed", thalweg_free(the_allocator, number(block)));
 }
 
