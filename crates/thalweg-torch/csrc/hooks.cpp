@@ -158,6 +158,8 @@ void drop_filter(void* user) {
 // Which allocator the hooks are to call. It must live as long as the process.
 HOOK void thalweg_hooks_use(thalweg_allocator* allocator) {
   the_allocator = allocator;
+  // PyTorch lets devices reach each other's memory without a word to the hooks.
+  report("devices were not opened to each other", thalweg_open_to_peers(allocator));
 }
 
 // Whether memory that runs out becomes torch.OutOfMemoryError here, and not RuntimeError.

@@ -114,6 +114,10 @@ thalweg_status thalweg_find_block(const thalweg_allocator *allocator, uint64_t a
  * cudaDeviceEnablePeerAccess alone.) */
 thalweg_status thalweg_enable_peer_access(const thalweg_allocator *allocator, int32_t device, int32_t accessor);
 
+/* Does so for every two devices that are in use and can reach each other, now and later: for callers who are not told when PyTorch
+ * wants it. */
+thalweg_status thalweg_open_to_peers(const thalweg_allocator *allocator);
+
 /* Gives cached memory of all open devices back to the driver. Blocks until the devices are done with it. THALWEG_CAPTURE while
  * allocations go to a pool. */
 thalweg_status thalweg_empty_cache(const thalweg_allocator *allocator);

@@ -41,6 +41,8 @@ struct Wishes {
     settings: Vec<String>,
     observers: Vec<Observer>,
     history: Option<HistorySettings>,
+    /// Devices reach each other's memory.
+    are_peers: bool,
 }
 
 /// The allocator behind the C interface. See the [crate's essay](crate).
@@ -151,7 +153,25 @@ impl Allocator {
         }
         let device = Arc::new(OpenDevice::new(index, device));
         wishes.observers.iter().for_each(|observer| observer.attach(&device));
+        if wishes.are_peers {
+            self.open_devices().for_each(|other| make_peers(&device, other));
+        }
         Ok(slot.get_or_init(|| device))
+    }
+
+    /// From now on all devices that can reach each other's memory, those that open later too.
+    pub(crate) fn open_to_peers(&self) -> Result<()> {
+        self.check_process("thalweg_open_to_peers")?;
+        // Asking for the context opens the driver, and a process with an open driver cannot fork.
+        let is_in_use = self.open_devices().next().is_some();
+        let _context = is_in_use.then(|| self.keep_context());
+        let mut wishes = self.wishes();
+        wishes.are_peers = true;
+        let open: Vec<_> = self.open_devices().collect();
+        for (place, device) in open.iter().enumerate() {
+            open[..place].iter().for_each(|other| make_peers(device, other));
+        }
+        Ok(())
     }
 
     /// The devices that are open.
@@ -337,6 +357,12 @@ impl Drop for Allocator {
             self.live.clear();
         }
     }
+}
+
+/// Lets two devices reach each other's memory, if they can. Others copy by way of the host.
+fn make_peers(one: &OpenDevice, other: &OpenDevice) {
+    let _ = one.device.enable_peer_access(&other.device);
+    let _ = other.device.enable_peer_access(&one.device);
 }
 
 #[cold]

@@ -104,6 +104,13 @@ pub unsafe extern "C" fn thalweg_enable_peer_access(
     unsafe { on("thalweg_enable_peer_access", allocator, enable) }
 }
 
+/// Lets all devices that can reach each other's memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_open_to_peers(allocator: *const Allocator) -> Status {
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_open_to_peers", allocator, Allocator::open_to_peers) }
+}
+
 /// Gives cached memory back to the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_empty_cache(allocator: *const Allocator) -> Status {

@@ -1,5 +1,6 @@
 //! What eager PyTorch does all day: take, use, record, give back.
 
+use thalweg_device::Code;
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
@@ -206,4 +207,31 @@ fn memory_can_be_shared_in_pytorchs_format() {
     answer(status, ()).unwrap();
     assert_eq!((base, bytes), (neighbour.address, 2 * MIB));
     fill(&stream, &x, 0);
+}
+
+/// Under the hooks PyTorch never says that it wants one device to reach the other's memory. (What that does to pages that are
+/// mapped then, and later, the runtime's tests show.)
+#[test]
+fn devices_reach_each_others_memory_unasked() {
+    for (said, first) in [(true, true), (true, false), (false, false)] {
+        let torch = Torch::new(&sim(2), "");
+        let say = || {
+            // SAFETY: the allocator is open.
+            assert_eq!(unsafe { thalweg_open_to_peers(torch.raw()) }, Status::Ok);
+        };
+        // Before any device is in use, as the hooks say it; or later.
+        if said && first {
+            say();
+        }
+        let tensors = [0, 1].map(|device| torch.full(4096, 7, &torch.stream(device)));
+        if said && !first {
+            say();
+        }
+        for (device, peer) in [(0, 1), (1, 0)] {
+            let enabled = torch.devices[0].driver().enable_peer_access(device, peer);
+            let code = enabled.err().map(|error| error.code());
+            assert_eq!(code, said.then_some(Code::PeerAccessAlreadyEnabled), "{device} {peer}");
+        }
+        drop(tensors);
+    }
 }
