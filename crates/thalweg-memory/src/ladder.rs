@@ -5,7 +5,7 @@
 //! | 1 | a free block after all; another thread may have freed it, or a callback frees one | yes |
 //! | 2 | a block that waits for uses elsewhere: the stream is made to wait for the oldest | |
 //! | 3 | above the threshold, old cached segments go back first | yes |
-//! | 4 | stitching: free pages of this stream, then of idle ones | |
+//! | 4 | stitching: new pages while there is slack, then free ones of this stream, then of idle ones | |
 //! | 5 | a free block of another stream that is done with it | |
 //! | 6 | more from the upstream | yes |
 //! | 7 | pools that help out | yes |
@@ -18,7 +18,7 @@
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
 //! be waited for or given back, so rungs 2, 4, 5 and 8 to 10 are left out, and rung 11 looks at the
-//! stream's own blocks only.
+//! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::aliases)) are stitched then too.
 //!
 //! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
 //! way the state is as valid as before.
