@@ -12,7 +12,7 @@
 //!
 //! The work of a graph that goes through the old address, and the work that goes through the new one, are on one stream in one
 //! order, like two lives of a block at one address. (On a card, what a kernel writes through one address is seen through another
-//! by the kernels behind it, also in a graph: a case of the driver's conformance suite.)
+//! by the kernels behind it, on a stream and in a graph: cases of the driver's conformance suite.)
 //!
 //! While a program captures, it also frees memory of the shared pool that nobody can make use of: gradients of the steps before,
 //! say. Such pages move to the pool for good, after the host has waited for the stream that had them. A capture is no place
@@ -24,7 +24,8 @@
 //!
 //! - An alias is a taken block that nobody has, and is no part of any snapshot, checkpoint or sum.
 //! - Its pages belong to the pool, or are [spare](crate::spare) pages that serve this pool alone.
-//! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it.
+//! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it; or
+//!   when a pool that nobody held is held again.
 
 use rustc_hash::FxHashMap;
 

@@ -18,6 +18,7 @@ group! {
     handles_are_given_up_once,
     a_mapping_is_unmapped_whole,
     aliases_are_ordered_by_streams,
+    aliases_are_ordered_in_a_graph,
     memory_moves_while_work_uses_it,
     pages_are_mapped_one_by_one_and_opened_at_once,
     captures_allow_all_of_it,
@@ -287,6 +288,35 @@ fn aliases_are_ordered_by_streams(fixture: &Fixture) -> Outcome {
         let seen = fixture.words_on(two.handle, pages.at(1), 1024)?;
         equal(seen, vec![1100 + round; 1024], "memory that was used through two addresses")?;
     }
+    pages.unmap(0, 2)?;
+    Ok(())
+}
+
+/// The same within one graph: how a capture's memory is put together anew, while its replays go on at the old addresses too.
+fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> Outcome {
+    let mut pages = Pages::reserve(fixture, 2)?;
+    let physical = pages.create(1)?;
+    pages.map(0, 1, physical, 0)?;
+    let stream = fixture.stream()?;
+    let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
+        fixture.launch(&stream, Kernel::Constant, Arguments::new(pages.at(0), 1024, 5))?;
+        // It gets its second address in the middle of the capture.
+        pages.map(1, 1, physical, 0)?;
+        for (address, number) in [(1, 100), (0, 1_000), (1, 10_000)] {
+            let slow = Arguments::new(pages.at(address), 1024, number).with_delay_us(100);
+            fixture.launch(&stream, Kernel::Add, slow)?;
+        }
+        Ok(())
+    })?;
+    let driver = fixture.driver();
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for round in 0..20 {
+        driver.graph_launch(exec, stream.handle)?;
+        fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(round % 2), 1024, 1))?;
+        let seen = fixture.words_on(stream.handle, pages.at((round + 1) % 2), 1024)?;
+        equal(seen, vec![11_106; 1024], "memory that a graph uses through two addresses")?;
+    }
+    driver.graph_exec_destroy(exec)?;
     pages.unmap(0, 2)?;
     Ok(())
 }
