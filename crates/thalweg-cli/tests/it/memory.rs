@@ -72,27 +72,30 @@ fn truth() -> Vec<BTreeMap<String, String>> {
     lines.map(|values| names.iter().cloned().zip(values).collect()).collect()
 }
 
+/// The settings of a row: those that its name stands for, and its memory limit.
+fn settings_of(row: &BTreeMap<String, String>) -> String {
+    let conf = match row["conf"].as_str() {
+        "default" | "limit" => "",
+        "expandable" | "limit_expandable" => "expandable_segments:True",
+        "split128" | "limit_split" => "max_split_size_mb:128",
+        "pow2_8" => "roundup_power2_divisions:8",
+        "gc0.6" => "garbage_collection_threshold:0.6",
+        "limit_gc" => "garbage_collection_threshold:0.7",
+        "async" => "backend:cudaMallocAsync",
+        other => panic!("the table has a new row: {other}"),
+    };
+    match row["memory_fraction"].as_str() {
+        "-" => conf.to_owned(),
+        fraction if conf.is_empty() => format!("per_process_memory_fraction:{fraction}"),
+        fraction => format!("{conf},per_process_memory_fraction:{fraction}"),
+    }
+}
+
 #[test]
 fn replays_predict_what_pytorch_did() {
-    let confs = BTreeMap::from([
-        ("default", ""),
-        ("expandable", "expandable_segments:True"),
-        ("split128", "max_split_size_mb:128"),
-        ("pow2_8", "roundup_power2_divisions:8"),
-        ("gc0.6", "garbage_collection_threshold:0.6"),
-        ("async", "backend:cudaMallocAsync"),
-        ("limit", ""),
-        ("limit_gc", "garbage_collection_threshold:0.7"),
-        ("limit_split", "max_split_size_mb:128"),
-        ("limit_expandable", "expandable_segments:True"),
-    ]);
     for row in truth() {
         let name = format!("{} {}", row["workload"], row["conf"]);
-        let mut conf = confs[row["conf"].as_str()].to_owned();
-        if row["memory_fraction"] != "-" {
-            let separator = if conf.is_empty() { "" } else { "," };
-            conf = format!("{conf}{separator}per_process_memory_fraction:{}", row["memory_fraction"]);
-        }
+        let conf = settings_of(&row);
         let trace = trace(&row["workload"]);
         let card = if row["total_memory"] == "-" { "85017493504" } else { &row["total_memory"] };
         let arguments = ["replay", &trace, "--conf", &conf, "--card", card, "--json"];
