@@ -54,9 +54,8 @@ pub struct Alias {
 impl DeviceAllocator {
     /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
     pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
-        let arenas = self.common().all_arenas().into_iter();
-        let own = arenas.filter(|arena| arena.home.owner == Owner::Private(pool));
-        let mut aliases: Vec<Alias> = own.flat_map(|arena| arena.lock().aliases()).collect();
+        let arenas = self.common().arenas_of(Owner::Private(pool));
+        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases()).collect();
         aliases.sort_unstable();
         aliases
     }
@@ -65,8 +64,7 @@ impl DeviceAllocator {
     /// an alias.
     pub(crate) fn close_aliases(&self, pool: PoolId) {
         let Some(memory) = self.common().upstream.virtual_memory() else { return };
-        let arenas = self.common().all_arenas().into_iter();
-        for arena in arenas.filter(|arena| arena.home.owner == Owner::Private(pool)) {
+        for arena in self.common().arenas_of(Owner::Private(pool)) {
             let _ = arena.lock().close_aliases(memory);
         }
     }

@@ -550,12 +550,6 @@ impl DeviceAllocator {
         }
     }
 
-    /// The arenas of the shared pool.
-    pub(crate) fn shared_arenas(&self) -> Vec<Arc<Arena>> {
-        let all = self.common.all_arenas().into_iter();
-        all.filter(|arena| arena.home.owner == Owner::Shared).collect()
-    }
-
     /// Waits for all pending events, then gives all that is free back: what no private pool relies on, or what one pool has.
     /// *Blocks*.
     ///

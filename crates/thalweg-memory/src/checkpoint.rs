@@ -210,11 +210,9 @@ impl DeviceAllocator {
     /// How they differ.
     pub fn check_pool_live_allocations(&self, pool: PoolId, expected: &[u64]) -> Result<(), LiveDifference> {
         let mut live = FxHashSet::default();
-        for arena in self.common().all_arenas() {
-            if arena.home.owner == Owner::Private(pool) {
-                let state = arena.lock();
-                live.extend(state.live_blocks().map(|block| state.blocks.span(block).address));
-            }
+        for arena in self.common().arenas_of(Owner::Private(pool)) {
+            let state = arena.lock();
+            live.extend(state.live_blocks().map(|block| state.blocks.span(block).address));
         }
         let expected: FxHashSet<u64> = expected.iter().copied().collect();
         let sorted = |one: &FxHashSet<u64>, other: &FxHashSet<u64>| {
@@ -246,8 +244,7 @@ impl DeviceAllocator {
             let problem = "the settings leave caching to the driver, or turn it off".to_owned();
             return Err(Kind::Checkpoint { pool, problem }.into());
         }
-        let all = self.common().all_arenas().into_iter();
-        Ok(all.filter(|arena| arena.home.owner == Owner::Private(pool)).collect())
+        Ok(self.common().arenas_of(Owner::Private(pool)))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::arena::Arena;
 use crate::gauges::{Gauges, Totals};
 use crate::imports::Imports;
 use crate::order::Surroundings;
+use crate::pools::Owner;
 use crate::registry::Registry;
 use crate::spare::SparePages;
 use crate::stats::SizeClass;
@@ -146,6 +147,11 @@ impl Common {
                 arena.state().holes.values().flat_map(|hole| hole.pages.clone()).collect::<Vec<_>>()
             })
             .collect()
+    }
+
+    /// The arenas of one owner that are alive, oldest first.
+    pub(crate) fn arenas_of(&self, owner: Owner) -> Vec<Arc<Arena>> {
+        self.all_arenas().into_iter().filter(|arena| arena.home.owner == owner).collect()
     }
 
     /// All arenas that are alive, oldest first.

@@ -35,6 +35,7 @@ use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
+use crate::pools::Owner;
 use crate::settings::CrossStreamReuse;
 use crate::snapshot::Action;
 use crate::spare::SparePage;
@@ -183,7 +184,7 @@ impl<'a> Climb<'a> {
         }
         let mut missing = (reserved - limit) as i64;
         let mut segments = Vec::new();
-        for arena in self.allocator.shared_arenas() {
+        for arena in self.arena.common.arenas_of(Owner::Shared) {
             let mut state = arena.lock();
             let now = state.now(&arena, SizeClass::Large);
             let whole = state.free[SizeClass::Large as usize]
@@ -382,7 +383,7 @@ impl<'a> Climb<'a> {
             Donors::Own => {
                 let mut all = vec![Arc::clone(self.arena)];
                 if self.arena.common.is_capturing() {
-                    all.extend(self.allocator.shared_arenas());
+                    all.extend(self.arena.common.arenas_of(Owner::Shared));
                 }
                 all
             }
@@ -433,8 +434,8 @@ impl<'a> Climb<'a> {
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
         state.give_pages(donor, ledger, &order, &mut self.pages);
         if donor.home.owner != owner {
-            let page_bytes = self.policy.page_bytes[self.request.class as usize];
-            ledger.bytes_adopted(owner, (self.pages.len() - before) as u64 * page_bytes);
+            let adopted_bytes = (self.pages.len() - before) as u64 * self.page_bytes();
+            self.cold().ledger.bytes_adopted(owner, adopted_bytes);
         }
     }
 
