@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use thalweg_memory::{SegmentSource, StreamFilter};
+use thalweg_memory::{DeviceAllocator, PoolId, SegmentSource, StreamFilter};
 
 use super::{User, on, put};
 use crate::allocator::Allocator;
 use crate::open_device::{CallerSource, Checkpoint, OpenDevice};
+use crate::pools::PoolName;
 use crate::status::{Error, Result, Status};
 
 /// `thalweg_segment_source`: where a pool's segments come from.
@@ -67,9 +68,8 @@ pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        with_device("thalweg_pool_set_use_on_oom", allocator, device, |_, device| {
-            let pool = device.pools.id((first, second))?;
-            Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
+        with_pool("thalweg_pool_set_use_on_oom", allocator, device, (first, second), |allocator, pool| {
+            Ok(allocator.set_pool_use_on_oom(pool, value != 0)?)
         })
     }
 }
@@ -85,9 +85,8 @@ pub unsafe extern "C" fn thalweg_pool_set_no_split(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
-            let pool = device.pools.id((first, second))?;
-            Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
+        with_pool("thalweg_pool_set_no_split", allocator, device, (first, second), |allocator, pool| {
+            Ok(allocator.set_pool_no_split(pool, value != 0)?)
         })
     }
 }
@@ -155,6 +154,19 @@ unsafe fn with_device(
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on(call, allocator, body) }
+}
+
+/// The same for a pool that is there.
+unsafe fn with_pool(
+    call: &'static str,
+    allocator: *const Allocator,
+    device: i32,
+    name: PoolName,
+    body: impl FnOnce(&DeviceAllocator, PoolId) -> Result<()>,
+) -> Status {
+    let body = |_: &Allocator, device: &OpenDevice| body(device.allocator(), device.pools.id(name)?);
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device(call, allocator, device, body) }
 }
 
 /// Ends that.
