@@ -94,7 +94,7 @@ impl Policy {
             expandable,
             page_bytes,
             no_split,
-            stitching: settings.stitching() && expandable && page_bytes[0] == page_bytes[1],
+            stitching: settings.stitching() && expandable,
             stitching_slack: settings.stitching_slack(),
             cross_stream_reuse: settings.cross_stream_reuse(),
             cross_stream_wait_limit: usize::try_from(settings.cross_stream_wait_limit())

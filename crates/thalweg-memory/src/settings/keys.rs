@@ -376,9 +376,9 @@ keys! {
         name: "expandable_page_mb",
         meaning: "the page by which expandable segments of large requests grow; of small ones it is 2 MiB",
         accepts: "an even number of MiB, from 2 to 1024",
-        default_words: "2; pytorch: `large_segment_size_mb`",
+        default_words: "8; pytorch: `large_segment_size_mb`",
         default: |settings| Some(match settings.policy() {
-            Policy::Thalweg => 2 * MIB,
+            Policy::Thalweg => 8 * MIB,
             Policy::PyTorch => settings.large_segment_size_bytes(),
         }),
         valid: |bytes| bytes.is_multiple_of(2 * MIB) && (2 * MIB..=1024 * MIB).contains(bytes),

@@ -38,7 +38,7 @@
 //! | `expandable_segments` | `True` or `False` | True; pytorch: False | segments grow page by page in reserved addresses, where the driver has virtual memory |
 //! | `expandable_segments_reserve` | a fraction of the device's memory (`0.5`) or a number of GiB (`8G`), more than 0 | 9/8 of the device's memory | the addresses that each expandable segment reserves; 9/8 of the device's memory at most |
 //! | `expandable_segments_reserve_by_class` | a list such as `[serving:0.25,training:8G]` | none | the same for streams of one class |
-//! | `expandable_page_mb` | an even number of MiB, from 2 to 1024 | 2; pytorch: `large_segment_size_mb` | the page by which expandable segments of large requests grow; of small ones it is 2 MiB |
+//! | `expandable_page_mb` | an even number of MiB, from 2 to 1024 | 8; pytorch: `large_segment_size_mb` | the page by which expandable segments of large requests grow; of small ones it is 2 MiB |
 //! | `stitching` | `True` or `False` | True; pytorch: False | free pages from anywhere in an expandable pool may be moved into one contiguous range |
 //! | `stitching_slack` | a number from 0 to 1 | 0.02 | pages are made, not moved, while no more is reserved than was ever active, and this part of it |
 //! | `cross_stream_reuse` | `never`, `idle` or `ordered` | idle; pytorch: never | when free memory of another stream serves: once its work is done, or also by waiting for it |

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{Alias, Block, DeviceAllocator, PoolId, PoolOptions, Settings, StreamFilter};
+use thalweg_memory::{Alias, Block, DeviceAllocator, PoolId, PoolOptions, StreamFilter};
 
-use crate::harness::stream;
+use crate::harness::{small_pages, stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -17,7 +17,7 @@ struct World {
 impl World {
     fn new(settings: &str) -> Self {
         let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 36));
-        let settings = Settings::parse(settings).expect("these are settings");
+        let settings = small_pages().apply(settings).expect("these are settings");
         let allocator = DeviceAllocator::new(upstream.clone(), settings);
         Self { upstream, allocator }
     }

@@ -12,6 +12,11 @@ use thalweg_memory::{
 /// Streams are numbered from 1 to this.
 pub const STREAMS: u64 = 3;
 
+/// Our default, with pages so small that little memory has many.
+pub fn small_pages() -> Settings {
+    Settings::default().with_expandable_page_bytes(2 << 20).expect("an even number of MiB")
+}
+
 /// What follows PyTorch's decisions.
 pub fn pytorch() -> Settings {
     Settings::default().with_policy(Policy::PyTorch)

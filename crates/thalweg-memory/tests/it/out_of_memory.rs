@@ -11,7 +11,7 @@ use thalweg_memory::{
     StreamFilter, Upstream,
 };
 
-use crate::harness::{pytorch, stream};
+use crate::harness::{pytorch, small_pages, stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -227,7 +227,7 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
             advises: |advice| advice == Advice::ExpandableSegments,
             follow: |world, _| {
                 world.held.clear();
-                *world = World::new(60, Settings::default());
+                *world = World::new(60, small_pages());
                 in_pieces(world);
             },
         },
@@ -240,7 +240,7 @@ fn scenarios_of_full_devices() -> Vec<Scenario> {
         Scenario {
             name: "the limit is too low",
             mebibytes: 100,
-            settings: fraction(Settings::default(), 0.5),
+            settings: fraction(small_pages(), 0.5),
             prepare: |world| world.hold(40, 1),
             request: 20,
             advises: |advice| advice == Advice::RaiseMemoryFraction { percent: 60 },
@@ -253,7 +253,7 @@ fn scenarios_of_full_devices() -> Vec<Scenario> {
         Scenario {
             name: "others have it",
             mebibytes: 100,
-            settings: Settings::default(),
+            settings: small_pages(),
             prepare: |world| drop(Upstream::allocate(&*world.upstream, 70 * MIB, stream(9))),
             request: 60,
             advises: |advice| advice == Advice::FreeOutside { bytes: 30 * MIB },
@@ -265,7 +265,7 @@ fn scenarios_of_full_devices() -> Vec<Scenario> {
         Scenario {
             name: "the device is full of live memory",
             mebibytes: 100,
-            settings: Settings::default(),
+            settings: small_pages(),
             prepare: |world| (0..10).for_each(|_| world.hold(10, 1)),
             request: 20,
             advises: |advice| advice == Advice::FreeLive { bytes: 20 * MIB },

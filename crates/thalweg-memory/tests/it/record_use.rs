@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{BlockState, CrossStreamReuse, DeviceAllocator, Settings};
 
-use crate::harness::stream;
+use crate::harness::{small_pages, stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -16,7 +16,7 @@ fn allocator(settings: Settings) -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
 
 /// Nothing but `record_use` lets memory change hands.
 fn alone() -> Settings {
-    Settings::default().with_cross_stream_reuse(CrossStreamReuse::Never)
+    small_pages().with_cross_stream_reuse(CrossStreamReuse::Never)
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn a_policy_gives_defaults_and_explicit_keys_win() {
     let thalweg = Settings::default();
     assert!(thalweg.expandable_segments() && thalweg.stitching() && thalweg.last_resort());
     assert_eq!(thalweg.cross_stream_reuse(), CrossStreamReuse::Idle);
-    assert_eq!(thalweg.expandable_page_bytes(SizeClass::Large), 2 * MIB);
+    assert_eq!(thalweg.expandable_page_bytes(SizeClass::Large), 8 * MIB);
     let pytorch = parse("policy:pytorch");
     assert!(!pytorch.expandable_segments() && !pytorch.stitching() && !pytorch.last_resort());
     assert_eq!(pytorch.cross_stream_reuse(), CrossStreamReuse::Never);

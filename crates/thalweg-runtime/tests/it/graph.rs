@@ -146,7 +146,7 @@ fn two_graphs_can_share_a_pool() {
     let after_first = reserved();
     // The second graph's intermediate lies where the first one's did.
     let (second, output) = add_two(&device, options(), &middle);
-    assert!(reserved() - after_first < 8 << 20, "only the output is new");
+    assert!(reserved() - after_first <= 8 << 20, "only the output is new: a page of 8 MiB at the most");
     assert_eq!(first.pool().id(), second.pool().id());
     first.replay().unwrap();
     second.replay().unwrap();

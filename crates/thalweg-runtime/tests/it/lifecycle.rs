@@ -314,7 +314,7 @@ fn the_three_modes_say_what_other_threads_may_do() {
             Graph::capture_begin(&device, CaptureOptions { mode, ..CaptureOptions::default() }).unwrap();
         let stream = Stream::new(&device).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| Buffer::new(&stream, 20 << 20).unwrap());
+            scope.spawn(|| Buffer::new(&stream, 12 << 20).unwrap());
         });
         capture.end().unwrap();
     }

@@ -1,6 +1,7 @@
 //! Graphs that share a pool: whose outputs are overwritten, and what is done about it. And what graphs take of memory.
 
 use thalweg_device::{FillPattern, Label};
+use thalweg_memory::SizeClass;
 use thalweg_runtime::graph::{BoundGraph, Sharing};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Result, Stream};
 
@@ -119,32 +120,32 @@ fn unchecked_is_as_in_cuda() {
 /// The first graph's memory was put together anew: what it writes at one address is the second's output at another.
 #[test]
 fn an_output_is_not_overwritten_through_another_address() {
-    const MIB: u64 = 1 << 20;
     let device = device();
+    let page_bytes = device.allocator().settings().expandable_page_bytes(SizeClass::Large);
     let stream = Stream::new(&device).unwrap();
-    let new = |mib| Buffer::new(&stream, mib * MIB);
+    let new = |pages| Buffer::new(&stream, pages * page_bytes);
     let fill = |buffer: &Buffer, value| {
         let pattern = FillPattern::U8(value);
         stream.fill(buffer.pointer(), pattern, buffer.size_bytes(), Label::here("fill"))
     };
     let options = CaptureOptions { stream: Some(stream.clone()), ..Default::default() };
     let (first, _held) = Graph::capture(&device, options.clone(), || {
-        let pieces = (0..4).map(|_| new(4)).collect::<Result<Vec<_>>>()?;
+        let pieces = (0..4).map(|_| new(1)).collect::<Result<Vec<_>>>()?;
         pieces.iter().try_for_each(|piece| fill(piece, 1))?;
         let held: Vec<Buffer> = pieces.into_iter().skip(1).step_by(2).collect();
         // It is had from the free pieces, and nothing is written there.
-        drop(new(8)?);
+        drop(new(2)?);
         Ok(held)
     })
     .unwrap();
     if device.allocator().aliases(first.pool().id()).is_empty() {
-        assert!(!device.properties().virtual_memory, "16 MiB in pieces are enough");
+        assert!(!device.properties().virtual_memory, "four pages in pieces are enough");
         return;
     }
-    assert_eq!(first.pool().reserved_bytes(), 16 * MIB);
+    assert_eq!(first.pool().reserved_bytes(), 4 * page_bytes);
     let options = CaptureOptions { pool: Some(first.pool().clone()), ..options };
     let (second, output) = Graph::capture(&device, options, || {
-        let output = new(8)?;
+        let output = new(2)?;
         fill(&output, 2)?;
         Ok(output)
     })
@@ -155,7 +156,7 @@ fn an_output_is_not_overwritten_through_another_address() {
     assert!(error.contains("would overwrite"), "{error}");
     second.release_outputs();
     first.replay_on(&stream).unwrap();
-    let mut bytes = vec![0; 8 << 20];
+    let mut bytes = vec![0; 2 * page_bytes as usize];
     stream.copy_to_host(&mut bytes, output.pointer(), Label::here("read")).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 1), "it is the same memory");
 }

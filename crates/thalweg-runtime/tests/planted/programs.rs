@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 const PLAIN: Program = Program {
     name: "buffers",
     memory_bytes: 24 * MIB,
-    settings: Settings::default,
+    settings: small_pages,
     devices: 1,
     faults: false,
     body: buffers,
@@ -59,8 +59,13 @@ impl Program {
     }
 }
 
+/// The default, with pages so small that little memory has many.
+fn small_pages() -> Settings {
+    Settings::default().with_expandable_page_bytes(2 * MIB).expect("an even number of MiB")
+}
+
 fn ordered_reuse() -> Settings {
-    Settings::default().with_cross_stream_reuse(CrossStreamReuse::Ordered).with_record_use_depth(1)
+    small_pages().with_cross_stream_reuse(CrossStreamReuse::Ordered).with_record_use_depth(1)
 }
 
 fn stream_ordered() -> Settings {

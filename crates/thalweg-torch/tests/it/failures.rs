@@ -69,7 +69,7 @@ fn observers_are_told_when_memory_runs_out() {
     }
     let stream = torch.default_stream(0);
     assert!(torch.empty(100 * MIB, &stream).is_err());
-    assert_eq!(*failures.lock().unwrap(), [(0, 100 * MIB, 64 * MIB, 64 * MIB)]);
+    assert_eq!(*failures.lock().unwrap(), [(0, 104 * MIB, 64 * MIB, 64 * MIB)]);
     assert!(requests.load(Ordering::Relaxed) > 0);
     drop((stream, torch));
 }

@@ -90,7 +90,7 @@ fn replays_and_eager_work_keep_out_of_each_others_memory() {
 /// What is free in the pool is in pieces, and is put together at other addresses; a replay runs through both.
 #[test]
 fn a_captures_memory_is_stitched() {
-    program("", |_, torch| {
+    program("expandable_page_mb:2", |_, torch| {
         let stream = torch.stream(0);
         let (graph, outputs) = Graph::capture(torch, (1, 0), &stream, || {
             let mut pieces: Vec<Storage> = (0..6).map(|value| torch.full(4 * MIB, value, &stream)).collect();
@@ -121,7 +121,7 @@ fn a_captures_memory_is_stitched() {
 /// What the program frees while it captures is of use to nobody else. The work that had it may still be under way.
 #[test]
 fn a_capture_gets_what_is_freed_meanwhile() {
-    program("", |_, torch| {
+    program("expandable_page_mb:2", |_, torch| {
         let (stream, side) = (torch.stream(0), torch.stream(0));
         let gradients = torch.full(20 * MIB, 1, &side);
         let (graph, output) = Graph::capture(torch, (1, 0), &stream, || {

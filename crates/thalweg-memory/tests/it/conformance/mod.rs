@@ -11,12 +11,13 @@ use thalweg_memory::{CrossStreamReuse, Policy, PowerTwoDivisions, Settings};
 
 use self::programs::{Step, program};
 use self::trial::{Pools, Setup, Trial};
+use crate::harness::small_pages;
 use crate::random::runner;
 
 const MIB: u64 = 1 << 20;
 
 fn setups() -> Vec<Setup> {
-    let thalweg = Settings::default;
+    let thalweg = small_pages;
     let pytorch = || Settings::default().with_policy(Policy::PyTorch);
     let setup =
         |name, settings, virtual_memory| Setup { name, settings, virtual_memory, pools: Pools::Usual };
@@ -30,6 +31,7 @@ fn setups() -> Vec<Setup> {
         setup("pytorch expandable", pytorch().with_expandable_segments(true), true),
         setup("thalweg plain", thalweg(), false),
         setup("thalweg", thalweg(), true),
+        setup("thalweg, large pages", Settings::default(), true),
         setup("no stitching", thalweg().with_stitching(false), true),
         setup("never", thalweg().with_cross_stream_reuse(CrossStreamReuse::Never), true),
         setup("ordered", thalweg().with_cross_stream_reuse(CrossStreamReuse::Ordered), true),
