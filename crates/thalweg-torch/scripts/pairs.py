@@ -1,10 +1,12 @@
 """What an allocation and its free cost: PyTorch's own allocator, the hooks and the native class, each in a process of its own.
 
-    python3 pairs.py [--quick] [pytorch] [hooks] [native]
+    python3 pairs.py [--quick] [--repeat N] [pytorch] [hooks] [native]
 
-Prints one JSON object a line. `torch.empty` is in Python; the others are C++ loops over the allocator in place (pairs.cpp).
+Prints one JSON object a figure, then a table of the least and the median over the repetitions, which alternate. `torch.empty` is in
+Python; the others are C++ loops over the allocator in place (pairs.cpp).
 """
 
+import argparse
 import ctypes
 import json
 import os
@@ -30,13 +32,13 @@ def measure(name, quick):
 
         for _ in range(500):
             pair()
-        best = []
+        loops = []
         for _ in range(9):
             start = time.perf_counter()
             for _ in range(3000):
                 pair()
-            best.append((time.perf_counter() - start) / 3000 * 1e6)
-        figures[f"torch_empty_free_{size}_us"] = sorted(best)[4]
+            loops.append((time.perf_counter() - start) / 3000 * 1e6)
+        figures[f"torch_empty_free_{size}_us"] = sorted(loops)[4]
     library = ctypes.CDLL(str(pathlib.Path(__file__).parent / "libthalweg_pairs.so"))
     for function in ("thalweg_bench_pair", "thalweg_bench_threads", "thalweg_bench_churn"):
         getattr(library, function).restype = ctypes.c_double
@@ -58,19 +60,40 @@ def measure(name, quick):
     return figures
 
 
+def table(figures):
+    names = dict.fromkeys(name for _, name in figures)
+    allocators = dict.fromkeys(allocator for allocator, _ in figures)
+    print(f"{'least and median':30}" + "".join(f"{allocator:>22}" for allocator in allocators))
+    for name in names:
+        row = f"{name:30}"
+        for allocator in allocators:
+            values = sorted(figures.get((allocator, name), ()))
+            row += f"{values[0]:11.2f}{values[len(values) // 2]:11.2f}" if values else f"{'-':>22}"
+        print(row)
+
+
 def main():
-    quick = "--quick" in sys.argv
-    names = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    if "--child" in sys.argv:
-        for name, value in measure(names[0], quick).items():
-            print(json.dumps({"allocator": names[0], "name": name, "value": round(value, 3)}), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("allocators", nargs="*", default=["pytorch", "hooks", "native"])
+    options = parser.parse_args()
+    if options.child:
+        for name, value in measure(options.allocators[0], options.quick).items():
+            print(json.dumps({"allocator": options.allocators[0], "name": name, "value": round(value, 3)}), flush=True)
         return
-    for name in names or ("pytorch", "hooks", "native"):
-        command = [sys.executable, os.path.abspath(__file__), "--child", name, *(["--quick"] if quick else [])]
+    figures = {}
+    for allocator in options.allocators * options.repeat:
+        command = [sys.executable, os.path.abspath(__file__), "--child", allocator, *(["--quick"] if options.quick else [])]
         done = subprocess.run(command, capture_output=True, text=True)
         print(done.stdout, end="", flush=True)
+        for line in filter(None, done.stdout.splitlines()):
+            figure = json.loads(line)
+            figures.setdefault((allocator, figure["name"]), []).append(figure["value"])
         if done.returncode:
-            print(json.dumps({"allocator": name, "error": done.stderr[-2000:]}), flush=True)
+            print(json.dumps({"allocator": allocator, "error": done.stderr[-2000:]}), flush=True)
+    table(figures)
 
 
 if __name__ == "__main__":
