@@ -342,7 +342,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
-    /// Copies between device memory and device or pinned memory, in stream order.
+    /// Copies between device memory and device or pinned memory, in stream order. Memory of another device than the stream's
+    /// may be copied if it is plain, with peer access or without, and if it is mapped where it was opened to the stream's
+    /// device (`memory_set_access`).
     fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()>;
 
     /// Copies ordinary host memory to the device in stream order. Returns when `source` may change; the copy itself may

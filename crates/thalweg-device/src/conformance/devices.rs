@@ -134,9 +134,8 @@ fn events_stay_on_their_device(fixture: &Fixture) -> Outcome {
     };
     let driver = fixture.driver();
     let event = fixture.event()?;
-    let elsewhere = driver.stream_create(other, 0)?;
-    let result = driver.event_record(event.handle, elsewhere);
-    driver.stream_destroy(elsewhere)?;
+    let elsewhere = fixture.stream_of(other)?;
+    let result = driver.event_record(event.handle, elsewhere.handle);
     refused(result, &[Code::InvalidHandle], "recording an event on a stream of another device")
 }
 
@@ -147,15 +146,18 @@ fn a_wait_may_cross_devices(fixture: &Fixture) -> Outcome {
     let driver = fixture.driver();
     let (event, stream) = (fixture.event()?, fixture.stream()?);
     let buffer = fixture.iota(4, 0)?;
-    let elsewhere = driver.stream_create(other, 0)?;
+    let elsewhere = fixture.stream_of(other)?;
     let gate = fixture.gate(stream.handle)?;
     fixture.add(&stream, &buffer, 5)?;
     driver.event_record(event.handle, stream.handle)?;
-    driver.stream_wait_event(elsewhere, event.handle)?;
-    equal(driver.stream_query(elsewhere)?, false, "the other device's stream while the event is pending")?;
+    driver.stream_wait_event(elsewhere.handle, event.handle)?;
+    equal(
+        driver.stream_query(elsewhere.handle)?,
+        false,
+        "the other device's stream while the event is pending",
+    )?;
     gate.open();
-    driver.stream_synchronize(elsewhere)?;
+    driver.stream_synchronize(elsewhere.handle)?;
     equal(driver.event_query(event.handle)?, true, "the event once a stream that waits for it is done")?;
-    driver.stream_destroy(elsewhere)?;
     equal(buffer.words()?, vec![5, 6, 7, 8], "what the first device wrote")
 }

@@ -54,8 +54,12 @@ impl Fixture {
 
     /// A new stream.
     pub(super) fn stream(&self) -> Result<Stream<'_>> {
-        let handle = self.driver.stream_create(self.device, 0)?;
-        Ok(Stream { fixture: self, handle })
+        self.stream_of(self.device)
+    }
+
+    /// A new stream of a device, which may be another than the one under test.
+    pub(super) fn stream_of(&self, device: u32) -> Result<Stream<'_>> {
+        Ok(Stream { fixture: self, handle: self.driver.stream_create(device, 0)? })
     }
 
     /// A new event without timing.

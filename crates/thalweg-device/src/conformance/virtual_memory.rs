@@ -2,6 +2,7 @@
 
 use super::fixture::{Fixture, equal, refused, refused_argument, skip};
 use super::{Arguments, Kernel, Outcome, group};
+use crate::command::Endpoint;
 use crate::{CaptureMode, Code, DevicePointer, MemoryAccess, PhysicalFlags, PhysicalHandle, Result};
 
 group! {
@@ -22,6 +23,7 @@ group! {
     memory_moves_while_work_uses_it,
     pages_are_mapped_one_by_one_and_opened_at_once,
     captures_allow_all_of_it,
+    copies_of_another_device_need_access,
 }
 
 /// A reserved range and physical memory, given back at the end of the case.
@@ -391,4 +393,48 @@ fn captures_allow_all_of_it(fixture: &Fixture) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Plain memory may be copied by a stream of any device. Mapped memory has to be opened to it, which peer access does not do.
+fn copies_of_another_device_need_access(fixture: &Fixture) -> Outcome {
+    let (driver, device) = (fixture.driver(), fixture.device);
+    let Some(other) =
+        (0..driver.device_count()).find(|&other| driver.can_access_peer(other, device) == Ok(true))
+    else {
+        return skip("no other device that could reach this one");
+    };
+    let mut pages = Pages::reserve(fixture, 1)?;
+    let physical = pages.create(1)?;
+    pages.map(0, 1, physical, 0)?;
+    pages.write(pages.at(0), 71)?;
+    let (own, elsewhere) = (fixture.stream()?, fixture.stream_of(other)?);
+    let buffer = driver.memory_allocate(other, 1024)?;
+    let copy = |stream, source, target| {
+        fixture.copy(stream, Endpoint::Device(target), Endpoint::Device(source), 1024)
+    };
+    let expect = |first, what| {
+        equal(fixture.words_on(elsewhere.handle, buffer, 256)?, (first..first + 256).collect(), what)
+    };
+    let outcome = (|| {
+        copy(&own, pages.at(0), buffer)?;
+        driver.stream_synchronize(own.handle)?;
+        expect(71, "plain memory that a stream of another device wrote")?;
+        let no = &[Code::InvalidValue];
+        refused(
+            copy(&elsewhere, pages.at(0), buffer),
+            no,
+            "a copy from pages that are not opened to the device",
+        )?;
+        refused(
+            copy(&elsewhere, buffer, pages.at(0)),
+            no,
+            "a copy to pages that are not opened to the device",
+        )?;
+        driver.memory_set_access(pages.at(0), pages.page, other, MemoryAccess::ReadWrite)?;
+        pages.write(pages.at(0), 81)?;
+        copy(&elsewhere, pages.at(0), buffer)?;
+        expect(81, "what was copied from pages that were opened")
+    })();
+    driver.memory_free(buffer)?;
+    outcome
 }

@@ -149,7 +149,7 @@ pub(super) struct Segment {
     windowed: bool,
 }
 
-/// Who touches memory: kernels are bound by peer access, copies are not.
+/// Who touches memory: kernels are bound by peer access, copies are not. Mapped memory has to be opened for both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Toucher {
     Kernel,
@@ -568,8 +568,7 @@ impl Memory {
             Sharing::Pool => by_owner,
             Sharing::Plain => by_owner || self.devices[device as usize].peers & bit(span.owner) != 0,
             Sharing::Mapped { readers, writers } => {
-                let who = if by_owner { bit(device) | bit(span.owner) } else { bit(device) };
-                (if writes { writers } else { readers }) & who != 0
+                (if writes { writers } else { readers }) & bit(device) != 0
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What eager PyTorch does all day: take, use, record, give back.
 
-use thalweg_device::Code;
+use thalweg_runtime::{DevicePointer, Label};
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
@@ -195,9 +195,9 @@ fn memory_can_be_shared_in_pytorchs_format() {
         thalweg_open_shared(torch.raw(), 0, handle.as_ptr(), handle.len(), &raw mut shared, &raw mut address)
     };
     answer(status, ()).unwrap();
-    let pointer = thalweg_runtime::DevicePointer::new(address + offset);
+    let pointer = DevicePointer::new(address + offset);
     let mut bytes = [0; 4096];
-    stream.copy_to_host(&mut bytes, pointer, thalweg_runtime::Label::here("read")).unwrap();
+    stream.copy_to_host(&mut bytes, pointer, Label::here("read")).unwrap();
     assert_eq!(bytes, [5; 4096]);
     // SAFETY: it was opened, and is closed once.
     answer(unsafe { thalweg_close_shared(torch.raw(), shared) }, ()).unwrap();
@@ -224,13 +224,16 @@ fn devices_reach_each_others_memory_unasked() {
             say();
         }
         let tensors = [0, 1].map(|device| torch.full(4096, 7, &torch.stream(device)));
+        torch.devices.iter().for_each(|device| device.synchronize().unwrap());
         if said && !first {
             say();
         }
         for (device, peer) in [(0, 1), (1, 0)] {
-            let enabled = torch.devices[0].driver().enable_peer_access(device, peer);
-            let code = enabled.err().map(|error| error.code());
-            assert_eq!(code, said.then_some(Code::PeerAccessAlreadyEnabled), "{device} {peer}");
+            let stream = torch.stream(device);
+            let [to, from] = [device, peer].map(|index| DevicePointer::new(tensors[index].address));
+            let copied = stream.copy_on_device(to, from, 4096, Label::here("copy"));
+            assert_eq!(copied.is_ok(), said, "device {device} copies from device {peer}: {copied:?}");
+            stream.synchronize().unwrap();
         }
         drop(tensors);
     }
