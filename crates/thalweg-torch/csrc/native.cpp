@@ -268,26 +268,14 @@ class NativeAllocator final : public CUDAAllocator {
   }
 
   SnapshotInfo snapshot(MempoolId_t pool = {0, 0}, bool include_traces = true) override {
-    Collector collector;
+    Collector collector{};
     const thalweg_visitor visitor{
         &collector, &Collector::on_segment, &Collector::on_block, &Collector::on_event, &Collector::on_annotation};
     check(thalweg_visit_snapshot(the_allocator, pool.first, pool.second, include_traces ? 1 : 0, &visitor));
     auto& snapshot = collector.snapshot;
     // A list for each device, as PyTorch has it.
     snapshot.device_traces.resize(std::max(snapshot.device_traces.size(), static_cast<size_t>(device_count_)));
-    auto& config = snapshot.config_metadata;
-    config.max_split_size = std::numeric_limits<size_t>::max();
-    config.expandable_segments = true;
-    config.pinned_num_register_threads = 1;
-#if THALWEG_TORCH_2_15
-    // Of pinned memory, which is PyTorch's own allocator's.
-    config.max_round_threshold = std::numeric_limits<size_t>::max();
-    config.max_cached_size = std::numeric_limits<size_t>::max();
-#endif
-    if (!snapshot.segments.empty()) {
-      const auto device = snapshot.segments.front().device;
-      check(thalweg_settings(the_allocator, device, &append, &config.last_allocator_settings));
-    }
+    tell_settings(snapshot.config_metadata);
     return std::move(snapshot);
   }
 
@@ -331,7 +319,7 @@ class NativeAllocator final : public CUDAAllocator {
         is_start = value == "START";
       }
     }
-    check(thalweg_annotate_scope(the_allocator, name.c_str(), is_start ? 1 : 0));
+    check(thalweg_annotate_scope(the_allocator, current_device(), name.c_str(), is_start ? 1 : 0));
   }
 
   void pushCompileContext(std::string& name) override {

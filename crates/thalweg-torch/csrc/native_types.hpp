@@ -7,6 +7,7 @@
 #include <torch/headeronly/version.h>
 
 #include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -109,6 +110,11 @@ void tell_profiler(void* block, int64_t bytes, c10::DeviceIndex device) {
       c10::Device(c10::DeviceType::CUDA, device));
 }
 
+// Whether the profiler is to be told of a block, and what there is to tell.
+bool is_profiled(void* block, thalweg_live_block& found) {
+  return c10::memoryProfilingEnabled() && thalweg_find_block(the_allocator, number(block), &found) == THALWEG_OK;
+}
+
 [[noreturn]] C10_NOINLINE void fail_to_take(thalweg_status status, size_t bytes, c10::DeviceIndex device) {
   const std::string message = thalweg_error_message();
   if (status == THALWEG_OUT_OF_MEMORY) {
@@ -130,8 +136,8 @@ void* take(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
     fail_to_take(status, bytes, device);
   }
   void* block = pointer(address);
-  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-    tell_profiler(block, static_cast<int64_t>(bytes), device);
+  if (thalweg_live_block taken{}; C10_UNLIKELY(is_profiled(block, taken))) {
+    tell_profiler(block, static_cast<int64_t>(taken.size_bytes), device);
   }
   if (const auto* trace = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(trace != nullptr)) {
     (*trace)->trace_gpu_memory_allocation(c10::kCUDA, address);
@@ -144,12 +150,11 @@ void give_back(void* block) {
     (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, number(block));
   }
   thalweg_live_block found{};
-  const bool profiled = C10_UNLIKELY(c10::memoryProfilingEnabled()) &&
-      thalweg_find_block(the_allocator, number(block), &found) == THALWEG_OK;
+  const bool profiled = C10_UNLIKELY(is_profiled(block, found));
   report("a block was not freed", thalweg_free(the_allocator, number(block)));
   if (profiled) {
     contained("the profiler", [&] {
-      tell_profiler(block, -static_cast<int64_t>(found.requested_bytes), static_cast<c10::DeviceIndex>(found.device));
+      tell_profiler(block, -static_cast<int64_t>(found.size_bytes), static_cast<c10::DeviceIndex>(found.device));
     });
   }
 }
@@ -223,6 +228,26 @@ TraceEntry entry_of(const thalweg_event& event) {
 // Whether this PyTorch has the action: late ones know annotations.
 bool is_known(const thalweg_event& event) {
   return THALWEG_TORCH_2_15 || event.action != THALWEG_ANNOTATE;
+}
+
+// What PyTorch's snapshots say of settings: ours, and of pinned memory, which stays PyTorch's own, PyTorch's.
+void tell_settings(c10::cuda::CUDACachingAllocator::AllocatorConfigInfo& to) {
+  using Config = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig;
+  thalweg_configuration from{};
+  check(thalweg_configured(the_allocator, 0, &from));
+  check(thalweg_settings(the_allocator, 0, &append, &to.last_allocator_settings));
+  to.garbage_collection_threshold = from.garbage_collection_threshold;
+  to.max_split_size = from.max_split_size_bytes;
+  to.expandable_segments = from.expandable_segments != 0;
+  to.release_lock_on_malloc = from.release_lock_on_cudamalloc != 0;
+  to.graph_capture_record_stream_reuse = from.graph_capture_record_stream_reuse != 0;
+  to.roundup_power2_divisions.assign(std::begin(from.roundup_power2_divisions), std::end(from.roundup_power2_divisions));
+  to.pinned_num_register_threads = Config::pinned_num_register_threads();
+  to.pinned_use_host_register = Config::pinned_use_cuda_host_register();
+#if THALWEG_TORCH_2_15
+  to.max_round_threshold = std::numeric_limits<size_t>::max();
+  to.max_cached_size = std::numeric_limits<size_t>::max();
+#endif
 }
 
 struct Collector {

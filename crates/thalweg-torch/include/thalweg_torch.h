@@ -10,8 +10,10 @@
  * Threads. Every function may be called from any thread at any time. None needs Python's interpreter lock, and none waits for
  * it, unless a history with stacks is recorded. The caller's current CUDA context is the same afterwards as before.
  *
- * Fork. In a forked child of the process that made the allocator, thalweg_free, thalweg_record_stream and thalweg_record_use do
- * nothing, and whatever would touch a device is THALWEG_FORKED.
+ * Fork. Until a device is open a process may fork, and parent and child may go on. In a forked child of the process that opened one,
+ * what destructors call does nothing, since what a child inherits is its parent's: thalweg_free, thalweg_record_stream,
+ * thalweg_record_use, thalweg_release_pool, thalweg_empty_pool_cache, thalweg_pool_set_use_on_oom, thalweg_close_shared and
+ * thalweg_stop_stacks. Everything else that is given the allocator is THALWEG_FORKED.
  *
  * Streams are native handles (cudaStream_t as a number). 0 is the legacy default stream of the device that is named. A stream
  * must be alive when it is first named here and must not be destroyed while memory is used on it.
@@ -64,8 +66,8 @@ const char *thalweg_error_message(void);
 /* ---- The allocator ------------------------------------------------------------------------------------------------------- */
 
 /* Makes an allocator over devices of a kind: "cuda", or "sim" for simulated GPUs. `settings` is a text in the grammar of
- * PYTORCH_ALLOC_CONF, which goes on top of that variable; "" adds nothing. No device is opened and CUDA is not initialised: that
- * happens when a device is first named. */
+ * PYTORCH_ALLOC_CONF, which goes on top of that variable; "" adds nothing. If one of the two is wrong, the message points at the
+ * place. No device is opened and CUDA is not initialised: that happens when a device is first named. */
 thalweg_status thalweg_open(const char *kind, const char *settings, thalweg_allocator **allocator);
 
 /* Gives an allocator up, and all memory that was taken from it. Nobody may use either from now on. A process that ends need not
@@ -76,8 +78,18 @@ thalweg_status thalweg_close(thalweg_allocator *allocator);
  * nothing, and the message points at the place. */
 thalweg_status thalweg_set_settings(const thalweg_allocator *allocator, const char *text);
 
-/* The settings of a device that are not at their defaults, in the same grammar. */
+/* The settings of a device that are not at their defaults, in the same grammar. A device that is not open has those that it will
+ * have, and is not opened. */
 thalweg_status thalweg_settings(const thalweg_allocator *allocator, int32_t device, thalweg_write write, void *user);
+
+/* The settings that PyTorch's snapshots name. UINT64_MAX is no limit, 0 divisions are none. */
+typedef struct {
+  double garbage_collection_threshold;
+  uint64_t max_split_size_bytes;
+  uint64_t roundup_power2_divisions[16]; /* for sizes below 2 MiB, below 4 MiB, and so on */
+  uint8_t expandable_segments, release_lock_on_cudamalloc, graph_capture_record_stream_reuse;
+} thalweg_configuration;
+thalweg_status thalweg_configured(const thalweg_allocator *allocator, int32_t device, thalweg_configuration *configuration);
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
@@ -94,7 +106,8 @@ thalweg_status thalweg_malloc_at(const thalweg_allocator *allocator, int32_t dev
 thalweg_status thalweg_free(const thalweg_allocator *allocator, uint64_t address);
 
 /* `stream` of `device` (of the block's own if that is negative) uses the memory: when it is given back, it is not reused before
- * what the stream has been given by then is done. */
+ * what the stream has been given by then is done. Memory that is not this allocator's is left alone, here and below, as PyTorch
+ * leaves it. */
 thalweg_status thalweg_record_stream(const thalweg_allocator *allocator, uint64_t address, int32_t device,
                                      uint64_t stream);
 
@@ -174,8 +187,8 @@ thalweg_status thalweg_end_allocate_to_pool(const thalweg_allocator *allocator, 
  * device then, since a graph that lives in the pool may be running. */
 thalweg_status thalweg_release_pool(const thalweg_allocator *allocator, int32_t device, uint64_t first, uint64_t second);
 
-/* Gives the cached memory of the pools of this name back to the driver, on all open devices, also if they were released. Whoever
- * replays a graph that lives in one needs it where it is. */
+/* Gives the cached memory of the pools of this name back to the driver, on all open devices, if nobody holds a reference any more:
+ * a graph that lives in a pool needs its memory where it is. */
 thalweg_status thalweg_empty_pool_cache(const thalweg_allocator *allocator, uint64_t first, uint64_t second);
 
 /* Whether the pool's live blocks are exactly those that begin at these addresses. */
@@ -207,6 +220,8 @@ thalweg_status thalweg_share(const thalweg_allocator *allocator, uint64_t addres
 /* Opens such a handle of another process, or finds it open: where it begins. */
 thalweg_status thalweg_open_shared(const thalweg_allocator *allocator, int32_t device, const uint8_t *bytes, size_t count,
                                    thalweg_shared **shared, uint64_t *address);
+/* Lets go of it. The last to do so waits for the device, since work that reads the memory may be under way; during a capture, which
+ * cannot wait, it stays open until the next is closed. */
 thalweg_status thalweg_close_shared(const thalweg_allocator *allocator, thalweg_shared *shared);
 
 /* ---- Statistics ---------------------------------------------------------------------------------------------------------- */
@@ -331,6 +346,10 @@ thalweg_status thalweg_record_history(const thalweg_allocator *allocator, const 
 thalweg_status thalweg_on_new_stack(const thalweg_allocator *allocator, void (*told)(void *user, uint32_t stack),
                                     void *user);
 
+/* Takes no more stacks, and waits for the threads that are taking one. Whoever ends an interpreter calls this first, without holding
+ * it: Python kills threads that wait for an interpreter which is ending. */
+thalweg_status thalweg_stop_stacks(const thalweg_allocator *allocator);
+
 /* Adds one who is told of each event, for good, with a lock of the allocator held: it must not call it. */
 thalweg_status thalweg_observe_events(const thalweg_allocator *allocator,
                                       void (*told)(void *user, const thalweg_event *event), void *user);
@@ -358,8 +377,9 @@ thalweg_status thalweg_stack_of_block(const thalweg_allocator *allocator, uint64
 /* Puts a text to that block, as an event of its own. Texts are kept for good. */
 thalweg_status thalweg_annotate_block(const thalweg_allocator *allocator, uint64_t address, const char *text);
 
-/* The start, or the end, of a scope of the program, for histories that keep them. */
-thalweg_status thalweg_annotate_scope(const thalweg_allocator *allocator, const char *name, uint8_t is_start);
+/* The start, or the end, of a scope of the program, for histories of a device that keep them. */
+thalweg_status thalweg_annotate_scope(const thalweg_allocator *allocator, int32_t device, const char *name,
+                                      uint8_t is_start);
 
 /* What stands beside the events of the calling thread from now on. Texts are kept for good. */
 thalweg_status thalweg_set_user_metadata(const char *text);

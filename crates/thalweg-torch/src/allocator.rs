@@ -45,6 +45,13 @@ struct Wishes {
     are_peers: bool,
 }
 
+impl Wishes {
+    /// The settings that come of `first`.
+    fn settings(&self, first: &Settings) -> Result<Settings> {
+        self.settings.iter().try_fold(first.clone(), |settings, text| Ok(settings.apply(text)?))
+    }
+}
+
 /// The allocator behind the C interface. See the [crate's essay](crate).
 pub struct Allocator {
     source: Source,
@@ -54,7 +61,8 @@ pub struct Allocator {
     pub(crate) stacks: Arc<PythonStacks>,
     /// The driver, if it shows several devices: then the caller's context is kept.
     keeper: OnceLock<Option<Arc<CudaDriver>>>,
-    process: Process,
+    /// That opened the first device. Until then a child may as well be the one.
+    process: OnceLock<Process>,
 }
 
 impl Allocator {
@@ -62,14 +70,9 @@ impl Allocator {
     /// of what the environment says.
     ///
     /// # Errors
-    /// If the text is wrong, with the place.
+    /// If one of the two texts is wrong, with the place.
     pub fn new(source: Source, settings: &str) -> Result<Self> {
-        let parsed = Settings::parse(settings)?;
-        if parsed.is_set("backend") {
-            return Err(Error::invalid(
-                "`backend` cannot be chosen here: set it in PYTORCH_ALLOC_CONF before the process starts",
-            ));
-        }
+        check_settings(settings)?;
         let allocator = Self {
             source,
             devices: (0..MOST_DEVICES).map(|_| OnceLock::new()).collect(),
@@ -77,9 +80,10 @@ impl Allocator {
             wishes: Mutex::default(),
             stacks: Arc::default(),
             keeper: OnceLock::new(),
-            process: Process::current(),
+            process: OnceLock::new(),
         };
         allocator.wishes().settings.push(settings.to_owned());
+        allocator.settings(0)?;
         Ok(allocator)
     }
 
@@ -87,16 +91,22 @@ impl Allocator {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses in a forked child.
-    #[inline]
-    pub(crate) fn check_process(&self, call: &str) -> Result<()> {
-        if self.is_forked() { Err(Error::forked(call)) } else { Ok(()) }
-    }
-
-    /// Whether this is a forked child of the process that made the allocator.
+    /// Whether this is a forked child of the process that opened the first device.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_left()
+        self.process.get().is_some_and(|process| process.is_left())
+    }
+
+    /// Does something with a device, which is opened if it is not open yet. The caller's CUDA context is the same afterwards.
+    #[inline]
+    pub(crate) fn with_device<T>(
+        &self,
+        index: i32,
+        body: impl FnOnce(&Arc<OpenDevice>) -> Result<T>,
+    ) -> Result<T> {
+        let device = self.device(index)?;
+        let _context = self.keep_context();
+        body(device)
     }
 
     /// A device; opened if it is not open yet.
@@ -126,7 +136,11 @@ impl Allocator {
 
     #[cold]
     fn open<'a>(&'a self, slot: &'a OnceLock<Arc<OpenDevice>>, index: u32) -> Result<&'a Arc<OpenDevice>> {
-        self.check_process("opening a device")?;
+        if self.is_forked() {
+            return Err(Error::forked("opening a device"));
+        }
+        self.process.get_or_init(Process::current);
+        let _context = self.keep_context();
         // Held until the device is there, so that nothing is said in between and lost.
         let wishes = self.wishes();
         if let Some(device) = slot.get() {
@@ -141,11 +155,8 @@ impl Allocator {
                 .ok_or_else(|| Error::invalid(format!("there is no device {index}")))?,
         };
         let allocator = device.allocator();
-        let mut settings = allocator.settings().with_label(format!("GPU {index}"));
-        for text in &wishes.settings {
-            settings = settings.apply(text)?;
-        }
-        allocator.set_settings(settings)?;
+        let settings = wishes.settings(&allocator.settings())?;
+        allocator.set_settings(settings.with_label(format!("GPU {index}")))?;
         // Another allocator of this process may have set one before; stacks are then its affair.
         let _ = allocator.set_stack_source(self.stacks.clone());
         if let Some(history) = &wishes.history {
@@ -161,10 +172,7 @@ impl Allocator {
 
     /// From now on all devices that can reach each other's memory, those that open later too.
     pub(crate) fn open_to_peers(&self) -> Result<()> {
-        self.check_process("thalweg_open_to_peers")?;
-        // Asking for the context opens the driver, and a process with an open driver cannot fork.
-        let is_in_use = self.open_devices().next().is_some();
-        let _context = is_in_use.then(|| self.keep_context());
+        let _context = self.keep_context();
         let mut wishes = self.wishes();
         wishes.are_peers = true;
         let open: Vec<_> = self.open_devices().collect();
@@ -179,9 +187,11 @@ impl Allocator {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
-    /// Keeps the caller's current CUDA context, where there is more than one that could be current.
+    /// Keeps the caller's current CUDA context, where there is more than one that could be current. Before the first device is
+    /// open there is none to keep, and asking for it would open the driver: a process with an open driver cannot fork.
     #[inline]
     pub(crate) fn keep_context(&self) -> Option<ContextGuard<'_>> {
+        self.process.get()?;
         let keeper = self.keeper.get_or_init(|| {
             if !matches!(self.source, Source::Cuda) {
                 return None;
@@ -199,9 +209,7 @@ impl Allocator {
     /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
     #[inline]
     pub(crate) fn allocate(&self, device: i32, bytes: u64, native_stream: u64) -> Result<u64> {
-        self.check_process("an allocation")?;
-        let _context = self.keep_context();
-        self.device(device)?.allocate(&self.live, bytes, native_stream)
+        self.with_device(device, |device| device.allocate(&self.live, bytes, native_stream))
     }
 
     /// The same at an exact address.
@@ -215,18 +223,16 @@ impl Allocator {
         bytes: u64,
         native_stream: u64,
     ) -> Result<()> {
-        self.check_process("an allocation")?;
-        let _context = self.keep_context();
-        self.device(device)?.allocate_at(&self.live, address, bytes, native_stream)
+        self.with_device(device, |device| device.allocate_at(&self.live, address, bytes, native_stream))
     }
 
-    /// Frees the block that begins at an address; 0 is ignored. In a forked child nothing happens.
+    /// Frees the block that begins at an address; 0 is ignored.
     ///
     /// # Errors
     /// If there is no such block.
     #[inline]
     pub(crate) fn free(&self, address: u64) -> Result<()> {
-        if address == 0 || self.is_forked() {
+        if address == 0 {
             return Ok(());
         }
         let Some(live) = self.live.remove(address) else { return Err(unknown(address)) };
@@ -235,12 +241,13 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes a use of the block that has an address in it on a native stream of `device`: the block's own if negative.
+    /// Notes a use of the block that has an address in it on a native stream of `device`: the block's own if negative. Memory
+    /// that is not this allocator's is left alone, as PyTorch leaves it.
     ///
     /// # Errors
-    /// If there is no such block; or the driver does not know the stream.
+    /// If the driver does not know the stream.
     pub(crate) fn record(&self, address: u64, device: i32, native_stream: u64, kind: UseKind) -> Result<()> {
-        if address == 0 || self.is_forked() {
+        if address == 0 {
             return Ok(());
         }
         let _context = self.keep_context();
@@ -248,7 +255,7 @@ impl Allocator {
             let device = if device < 0 { live.device.cast_signed() } else { device };
             self.device(device)?.record(&live.block, native_stream, kind)
         };
-        self.live.with(address, record).unwrap_or_else(|| Err(unknown(address)))
+        self.live.with(address, record).unwrap_or(Ok(()))
     }
 
     /// Changes the settings of all devices by a text in the grammar of `PYTORCH_ALLOC_CONF`. What it does not name stays.
@@ -256,8 +263,8 @@ impl Allocator {
     /// # Errors
     /// If the text is wrong, or names another backend. Nothing has changed then.
     pub(crate) fn set_settings(&self, text: &str) -> Result<()> {
+        check_settings(text)?;
         let mut wishes = self.wishes();
-        Settings::parse(text)?;
         let changed: Vec<_> = self
             .open_devices()
             .map(|device| Ok((device.allocator(), device.allocator().settings().apply(text)?)))
@@ -267,6 +274,17 @@ impl Allocator {
         }
         wishes.settings.push(text.to_owned());
         Ok(())
+    }
+
+    /// The settings of a device, or those that it will have.
+    ///
+    /// # Errors
+    /// If the environment's are wrong.
+    pub(crate) fn settings(&self, device: i32) -> Result<Settings> {
+        if let Some(device) = self.opened(device) {
+            return Ok(device.allocator().settings());
+        }
+        self.wishes().settings(&Settings::from_environment(|name| std::env::var(name).ok())?)
     }
 
     /// What is recorded from now on, on all devices.
@@ -290,7 +308,6 @@ impl Allocator {
     /// # Errors
     /// The first that occurs; the other devices are emptied all the same.
     pub(crate) fn empty_cache(&self) -> Result<()> {
-        self.check_process("empty_cache")?;
         let _context = self.keep_context();
         let mut outcome = Ok(());
         for device in self.open_devices() {
@@ -301,17 +318,19 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// The same for the pools of one name.
+    /// The same for the pools of one name that nobody holds any more. A graph may live in one that is held.
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
     pub(crate) fn empty_pool_cache(&self, pool: PoolName) -> Result<()> {
-        self.check_process("empty_pool_cache")?;
         let _context = self.keep_context();
         let mut outcome = Ok(());
         for device in self.open_devices() {
-            for id in device.pools.ids_named(pool) {
-                outcome = outcome.and(device.allocator().empty_pool_cache(id).map_err(Error::from));
+            let allocator = device.allocator();
+            let released =
+                device.pools.ids_named(pool).into_iter().filter(|id| allocator.pool_use_count(*id) == 0);
+            for id in released {
+                outcome = outcome.and(allocator.empty_pool_cache(id).map_err(Error::from));
             }
         }
         outcome
@@ -322,7 +341,6 @@ impl Allocator {
     /// # Errors
     /// If there is none.
     pub(crate) fn find(&self, address: u64) -> Result<LiveBlockC> {
-        self.check_process("find_block")?;
         let found = self.live.with(address, |live| LiveBlockC {
             address: live.block.address(),
             size_bytes: live.block.size_bytes(),
@@ -363,6 +381,16 @@ impl Drop for Allocator {
 fn make_peers(one: &OpenDevice, other: &OpenDevice) {
     let _ = one.device.enable_peer_access(&other.device);
     let _ = other.device.enable_peer_access(&one.device);
+}
+
+/// Refuses a text that is wrong, or that changes what is chosen when a device opens.
+fn check_settings(text: &str) -> Result<()> {
+    if Settings::parse(text)?.is_set("backend") {
+        return Err(Error::invalid(
+            "`backend` cannot be chosen here: set it in PYTORCH_ALLOC_CONF before the process starts",
+        ));
+    }
+    Ok(())
 }
 
 #[cold]

@@ -1,10 +1,10 @@
 //! One device that is in use: its allocator, and the names that PyTorch has for its streams and pools.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_device::Label;
 use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, StreamId, UpstreamError};
+use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError};
 use thalweg_runtime::Device;
 
 use crate::live::{Live, LiveBlocks};
@@ -18,6 +18,8 @@ pub(crate) struct OpenDevice {
     pub(crate) device: Device,
     pub(crate) streams: Streams,
     pub(crate) pools: Pools,
+    /// Memory of other processes that nobody here has any more, and that work under way may read still.
+    closing: Mutex<Vec<Arc<SharedMemory>>>,
 }
 
 /// What a pool looked like. See [`PoolCheckpoint`].
@@ -36,7 +38,8 @@ pub(crate) struct PutBack {
 
 impl OpenDevice {
     pub(crate) fn new(index: u32, device: Device) -> Self {
-        Self { index, device, streams: Streams::default(), pools: Pools::default() }
+        let (streams, pools) = (Streams::default(), Pools::default());
+        Self { index, device, streams, pools, closing: Mutex::default() }
     }
 
     #[inline]
@@ -130,6 +133,20 @@ impl OpenDevice {
             allocator.release_pool_behind(id, &self.streams.ids())?;
         }
         self.pools.release(allocator, name)
+    }
+
+    /// Lets go of another process's memory. PyTorch gives it up before the work that reads it is through, and names no streams, so
+    /// the device is waited for before the last holder unmaps it. A capture under way would be broken by that: then the memory
+    /// stays until the next is closed.
+    pub(crate) fn close_shared(&self, memory: Arc<SharedMemory>) {
+        let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::strong_count(&memory) > 1 {
+            return;
+        }
+        closing.push(memory);
+        if !self.pools.any_is_open() && self.device.synchronize().is_ok() {
+            closing.clear();
+        }
     }
 
     pub(crate) fn checkpoint(&self, name: PoolName) -> Result<Checkpoint> {

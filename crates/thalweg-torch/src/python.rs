@@ -11,13 +11,18 @@
 //! object and a line; the code objects that were seen are kept, so that their addresses name them. Equal stacks get the same
 //! number. What is kept grows with the program's code and its distinct stacks, not with time.
 //!
+//! An interpreter that ends kills the threads that wait for it, by an unwinding that must not come through Rust. So before it ends it
+//! closes the gate ([`PythonStacks::stop`]): no thread begins to wait any more, and those that do are let through.
+//!
 //! A caller that keeps stacks of its own (PyTorch's `CapturedTraceback`) is told of each new number, and may look its own up by
 //! it: see [`as_numbers`].
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use thalweg_memory::history::{StackId, StackSource};
@@ -158,6 +163,39 @@ pub(crate) type NewStack = Arc<dyn Fn(StackId) + Send + Sync>;
 pub(crate) struct PythonStacks {
     seen: Mutex<Seen>,
     new_stack: Mutex<Option<NewStack>>,
+    gate: Gate,
+}
+
+/// Who is at the interpreter, and whether one may go there.
+#[derive(Default)]
+struct Gate {
+    is_closed: AtomicBool,
+    inside: AtomicUsize,
+}
+
+impl Gate {
+    /// Runs `body`, unless the gate is closed.
+    fn pass<T>(&self, body: impl FnOnce() -> Option<T>) -> Option<T> {
+        struct Inside<'a>(&'a AtomicUsize);
+        impl Drop for Inside<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        // Counted first and looked second, where `close` closes first and counts second: all four are in one order, so either it
+        // sees us or we see it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let _inside = Inside(&self.inside);
+        if self.is_closed.load(Ordering::SeqCst) { None } else { body() }
+    }
+
+    /// Lets nobody in any more, and waits until all are out.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        while self.inside.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
 }
 
 #[derive(Default)]
@@ -201,6 +239,12 @@ impl PythonStacks {
     /// From now on `told` is told of new stacks; `None` ends that.
     pub(crate) fn on_new_stack(&self, told: Option<NewStack>) {
         *self.new_stack.lock().unwrap_or_else(PoisonError::into_inner) = told;
+    }
+
+    /// Takes no more stacks, and waits for the threads that are taking one: they need the interpreter, which the caller must not
+    /// hold.
+    pub(crate) fn stop(&self) {
+        self.gate.close();
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -263,11 +307,8 @@ impl PythonStacks {
     }
 }
 
-impl StackSource for PythonStacks {
-    fn capture(&self) -> Option<StackId> {
-        if DISABLED.get() {
-            return None;
-        }
+impl PythonStacks {
+    fn take(&self) -> Option<StackId> {
         let interpreter = Interpreter::find()?;
         // SAFETY: the interpreter is held, and the code objects are released once they are numbered.
         let numbers = interpreter.held(|| unsafe {
@@ -286,6 +327,12 @@ impl StackSource for PythonStacks {
         }
         Some(id)
     }
+}
+
+impl StackSource for PythonStacks {
+    fn capture(&self) -> Option<StackId> {
+        if DISABLED.get() { None } else { self.gate.pass(|| self.take()) }
+    }
 
     fn frames(&self, stack: StackId) -> Vec<Frame> {
         if AS_NUMBERS.get() {
@@ -296,5 +343,36 @@ impl StackSource for PythonStacks {
         frames.map_or_else(Vec::new, |frames| {
             frames.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_closed_gate_has_nobody_inside() {
+        for _ in 0..50 {
+            let (gate, start, inside) = (Gate::default(), Barrier::new(4), AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        start.wait();
+                        let pass = || {
+                            inside.fetch_add(1, Ordering::SeqCst);
+                            std::thread::yield_now();
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            Some(())
+                        };
+                        while gate.pass(pass).is_some() {}
+                    });
+                }
+                start.wait();
+                gate.close();
+                assert_eq!(inside.load(Ordering::SeqCst), 0);
+            });
+        }
     }
 }

@@ -91,7 +91,6 @@ pub struct VisitorC {
 
 /// A snapshot of all open devices. With a pool, of its segments only, and of no device's that lacks it.
 pub(crate) fn take(allocator: &Allocator, pool: PoolName, include_traces: bool) -> Result<Snapshot> {
-    allocator.check_process("a snapshot")?;
     let mut all = Snapshot::default();
     for device in allocator.open_devices() {
         let mut options = SnapshotOptions::default().with_traces(include_traces);

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use thalweg_device::check::UseKind;
 use thalweg_memory::SharingKind;
 
-use super::{Write, give, on, put};
+use super::{Write, give, on, on_unless_forked, put};
 use crate::allocator::{Allocator, LiveBlockC};
 use crate::status::{Error, Status, text_of};
 
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn thalweg_malloc_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_free(allocator: *const Allocator, address: u64) -> Status {
     // SAFETY: the header asks for an allocator.
-    unsafe { on("thalweg_free", allocator, |allocator| allocator.free(address)) }
+    unsafe { on_unless_forked("thalweg_free", allocator, |allocator| allocator.free(address)) }
 }
 
 /// Says that a stream uses memory, until it is given back.
@@ -57,7 +57,9 @@ pub unsafe extern "C" fn thalweg_record_stream(
     let kind = UseKind::UntilFree;
     // SAFETY: the header asks for an allocator.
     unsafe {
-        on("thalweg_record_stream", allocator, |allocator| allocator.record(address, device, stream, kind))
+        on_unless_forked("thalweg_record_stream", allocator, |allocator| {
+            allocator.record(address, device, stream, kind)
+        })
     }
 }
 
@@ -72,7 +74,9 @@ pub unsafe extern "C" fn thalweg_record_use(
     let kind = UseKind::SoFar;
     // SAFETY: the header asks for an allocator.
     unsafe {
-        on("thalweg_record_use", allocator, |allocator| allocator.record(address, device, stream, kind))
+        on_unless_forked("thalweg_record_use", allocator, |allocator| {
+            allocator.record(address, device, stream, kind)
+        })
     }
 }
 
@@ -95,10 +99,8 @@ pub unsafe extern "C" fn thalweg_enable_peer_access(
     accessor: i32,
 ) -> Status {
     let enable = |allocator: &Allocator| {
-        allocator.check_process("thalweg_enable_peer_access")?;
-        let _context = allocator.keep_context();
         let accessor = allocator.device(accessor)?.device.clone();
-        Ok(allocator.device(device)?.device.enable_peer_access(&accessor)?)
+        allocator.with_device(device, |device| Ok(device.device.enable_peer_access(&accessor)?))
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_enable_peer_access", allocator, enable) }
@@ -127,7 +129,6 @@ pub unsafe extern "C" fn thalweg_base_allocation(
     bytes: *mut u64,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_base_allocation")?;
         let extent = allocator.live.with(address, |live| live.block.shared_extent()).flatten();
         let extent = extent.ok_or_else(|| {
             Error::invalid(format!(
@@ -157,8 +158,7 @@ pub unsafe extern "C" fn thalweg_cache_info(
     largest_bytes: *mut u64,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        let _context = allocator.keep_context();
-        let bytes = allocator.device(device)?.largest_free_bytes()?;
+        let bytes = allocator.with_device(device, |device| device.largest_free_bytes())?;
         // SAFETY: the header asks for a place.
         unsafe { put(largest_bytes, bytes) }
     };
@@ -174,8 +174,7 @@ pub unsafe extern "C" fn thalweg_set_memory_fraction(
     fraction: f64,
 ) -> Status {
     let set = |allocator: &Allocator| {
-        let _context = allocator.keep_context();
-        Ok(allocator.device(device)?.allocator().set_memory_fraction(fraction)?)
+        allocator.with_device(device, |device| Ok(device.allocator().set_memory_fraction(fraction)?))
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_set_memory_fraction", allocator, set) }
@@ -189,8 +188,7 @@ pub unsafe extern "C" fn thalweg_memory_fraction(
     fraction: *mut f64,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        let _context = allocator.keep_context();
-        let found = allocator.device(device)?.allocator().memory_fraction();
+        let found = allocator.with_device(device, |device| Ok(device.allocator().memory_fraction()))?;
         // SAFETY: the header asks for a place.
         unsafe { put(fraction, found) }
     };
@@ -216,12 +214,48 @@ pub unsafe extern "C" fn thalweg_settings(
     user: *mut c_void,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        let _context = allocator.keep_context();
-        let text = allocator.device(device)?.allocator().settings().to_string();
+        let text = allocator.settings(device)?.to_string();
         // SAFETY: the header asks for a function that takes `user`.
         unsafe { give(write, user, text.as_bytes()) };
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_settings", allocator, find) }
+}
+
+/// `thalweg_configuration`: the settings that PyTorch's snapshots name.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the header explains each field")]
+pub struct ConfigurationC {
+    pub garbage_collection_threshold: f64,
+    pub max_split_size_bytes: u64,
+    pub roundup_power2_divisions: [u64; 16],
+    pub expandable_segments: u8,
+    pub release_lock_on_cudamalloc: u8,
+    pub graph_capture_record_stream_reuse: u8,
+}
+
+/// What snapshots say of the settings of a device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_configured(
+    allocator: *const Allocator,
+    device: i32,
+    configuration: *mut ConfigurationC,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        let settings = allocator.settings(device)?;
+        let found = ConfigurationC {
+            garbage_collection_threshold: settings.garbage_collection_threshold().unwrap_or(0.0),
+            max_split_size_bytes: settings.max_split_size_bytes().unwrap_or(u64::MAX),
+            roundup_power2_divisions: settings.roundup_power2_divisions().intervals(),
+            expandable_segments: u8::from(settings.expandable_segments()),
+            release_lock_on_cudamalloc: u8::from(settings.release_lock_on_cudamalloc()),
+            graph_capture_record_stream_reuse: u8::from(settings.graph_capture_record_stream_reuse()),
+        };
+        // SAFETY: the header asks for a place.
+        unsafe { put(configuration, found) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_configured", allocator, find) }
 }

@@ -1,7 +1,8 @@
 //! The exported functions. `include/thalweg_torch.h` is their documentation; here each is its translation, and no more.
 //!
 //! Every function is a call of `status::answer`: an error becomes a status, a panic too. What C gives is
-//! checked as far as it can be: null pointers, texts, numbers of devices. The rest is the contract of the header.
+//! checked as far as it can be: null pointers, texts, numbers of devices. The rest is the contract of the header. In a forked child
+//! [`on`] refuses; what destructors call goes by [`on_unless_forked`].
 //!
 //! # Names
 //! `thalweg_` stands before all of them. What C does not own it only sees during a call: texts and lists of any length are
@@ -69,7 +70,7 @@ impl Drop for User {
     }
 }
 
-/// Runs the body of the exported function `call` on an allocator.
+/// Runs the body of the exported function `call` on an allocator; refuses in a forked child.
 ///
 /// # Safety
 /// `allocator` is null or came from `thalweg_open` and was not closed.
@@ -79,10 +80,36 @@ pub(crate) unsafe fn on(
     allocator: *const Allocator,
     body: impl FnOnce(&Allocator) -> Result<()>,
 ) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { run(call, allocator, body, || Err(Error::forked(call))) }
+}
+
+/// The same for what destructors call: in a forked child, which inherits what its parent had, it does nothing.
+///
+/// # Safety
+/// As for [`on`].
+#[inline]
+pub(crate) unsafe fn on_unless_forked(
+    call: &'static str,
+    allocator: *const Allocator,
+    body: impl FnOnce(&Allocator) -> Result<()>,
+) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { run(call, allocator, body, || Ok(())) }
+}
+
+#[inline]
+unsafe fn run(
+    call: &'static str,
+    allocator: *const Allocator,
+    body: impl FnOnce(&Allocator) -> Result<()>,
+    forked: impl FnOnce() -> Result<()>,
+) -> Status {
     answer(call, || {
         // SAFETY: the caller's promise.
         let allocator = unsafe { allocator.as_ref() };
-        body(allocator.ok_or_else(|| Error::invalid(format!("{call} was given no allocator")))?)
+        let allocator = allocator.ok_or_else(|| Error::invalid(format!("{call} was given no allocator")))?;
+        if allocator.is_forked() { forked() } else { body(allocator) }
     })
 }
 

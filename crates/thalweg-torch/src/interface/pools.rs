@@ -3,12 +3,11 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use thalweg_memory::{DeviceAllocator, PoolId, SegmentSource, StreamFilter};
+use thalweg_memory::{SegmentSource, StreamFilter};
 
-use super::{User, on, put};
+use super::{User, on, on_unless_forked, put};
 use crate::allocator::Allocator;
 use crate::open_device::{CallerSource, Checkpoint, OpenDevice};
-use crate::pools::PoolName;
 use crate::status::{Error, Result, Status};
 
 /// `thalweg_segment_source`: where a pool's segments come from.
@@ -47,11 +46,11 @@ pub unsafe extern "C" fn thalweg_pool_retain(
     source: *const SegmentSourceC,
 ) -> Status {
     let retain = |allocator: &Allocator| {
-        let _context = allocator.keep_context();
-        let device = allocator.device(device)?;
-        // SAFETY: the header asks for null or a whole source.
-        let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
-        device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
+        allocator.with_device(device, |device| {
+            // SAFETY: the header asks for null or a whole source.
+            let source = unsafe { source.as_ref() }.map(|source| source_of(device, *source));
+            device.pools.retain(device.allocator(), (first, second), source).map(|_| ())
+        })
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_pool_retain", allocator, retain) }
@@ -68,8 +67,11 @@ pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        with_pool("thalweg_pool_set_use_on_oom", allocator, device, (first, second), |allocator, pool| {
-            Ok(allocator.set_pool_use_on_oom(pool, value != 0)?)
+        on_unless_forked("thalweg_pool_set_use_on_oom", allocator, |allocator| {
+            allocator.with_device(device, |device| {
+                let pool = device.pools.id((first, second))?;
+                Ok(device.allocator().set_pool_use_on_oom(pool, value != 0)?)
+            })
         })
     }
 }
@@ -85,8 +87,9 @@ pub unsafe extern "C" fn thalweg_pool_set_no_split(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        with_pool("thalweg_pool_set_no_split", allocator, device, (first, second), |allocator, pool| {
-            Ok(allocator.set_pool_no_split(pool, value != 0)?)
+        with_device("thalweg_pool_set_no_split", allocator, device, |_, device| {
+            let pool = device.pools.id((first, second))?;
+            Ok(device.allocator().set_pool_no_split(pool, value != 0)?)
         })
     }
 }
@@ -101,7 +104,6 @@ pub unsafe extern "C" fn thalweg_pool_use_count(
     count: *mut u64,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_pool_use_count")?;
         let found = allocator
             .opened(device)
             .map_or(0, |device| device.pools.use_count(device.allocator(), (first, second)));
@@ -126,16 +128,15 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     // Dropped whatever happens, as the header says.
     let user = User::new(user, drop_user);
     let begin = |allocator: &Allocator| {
-        allocator.check_process("thalweg_begin_allocate_to_pool")?;
-        let _context = allocator.keep_context();
-        let device = allocator.device(device)?;
-        let streams = Arc::downgrade(device);
-        let matches = move |id| {
-            let native = streams.upgrade().map_or(0, |device| device.streams.native(id));
-            // SAFETY: the header asks for a function that takes `user`, on any thread.
-            (unsafe { filter(user.pointer(), native) }) != 0
-        };
-        device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
+        allocator.with_device(device, |device| {
+            let streams = Arc::downgrade(device);
+            let matches = move |id| {
+                let native = streams.upgrade().map_or(0, |device| device.streams.native(id));
+                // SAFETY: the header asks for a function that takes `user`, on any thread.
+                (unsafe { filter(user.pointer(), native) }) != 0
+            };
+            device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
+        })
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
@@ -147,26 +148,9 @@ unsafe fn with_device(
     device: i32,
     body: impl FnOnce(&Allocator, &OpenDevice) -> Result<()>,
 ) -> Status {
-    let body = |allocator: &Allocator| {
-        allocator.check_process(call)?;
-        let _context = allocator.keep_context();
-        body(allocator, allocator.device(device)?)
-    };
+    let body = |allocator: &Allocator| allocator.with_device(device, |device| body(allocator, device));
     // SAFETY: the header asks for an allocator.
     unsafe { on(call, allocator, body) }
-}
-
-/// The same for a pool that is there.
-unsafe fn with_pool(
-    call: &'static str,
-    allocator: *const Allocator,
-    device: i32,
-    name: PoolName,
-    body: impl FnOnce(&DeviceAllocator, PoolId) -> Result<()>,
-) -> Status {
-    let body = |_: &Allocator, device: &OpenDevice| body(device.allocator(), device.pools.id(name)?);
-    // SAFETY: the header asks for an allocator.
-    unsafe { with_device(call, allocator, device, body) }
 }
 
 /// Ends that.
@@ -195,8 +179,8 @@ pub unsafe extern "C" fn thalweg_release_pool(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        with_device("thalweg_release_pool", allocator, device, |_, device| {
-            device.release_pool((first, second))
+        on_unless_forked("thalweg_release_pool", allocator, |allocator| {
+            allocator.with_device(device, |device| device.release_pool((first, second)))
         })
     }
 }
@@ -210,7 +194,9 @@ pub unsafe extern "C" fn thalweg_empty_pool_cache(
 ) -> Status {
     // SAFETY: the header asks for an allocator.
     unsafe {
-        on("thalweg_empty_pool_cache", allocator, |allocator| allocator.empty_pool_cache((first, second)))
+        on_unless_forked("thalweg_empty_pool_cache", allocator, |allocator| {
+            allocator.empty_pool_cache((first, second))
+        })
     }
 }
 

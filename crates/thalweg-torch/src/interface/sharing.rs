@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use thalweg_memory::{MemoryHandle, SharedMemory};
 
-use super::{Write, give, on, put};
+use super::{Write, give, on, on_unless_forked, put};
 use crate::allocator::Allocator;
 use crate::status::{Error, Status};
 
 /// `thalweg_shared`: memory of another process that is open here.
-pub struct Shared(Arc<SharedMemory>);
+pub struct Shared {
+    device: i32,
+    memory: Arc<SharedMemory>,
+}
 
 /// Exports a block.
 #[unsafe(no_mangle)]
@@ -22,7 +25,6 @@ pub unsafe extern "C" fn thalweg_share(
     offset_bytes: *mut u64,
 ) -> Status {
     let share = |allocator: &Allocator| {
-        allocator.check_process("thalweg_share")?;
         let _context = allocator.keep_context();
         let exported = |live: &crate::live::Live| (live.block.share(), address - live.block.address());
         let (shared, inside) = allocator
@@ -51,19 +53,18 @@ pub unsafe extern "C" fn thalweg_open_shared(
     address: *mut u64,
 ) -> Status {
     let open = |allocator: &Allocator| {
-        allocator.check_process("thalweg_open_shared")?;
-        let _context = allocator.keep_context();
         if bytes.is_null() || shared.is_null() {
             return Err(Error::invalid("the handle, or the place for the result, is a null pointer"));
         }
         // SAFETY: the header asks for so many bytes.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, count) };
         let handle = MemoryHandle::decode(bytes).map_err(|error| Error::invalid(error.to_string()))?;
-        let memory = allocator.device(device)?.allocator().open_shared(&handle)?;
+        let memory =
+            allocator.with_device(device, |device| Ok(device.allocator().open_shared(&handle)?))?;
         // SAFETY: the header asks for places.
         unsafe {
             put(address, memory.address())?;
-            put(shared, Box::into_raw(Box::new(Shared(memory))))
+            put(shared, Box::into_raw(Box::new(Shared { device, memory })))
         }
     };
     // SAFETY: the header asks for an allocator.
@@ -74,15 +75,16 @@ pub unsafe extern "C" fn thalweg_open_shared(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_close_shared(allocator: *const Allocator, shared: *mut Shared) -> Status {
     let close = |allocator: &Allocator| {
-        if shared.is_null() || allocator.is_forked() {
+        if shared.is_null() {
             return Ok(());
         }
-        let _context = allocator.keep_context();
         // SAFETY: the header says that it came from `thalweg_open_shared`, and is closed once.
-        let Shared(memory) = *unsafe { Box::from_raw(shared) };
-        drop(memory);
-        Ok(())
+        let Shared { device, memory } = *unsafe { Box::from_raw(shared) };
+        allocator.with_device(device, |device| {
+            device.close_shared(memory);
+            Ok(())
+        })
     };
     // SAFETY: the header asks for an allocator.
-    unsafe { on("thalweg_close_shared", allocator, close) }
+    unsafe { on_unless_forked("thalweg_close_shared", allocator, close) }
 }

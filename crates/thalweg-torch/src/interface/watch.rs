@@ -10,7 +10,7 @@ use thalweg_memory::history::{
 use thalweg_memory::observe::OutOfMemoryEvent;
 use thalweg_memory::snapshot::Action;
 
-use super::{User, Write, give, on, put};
+use super::{User, Write, give, on, on_unless_forked, put};
 use crate::allocator::Allocator;
 use crate::observers::{Observer, OutOfMemoryObserver};
 use crate::python::as_numbers;
@@ -26,7 +26,6 @@ pub unsafe extern "C" fn thalweg_device_statistics(
     statistics: *mut StatisticsC,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_device_statistics")?;
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         // SAFETY: the header asks for a place.
@@ -45,7 +44,6 @@ pub unsafe extern "C" fn thalweg_private_pool_statistics(
     user: *mut c_void,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_private_pool_statistics")?;
         let Some(device) = allocator.opened(device) else { return Ok(()) };
         for (pool, reserved) in device.allocator().statistics().reserved_bytes_by_private_pools {
             let (name, reserved) = (device.pools.name((0, pool.raw())), StatisticC::from(&reserved));
@@ -67,7 +65,6 @@ pub unsafe extern "C" fn thalweg_memory_stats(
     user: *mut c_void,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_memory_stats")?;
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let entries = found.memory_stats();
@@ -90,7 +87,6 @@ pub unsafe extern "C" fn thalweg_memory_summary(
     user: *mut c_void,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        allocator.check_process("thalweg_memory_summary")?;
         let found =
             allocator.opened(device).map(|device| device.allocator().statistics()).unwrap_or_default();
         let text = found.memory_summary(&format!("GPU {device}"), abbreviated != 0);
@@ -106,7 +102,6 @@ pub unsafe extern "C" fn thalweg_memory_summary(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_reset_peak_statistics(allocator: *const Allocator, device: i32) -> Status {
     let reset = |allocator: &Allocator| {
-        allocator.check_process("resetting statistics")?;
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_peak_memory_stats();
         }
@@ -123,7 +118,6 @@ pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
     device: i32,
 ) -> Status {
     let reset = |allocator: &Allocator| {
-        allocator.check_process("resetting statistics")?;
         if let Some(device) = allocator.opened(device) {
             device.allocator().reset_accumulated_memory_stats();
         }
@@ -195,7 +189,6 @@ pub unsafe extern "C" fn thalweg_record_history(
     settings: *const HistorySettingsC,
 ) -> Status {
     let record = |allocator: &Allocator| {
-        allocator.check_process("thalweg_record_history")?;
         // SAFETY: the header asks for whole settings.
         let settings = unsafe { settings.as_ref() };
         let settings = settings.ok_or_else(|| Error::invalid("the settings are a null pointer"))?;
@@ -247,6 +240,17 @@ pub unsafe extern "C" fn thalweg_on_new_stack(
     };
     // SAFETY: the header asks for an allocator.
     unsafe { on("thalweg_on_new_stack", allocator, set) }
+}
+
+/// Takes no more stacks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_stop_stacks(allocator: *const Allocator) -> Status {
+    let stop = |allocator: &Allocator| {
+        allocator.stacks.stop();
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on_unless_forked("thalweg_stop_stacks", allocator, stop) }
 }
 
 /// Adds one who is told of each event.
@@ -370,6 +374,7 @@ pub unsafe extern "C" fn thalweg_annotate_block(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_annotate_scope(
     allocator: *const Allocator,
+    device: i32,
     name: *const c_char,
     is_start: u8,
 ) -> Status {
@@ -377,7 +382,9 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
         // SAFETY: the header asks for a text.
         let name = unsafe { text_of("name", name)? };
         let stage = if is_start != 0 { ScopeStage::Start } else { ScopeStage::End };
-        allocator.open_devices().for_each(|device| device.allocator().annotate_scope(name, stage));
+        if let Some(device) = allocator.opened(device) {
+            device.allocator().annotate_scope(name, stage);
+        }
         Ok(())
     };
     // SAFETY: the header asks for an allocator.

@@ -165,6 +165,21 @@ fn settings_hold_for_devices_that_open_later() {
     let (status, text) = answer(status, ()).unwrap_err();
     assert_eq!(status, Status::Invalid);
     assert!(text.contains("max_split_size_mb") && text.contains('^'), "{text}");
+    // Also before the first device is open, what cannot be changed later is refused, and later allocations work.
+    let fresh = Torch::new(&sim(1), "max_split_size_mb:128,garbage_collection_threshold:0.5");
+    // SAFETY: as above.
+    let status = unsafe { thalweg_set_settings(fresh.raw(), c"backend:cudaMallocAsync".as_ptr()) };
+    assert!(answer(status, ()).unwrap_err().1.contains("PYTORCH_ALLOC_CONF"));
+    for is_open in [false, true] {
+        let mut found = ConfigurationC::default();
+        // SAFETY: the allocator is open, and there is a place.
+        answer(unsafe { thalweg_configured(fresh.raw(), 0, &raw mut found) }, ()).unwrap();
+        let expected = (128 * MIB, 0.5, 1);
+        let seen =
+            (found.max_split_size_bytes, found.garbage_collection_threshold, found.expandable_segments);
+        assert_eq!(seen, expected, "open: {is_open}");
+        drop(fresh.empty(512, &fresh.default_stream(0)).unwrap());
+    }
     for device in 0..2 {
         let settings = torch.text(|allocator, write, user| {
             // SAFETY: the allocator is open, and the function takes what it is given.
@@ -199,14 +214,41 @@ fn memory_can_be_shared_in_pytorchs_format() {
     let mut bytes = [0; 4096];
     stream.copy_to_host(&mut bytes, pointer, Label::here("read")).unwrap();
     assert_eq!(bytes, [5; 4096]);
+    // PyTorch closes it when the tensor goes, and the work that reads it may not even have begun.
+    let (work, seen) = (torch.full(16 * MIB, 6, &stream), torch.full(4096, 7, &stream));
+    let pages = DevicePointer::new(work.address);
+    for _ in 0..100 {
+        stream.copy_on_device(pages.offset(8 * MIB), pages, 8 * MIB, Label::here("work")).unwrap();
+    }
+    let use_it = stream.copy_on_device(DevicePointer::new(seen.address), pointer, 4096, Label::here("use"));
+    use_it.unwrap();
     // SAFETY: it was opened, and is closed once.
     answer(unsafe { thalweg_close_shared(torch.raw(), shared) }, ()).unwrap();
+    assert!(stream.query().unwrap(), "nothing reads it any more");
+    assert_eq!(read(&stream, &seen), 5);
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: the allocator is open, and there are places.
     let status = unsafe { thalweg_base_allocation(torch.raw(), x.address, &raw mut base, &raw mut bytes) };
     answer(status, ()).unwrap();
     assert_eq!((base, bytes), (neighbour.address, 2 * MIB));
     fill(&stream, &x, 0);
+}
+
+/// Tensors of other libraries (DLPack, `from_blob`) are none of ours, and PyTorch records their streams like any other's.
+#[test]
+fn memory_of_others_is_left_alone() {
+    let torch = Torch::small();
+    let x = torch.full(4096, 1, &torch.default_stream(0));
+    for address in [0x1234_5600, x.address + 2 * MIB] {
+        // SAFETY: the allocator is open.
+        let recorded = unsafe {
+            [
+                thalweg_record_stream(torch.raw(), address, 0, 0),
+                thalweg_record_use(torch.raw(), address, 0, 0),
+            ]
+        };
+        assert_eq!(recorded, [Status::Ok; 2]);
+    }
 }
 
 /// Under the hooks PyTorch never says that it wants one device to reach the other's memory. (What that does to pages that are

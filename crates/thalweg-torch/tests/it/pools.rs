@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
-use crate::support::{FILTERS, MIB, Torch, answer, read};
+use crate::support::{FILTERS, Graph, MIB, Torch, answer, read};
 
 /// `MemPool.__init__`.
 fn create(torch: &Torch, pool: (u64, u64), source: *const SegmentSourceC) {
@@ -17,9 +17,10 @@ fn create(torch: &Torch, pool: (u64, u64), source: *const SegmentSourceC) {
 
 /// `MemPool.__del__`.
 fn delete(torch: &Torch, pool: (u64, u64)) {
-    assert_eq!(torch.use_count(pool), 1, "PyTorch asserts that");
-    torch.release(pool).unwrap();
     // SAFETY: the allocator is open.
+    answer(unsafe { thalweg_pool_set_use_on_oom(torch.raw(), 0, pool.0, pool.1, 0) }, ()).unwrap();
+    torch.release(pool).unwrap();
+    // SAFETY: as above.
     answer(unsafe { thalweg_empty_pool_cache(torch.raw(), pool.0, pool.1) }, ()).unwrap();
 }
 
@@ -60,6 +61,27 @@ fn a_pool_serves_its_thread() {
         0,
         "filters are dropped, but for those of other tests"
     );
+}
+
+/// `torch.cuda.graph(g, pool=pool.id)`, and then `del pool`: the graph holds the pool, and replays where it was captured.
+#[test]
+fn a_graph_outlives_the_program_s_hold_on_its_pool() {
+    let torch = Torch::small();
+    let stream = torch.stream(0);
+    create(&torch, (0, 3), std::ptr::null());
+    let (graph, output) = Graph::capture(&torch, (0, 3), &stream, || {
+        let temporary = torch.full(8 * MIB, 3, &stream);
+        drop(temporary);
+        torch.full(4096, 4, &stream)
+    });
+    let reserved = torch.statistics(0).reserved_bytes.all.current;
+    delete(&torch, (0, 3));
+    assert_eq!((torch.use_count((0, 3)), torch.statistics(0).reserved_bytes.all.current), (1, reserved));
+    graph.replay(&stream);
+    assert_eq!(read(&stream, &output), 4);
+    drop((graph, output));
+    torch.empty_cache().unwrap();
+    assert_eq!(torch.statistics(0).reserved_bytes.all.current, 0);
 }
 
 #[test]

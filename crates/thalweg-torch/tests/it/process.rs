@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Barrier};
 
-use thalweg_torch::Status;
+use thalweg_torch::interface::*;
+use thalweg_torch::{Allocator, Source, Status};
 
 use crate::support::{Graph, Torch, read, sim};
 
@@ -72,12 +73,42 @@ fn a_forked_child_can_drop_what_it_inherited() {
     let holds = in_child(|| {
         second.record_stream(&other.default_stream(0));
         drop(second);
+        // `~CUDAGraph` and `~MemPool`, from which nothing may be thrown.
+        // SAFETY: the allocator is open.
+        let destroyed = unsafe {
+            [
+                thalweg_release_pool(other.raw(), 0, 0, 9),
+                thalweg_pool_set_use_on_oom(other.raw(), 0, 0, 9, 0),
+                thalweg_empty_pool_cache(other.raw(), 0, 9),
+                thalweg_stop_stacks(other.raw()),
+            ]
+        };
         let refused = other.malloc(512, &stream).is_err_and(|(status, _)| status == Status::Forked);
         let empty = other.empty_cache().is_err_and(|(status, _)| status == Status::Forked);
-        refused && empty
+        destroyed == [Status::Ok; 4] && refused && empty
     });
     assert!(holds);
     assert_eq!(read(&stream, &inherited), 7, "the parent goes on");
+}
+
+/// A program that has enabled the allocator and not used a GPU yet may fork, and the child may use one.
+#[test]
+fn a_child_may_be_the_first_to_use_a_gpu() {
+    let torch = Arc::new(Allocator::new(Source::Sim, "").unwrap());
+    // What a program asks before it has used anything, and which must not be a use.
+    // SAFETY: the allocator is open, and there is a place.
+    unsafe {
+        assert_eq!(thalweg_empty_cache(&raw const *torch), Status::Ok);
+        assert_eq!(thalweg_device_statistics(&raw const *torch, 0, &mut StatisticsC::default()), Status::Ok);
+        assert_eq!(thalweg_configured(&raw const *torch, 0, &mut ConfigurationC::default()), Status::Ok);
+    }
+    let holds = in_child(|| {
+        let mut address = 0;
+        // SAFETY: as above.
+        let status = unsafe { thalweg_malloc(&raw const *torch, 0, 512, 0, &raw mut address) };
+        status == Status::Ok && address != 0
+    });
+    assert!(holds);
 }
 
 /// What is alive when the allocator is given up goes with it, in any order.

@@ -152,7 +152,7 @@ fn words_stand_beside_events() {
     answer(thalweg_pop_compile_context(), ()).unwrap();
     answer(thalweg_pop_compile_context(), ()).unwrap();
     // SAFETY: as above.
-    answer(unsafe { thalweg_annotate_scope(torch.raw(), c"step".as_ptr(), 1) }, ()).unwrap();
+    answer(unsafe { thalweg_annotate_scope(torch.raw(), 0, c"step".as_ptr(), 1) }, ()).unwrap();
     // SAFETY: a text that ends with a zero.
     answer(unsafe { thalweg_set_user_metadata(c"".as_ptr()) }, ()).unwrap();
     let json = torch.text(|allocator, write, user| {
