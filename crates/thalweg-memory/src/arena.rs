@@ -256,6 +256,7 @@ impl Arena {
     /// *Blocks* until nothing touches what is free here.
     pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
+        self.common.unrecorded_users().iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
         let mut streams = state.users.iter().chain([&self.home.stream]);
         streams.try_for_each(|stream| memory.synchronize_stream(*stream))
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashSet;
 
-use crate::allocator::Block;
+use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::Arena;
 use crate::gauges::{Gauges, Totals};
 use crate::imports::Imports;
@@ -21,7 +21,7 @@ use crate::pools::Owner;
 use crate::registry::Registry;
 use crate::spare::SparePages;
 use crate::stats::SizeClass;
-use crate::upstream::{PageId, Upstream};
+use crate::upstream::{PageId, StreamId, Upstream};
 use crate::watch::Watch;
 
 /// What the arenas of one allocator share.
@@ -43,6 +43,8 @@ pub(crate) struct Common {
     pub(crate) raw: Registry<Block>,
     /// Memory of other processes.
     pub(crate) imports: Imports,
+    /// Streams whose uses of memory may go unrecorded.
+    unrecorded: RwLock<Vec<StreamId>>,
     /// All arenas, by number. They are not owned here: an arena owns this.
     arenas: RwLock<Vec<Weak<Arena>>>,
 }
@@ -60,6 +62,7 @@ impl Common {
             waits: AtomicU64::new(0),
             raw: Registry::default(),
             imports: Imports::default(),
+            unrecorded: RwLock::default(),
             arenas: RwLock::default(),
         })
     }
@@ -154,10 +157,28 @@ impl Common {
         self.all_arenas().into_iter().filter(|arena| arena.home.owner == owner).collect()
     }
 
+    /// The streams whose uses of memory may go unrecorded.
+    pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
+        self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// All arenas that are alive, oldest first.
     pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
         arenas.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl DeviceAllocator {
+    /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
+    /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
+    /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
+    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done.
+    pub fn add_unrecorded_user(&self, stream: StreamId) {
+        let mut unrecorded = self.common().unrecorded.write().unwrap_or_else(PoisonError::into_inner);
+        if !unrecorded.contains(&stream) {
+            unrecorded.push(stream);
+        }
     }
 }
 

@@ -34,18 +34,20 @@
 //! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
 //! free at that time, and still is, may go to anyone.
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::allocator::Cold;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::ledger::Ledger;
-use crate::order::{Recorded, Use};
+use crate::order::Use;
 use crate::policy::MIN_BLOCK_BYTES;
 use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
-use crate::upstream::{PageId, UpstreamError, VirtualMemory};
+use crate::upstream::{EventId, PageId, Upstream, UpstreamError, VirtualMemory};
 
 /// The physical pages of one segment that grows.
 #[derive(Debug)]
@@ -97,10 +99,37 @@ impl PageTable {
 /// How far the host knows this stream to be done.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    /// An event on the way, and the clocks of the classes when it was recorded.
-    fence: Option<(Recorded, [u64; 2])>,
+    /// Events on the way, and the clocks of the classes when they were recorded.
+    fence: Option<Fence>,
     /// What became free before these has passed.
     passed: Option<[u64; 2]>,
+}
+
+#[derive(Debug)]
+struct Fence {
+    events: SmallVec<[EventId; 1]>,
+    searches: [u64; 2],
+}
+
+impl Fence {
+    /// Behind what the arena's stream, and all others that may touch what is free there, were given so far; `None` where there are
+    /// no events.
+    fn record(arena: &Arena, searches: [u64; 2]) -> Option<Self> {
+        let around = arena.common.surroundings();
+        let mut events = smallvec![around.record(arena.home.stream).ok()?.event];
+        let others =
+            arena.common.unrecorded_users().into_iter().filter(|stream| *stream != arena.home.stream);
+        events.extend(others.filter_map(|stream| Some(around.record(stream).ok()?.event)));
+        Some(Self { events, searches })
+    }
+
+    fn is_over(&self, upstream: &dyn Upstream) -> bool {
+        self.events.iter().all(|event| upstream.query_event(*event).unwrap_or(false))
+    }
+
+    fn release(self, upstream: &dyn Upstream) {
+        self.events.into_iter().for_each(|event| upstream.release_event(event));
+    }
 }
 
 /// A range whose pages have moved away. It is a taken block, which nobody has.
@@ -604,8 +633,7 @@ impl ArenaState {
 
     /// What this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
     pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Legal> {
-        let around = arena.common.surroundings();
-        if around.capturing {
+        if arena.common.is_capturing() {
             return None;
         }
         if self.idle.fence.is_none() {
@@ -614,19 +642,19 @@ impl ArenaState {
             let mut unknown =
                 bins.filter(|entry| !legal.is_some_and(|legal| self.is_legal(entry.block, legal)));
             if unknown.next().is_some()
-                && let Ok(recorded) = around.record(arena.home.stream)
+                && let Some(fence) = Fence::record(arena, self.searches)
             {
-                self.idle.fence = Some((recorded, self.searches));
+                self.idle.fence = Some(fence);
                 // What becomes free from now on is free since later.
                 planted!(ClockStandsStill, self.searches = self.searches.map(|searches| searches + 1), ());
             }
         }
-        if let Some((recorded, at)) = self.idle.fence
-            && let Ok(is_over) = around.events.query_event(recorded.event)
-            && planted!(FenceNotAwaited, is_over, true)
+        let upstream = &*arena.common.upstream;
+        if let Some(fence) =
+            self.idle.fence.take_if(|fence| planted!(FenceNotAwaited, fence.is_over(upstream), true))
         {
-            around.events.release_event(recorded.event);
-            self.idle = Idle { fence: None, passed: Some(at) };
+            self.idle.passed = Some(fence.searches);
+            fence.release(upstream);
         }
         self.idle.passed.map(Legal::Idle)
     }
@@ -648,8 +676,8 @@ impl ArenaState {
     /// Gives the fence's event back, at the end.
     pub(crate) fn abandon(&mut self, arena: &Arena) {
         self.order.abandon(&*arena.common.upstream);
-        if let Some((recorded, _)) = self.idle.fence.take() {
-            arena.common.upstream.release_event(recorded.event);
+        if let Some(fence) = self.idle.fence.take() {
+            fence.release(&*arena.common.upstream);
         }
     }
 

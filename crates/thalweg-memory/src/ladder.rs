@@ -40,7 +40,7 @@ use crate::settings::CrossStreamReuse;
 use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
-use crate::upstream::{EventId, PageId, VirtualMemory};
+use crate::upstream::{EventId, PageId, StreamId, VirtualMemory};
 
 /// A block in the caller's hands, and where it belongs.
 pub(crate) type Obtained = (Arc<Arena>, Span);
@@ -439,11 +439,26 @@ impl<'a> Climb<'a> {
         }
     }
 
-    /// Makes this stream wait for all that `donor`'s stream was given so far; whether it could be.
+    /// Makes this stream wait for all that `donor`'s stream, and others that may use its memory, were given so far; whether it could
+    /// be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
-        let around = self.arena.common.surroundings();
         let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
-        let Ok(recorded) = around.record(lender) else { return false };
+        if !self.wait_for_stream(lender) {
+            return false;
+        }
+        for stream in self.arena.common.unrecorded_users() {
+            let is_waited_for = stream == lender || stream == self.arena.home.stream;
+            // One that the driver does not know any more counts as done.
+            let _ = is_waited_for || self.wait_for_stream(stream);
+        }
+        self.arena.common.count_wait();
+        self.waits_left = self.waits_left.saturating_sub(1);
+        true
+    }
+
+    fn wait_for_stream(&mut self, stream: StreamId) -> bool {
+        let around = self.arena.common.surroundings();
+        let Ok(recorded) = around.record(stream) else { return false };
         // Kept first, so that it is not lost in a panic.
         self.waits.push(recorded.event);
         if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
@@ -451,8 +466,6 @@ impl<'a> Climb<'a> {
             around.events.release_event(recorded.event);
             return false;
         }
-        self.arena.common.count_wait();
-        self.waits_left = self.waits_left.saturating_sub(1);
         true
     }
 

@@ -311,6 +311,11 @@ impl Allocator {
         let _context = self.keep_context();
         let mut outcome = Ok(());
         for device in self.open_devices() {
+            // PyTorch gives memory back by cudaFree, which waits for streams too that nobody has named. A capture that forbids it
+            // is reported by the next call.
+            if !device.pools.any_is_open() {
+                let _ = device.device.synchronize();
+            }
             outcome = outcome.and(device.allocator().empty_cache().map_err(Error::from));
         }
         outcome

@@ -77,6 +77,8 @@ impl Streams {
         // as long as the process; a program that destroys one of its own after it has used memory on it is wrong with
         // PyTorch's own allocator too.
         let stream = Stream::from_external(device, unsafe { ForeignStream::new(native) })?;
+        // PyTorch does not insist on every use being recorded.
+        device.allocator().add_unrecorded_user(stream.id());
         known.natives.insert(stream.id(), native);
         known.by_native.insert(native, stream.clone());
         Ok(stream)

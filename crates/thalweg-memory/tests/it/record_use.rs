@@ -167,3 +167,35 @@ fn a_use_whose_event_cannot_be_recorded_is_noted_for_the_drop() {
         assert_eq!(allocator.statistics().pending_use_bytes, 0);
     }
 }
+
+/// PyTorch's programs may free what another stream still reads, unrecorded, if the memory's own stream waits for that before it is
+/// asked for memory again. Its memory must not go to third parties, or back to the driver, meanwhile.
+#[test]
+fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
+    let [home, reader, third] = [1, 2, 3].map(stream);
+    for unrecorded in [false, true] {
+        let (upstream, allocator) = allocator(small_pages());
+        if unrecorded {
+            [home, reader, third].into_iter().for_each(|user| allocator.add_unrecorded_user(user));
+        }
+        let reserved = || allocator.statistics().reserved_bytes.all.current;
+        drop(allocator.allocate(40 * MIB, home).expect("there is room"));
+        // Whoever asks first finds out that nothing is known to be idle.
+        drop(allocator.allocate(2 * MIB, third).expect("there is room"));
+        let before = reserved();
+        upstream.complete_stream(home);
+        let x = allocator.allocate(38 * MIB, third).expect("there is room");
+        assert_eq!(reserved() > before, unrecorded, "with the reader at work: {} of {before}", reserved());
+        drop(x);
+        upstream.complete_stream(reader);
+        upstream.complete_stream(third);
+        let before = reserved();
+        let y = allocator.allocate(60 * MIB, third).expect("there is room");
+        assert!(reserved() <= before.max(60 * MIB), "all are done: {} of {before}", reserved());
+        drop(y);
+        let waited = upstream.calls().synchronize_stream;
+        allocator.empty_cache().expect("the upstream works");
+        assert_eq!(upstream.calls().synchronize_stream - waited > 3, unrecorded, "every user is waited for");
+        assert_eq!((reserved(), upstream.live_events()), (0, 0));
+    }
+}

@@ -1,8 +1,8 @@
 //! Addresses apart from memory: the driver's virtual memory as the allocators ask for it.
 //!
 //! These calls are allowed in every capture and are a part of none, so nothing is wrapped here. A page is one piece of
-//! physical memory, made so that it can be shared with another process where the device can do that: making it so costs
-//! nothing, and memory that was made otherwise can never be shared.
+//! physical memory, made so that it can be shared with another process, and registered with a network card (GPUDirect RDMA), where
+//! the device can do that, as plain memory can: making it so costs nothing, and memory that was made otherwise never can.
 
 use std::sync::PoisonError;
 
@@ -54,9 +54,10 @@ impl VirtualMemory for DriverUpstream {
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
-        let can_share = self.properties().is_some_and(|properties| properties.shares_file_descriptors);
-        let share_as = can_share.then_some(HandleType::FileDescriptor);
-        let flags = PhysicalFlags { share_as, ..PhysicalFlags::default() };
+        let flags = self.properties().map_or_else(PhysicalFlags::default, |properties| PhysicalFlags {
+            share_as: properties.shares_file_descriptors.then_some(HandleType::FileDescriptor),
+            gpu_direct_rdma: properties.gpu_direct_rdma_with_virtual_memory,
+        });
         let page = self.driver.physical_create(self.device, bytes, flags).map_err(upstream_error)?;
         Ok(PageId::from_raw(page.raw()))
     }
