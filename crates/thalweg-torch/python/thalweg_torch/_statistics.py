@@ -1,6 +1,7 @@
 """Statistics, snapshots and histories under PyTorch's names. They need no PyTorch behind them, and work in both tiers."""
 
 import ctypes
+import operator
 import pickle
 import sys
 
@@ -20,20 +21,29 @@ _ACTIONS = [
 ]
 
 
+def device_index(device):
+    """The number of a device that is given in any of PyTorch's forms. What names no GPU is PyTorch's ValueError."""
+    from torch.cuda._utils import _get_device_index
+
+    return _get_device_index(device, optional=True)
+
+
 def _index(device):
     import torch
 
-    if isinstance(device, int):
-        return device
-    if device is None:
-        return torch.cuda.current_device()
-    device = torch.device(device)
-    return torch.cuda.current_device() if device.index is None else device.index
+    index = device_index(device)
+    if index not in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        raise RuntimeError(f"Invalid device argument {index}: did you call init?")
+    return index
 
 
 def memory_stats(device=None):
     """The statistics of a device, as `torch.cuda.memory_stats` has them. `pending_use_bytes`, `num_cross_stream_waits` and
-    `num_pages_moved` are Thalweg's own."""
+    `num_pages_moved` are Thalweg's own. Empty before CUDA is initialised, as there."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return {}
     text = _state.library().text("thalweg_memory_stats", _index(device)).decode()
     return {key: int(value) for key, value in (line.rsplit(" ", 1) for line in text.splitlines())}
 
@@ -52,22 +62,22 @@ def memory_stats_as_nested_dict(device=None):
 
 def memory_allocated(device=None):
     """Bytes in tensors."""
-    return memory_stats(device)["allocated_bytes.all.current"]
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device=None):
     """The most that `memory_allocated` was."""
-    return memory_stats(device)["allocated_bytes.all.peak"]
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device=None):
     """Bytes taken from the driver."""
-    return memory_stats(device)["reserved_bytes.all.current"]
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device=None):
     """The most that `memory_reserved` was."""
-    return memory_stats(device)["reserved_bytes.all.peak"]
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device=None):
@@ -83,6 +93,16 @@ def reset_accumulated_memory_stats(device=None):
 def memory_summary(device=None, abbreviated=False):
     """The statistics as a table."""
     return _state.library().text("thalweg_memory_summary", _index(device), int(abbreviated)).decode()
+
+
+def get_per_process_memory_fraction(device=None):
+    """How much of a device's memory may be taken from the driver."""
+    import torch
+
+    torch.cuda.init()
+    fraction = ctypes.c_double()
+    _state.library().call("thalweg_memory_fraction", _index(device), ctypes.byref(fraction))
+    return fraction.value
 
 
 def _snapshot(device=None, augment_with_fx_traces=False):
@@ -104,7 +124,13 @@ def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False
         file.write(_state.library().text("thalweg_write_snapshot", 0))
 
 
-def _record_memory_history(
+def _record_memory_history(enabled="all", *arguments, **keywords):
+    """Records what happens from now on (`torch.cuda.memory._record_memory_history`), on all devices. Stacks are Python's."""
+    record = _record_legacy if isinstance(enabled, bool) else _record
+    record(enabled, *arguments, **keywords)
+
+
+def _record(
     enabled="all",
     context="all",
     stacks="all",
@@ -113,17 +139,52 @@ def _record_memory_history(
     clear_history=False,
     compile_context=False,
     global_record_annotations=False,
-    skip_actions=(),
-    **_others,
+    skip_actions=None,
 ):
-    """Records what happens from now on (`torch.cuda.memory._record_memory_history`), on all devices. Stacks are Python's."""
+    kind = _chosen("state", enabled, (None, "state", "all"))
+    when = _chosen("context", context, (None, "state", "alloc", "all"))
+    _chosen("stacks", stacks, ("python", "all"))
+    entries = max_entries if enabled == "all" else 1
+    _start_history(kind, when, entries, clear_history, compile_context, global_record_annotations, skip_actions)
+
+
+def _record_legacy(
+    enabled,
+    record_context=True,
+    trace_alloc_max_entries=1,
+    trace_alloc_record_context=False,
+    device=None,
+    record_context_cpp=False,
+    clear_history=False,
+    compile_context=False,
+    global_record_annotations=False,
+    skip_actions=None,
+):
+    kind = 2 if enabled else 0
+    when = 2 if trace_alloc_record_context else 1 if record_context else 0
+    entries = trace_alloc_max_entries
+    _start_history(kind, when, entries, clear_history, compile_context, global_record_annotations, skip_actions)
+
+
+def _chosen(name, word, words):
+    """The number of a word. PyTorch's exceptions for others."""
+    if not isinstance(word, (str, type(None))):
+        raise TypeError(f"{name} is {word!r}, but must be a word or None")
+    if word not in words:
+        raise RuntimeError(f"expected {name} to be one of {words}, but it is {word!r}")
+    return words.index(word)
+
+
+def _start_history(kind, when, max_entries, clear_history, compile_context, record_annotations, skip_actions):
+    if operator.index(max_entries) < 0:
+        raise TypeError(f"the number of entries is {max_entries}, but must not be negative")
     settings = _library.HistorySettings(
-        enabled={None: 0, False: 0, "state": 1, True: 2, "all": 2}[enabled],
-        context={None: 0, "state": 1, "alloc": 2, "all": 3}[context],
+        enabled=kind,
+        context=when,
         clear_history=clear_history,
         compile_context=compile_context,
-        record_annotations=global_record_annotations,
-        skip_actions=sum(1 << _ACTIONS.index(action) for action in skip_actions or ()),
-        max_entries=max_entries if enabled in (True, "all") else 1,
+        record_annotations=record_annotations,
+        skip_actions=sum({1 << _chosen("skip_actions", action, _ACTIONS) for action in skip_actions or ()}),
+        max_entries=max_entries,
     )
     _state.library().call("thalweg_record_history", ctypes.byref(settings))
