@@ -48,9 +48,29 @@ _mode_class = None
 
 def _make_mode():
     import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter
 
+    no_handler = torch.Tensor.__torch_dispatch__
+    parts_of_sparse = {
+        torch.sparse_coo: ("_indices", "_values"),
+        torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    }
+
+    # Why memory is not reused too early. All that an operator does with memory of ours it does through its arguments, on the
+    # stream that is current; so behind it, also if it raised, each plain tensor in them is told of again, if it was recorded for
+    # that stream. An argument need not be plain, and the mode is off inside the operator, where it is taken apart:
+    #
+    # - a sparse tensor is its indices and values, and a wrapper with __tensor_flatten__ (DTensor, NestedTensor) is what that
+    #   names: these are told of, down to plain tensors;
+    # - of any other tensor with operators of its own nobody knows what it holds. Before such an operator everything that was
+    #   recorded is handed to the real record_stream, which waits for all that the stream is given as long as the memory lives.
+    #
+    # record_stream of a tensor that is not plain is PyTorch's own: what it reaches inside, it reaches with the mode off.
     class RecordUseMode(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -58,15 +78,18 @@ def _make_mode():
             self.recorded = {}
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            if function is torch.ops.aten.record_stream.default:
+            if function is torch.ops.aten.record_stream.default and is_plain(arguments[0]):
                 self.record(*arguments)
                 return None
-            result = function(*arguments, **(keywords or {}))
+            tensors = []
             if self.recorded:
-                for value in tree_iter((arguments, keywords)):
-                    if isinstance(value, torch.Tensor) and value.is_cuda:
-                        self.touch(value)
-            return result
+                values = tree_iter((arguments, keywords))
+                tensors = [plain for value in values if isinstance(value, torch.Tensor) for plain in self.plain(value)]
+            try:
+                return function(*arguments, **(keywords or {}))
+            finally:
+                for tensor in tensors:
+                    self.touch(tensor)
 
         def record(self, tensor, stream):
             stream = torch.cuda.Stream(
@@ -78,8 +101,8 @@ def _make_mode():
                 return
             known = self.recorded.get(key)
             if known is None or known[0].expired():
-                known = self.recorded[key] = (torch.multiprocessing.reductions.StorageWeakRef(storage), set())
-            known[1].add(stream.cuda_stream)
+                known = self.recorded[key] = (StorageWeakRef(storage), set())
+            known[1].add(stream)
             record_use(tensor, stream)
 
         def touch(self, tensor):
@@ -90,8 +113,35 @@ def _make_mode():
             if known[0].expired():
                 del self.recorded[key]
                 return
-            stream = torch.cuda.current_stream(tensor.device)
-            if stream.cuda_stream in known[1]:
-                record_use(tensor, stream)
+            for stream in known[1]:
+                if stream == torch.cuda.current_stream(stream.device):
+                    record_use(tensor, stream)
+
+        def plain(self, tensor):
+            """The plain tensors that a tensor consists of, as far as anybody knows."""
+            if is_plain(tensor):
+                return [tensor]
+            if hasattr(tensor, "__tensor_flatten__"):
+                parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            elif has_own_operators(tensor) or tensor.layout not in parts_of_sparse:
+                self.give_up()
+                return []
+            else:
+                parts = [getattr(tensor, name)() for name in parts_of_sparse[tensor.layout]]
+            return [plain for part in parts if isinstance(part, torch.Tensor) for plain in self.plain(part)]
+
+        def give_up(self):
+            for address, (weak, streams) in self.recorded.items():
+                # Nobody may free it meanwhile.
+                storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+                for stream in streams if storage is not None else ():
+                    _state.library().call("thalweg_record_stream", address, stream.device.index, stream.cuda_stream)
+            self.recorded.clear()
+
+    def is_plain(tensor):
+        return tensor.layout is torch.strided and not has_own_operators(tensor)
+
+    def has_own_operators(tensor):
+        return type(tensor).__torch_dispatch__ is not no_handler
 
     return RecordUseMode
