@@ -1,31 +1,63 @@
-"""`python -m thalweg_torch [--tier N] [--policy P] [--conf TEXT] script.py [arguments]`: a program with Thalweg's allocator."""
+"""`python -m thalweg_torch [options] script.py [arguments]`, or `-m module` for the script: a program with Thalweg's allocator."""
 
 import argparse
+import importlib.machinery
 import os
+import pkgutil
 import runpy
 import sys
+import types
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m thalweg_torch", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m thalweg_torch", usage="%(prog)s [options] (script.py | -m module) [arguments]", description=__doc__
+    )
     parser.add_argument("--tier", type=int, choices=(1, 2), help="1: hooks; 2: native class (default: the best that fits)")
     parser.add_argument("--policy", choices=("thalweg", "pytorch"))
     parser.add_argument("--conf", default="", help="settings in the grammar of PYTORCH_ALLOC_CONF")
-    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module's name")
-    parser.add_argument("script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
+    ours, program = split(sys.argv[1:])
+    options = parser.parse_args(ours)
+    if not program or program == ["-m"]:
+        parser.error("the script is missing, or -m and the name of a module")
 
     import thalweg_torch
 
     chosen = thalweg_torch.enable(policy=options.policy, conf=options.conf, tier=options.tier)
     print(f"thalweg_torch: tier {chosen.tier} ({chosen.reason})", file=sys.stderr)
-    sys.argv = [options.script, *options.arguments]
-    if options.module:
-        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(options.script))
-        runpy.run_path(options.script, run_name="__main__")
+    run(program)
 
 
-main()
+def split(arguments):
+    """Our options, and the program with its arguments, which begins with `-m` or with what is no option."""
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-m":
+        has_value_behind = arguments[at].startswith("--") and "=" not in arguments[at] and arguments[at] != "--help"
+        at += 2 if has_value_behind else 1
+    return arguments[:at], arguments[at:]
+
+
+def run(program):
+    """Runs it as `python` does: as the module `__main__`, which stays when it has ended, for its threads, for what runs at exit,
+    and for processes that it spawns."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if program[0] == "-m":
+        sys.argv = program[1:]
+        runpy._run_module_as_main(program[1])
+        return
+    sys.argv = program
+    if pkgutil.get_importer(program[0]) is not None:
+        # A folder or an archive, with a __main__ of its own.
+        sys.path[0] = program[0]
+        runpy._run_module_as_main("__main__", alter_argv=False)
+        return
+    file = os.path.abspath(program[0])
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(file))
+    module.__file__ = file
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
+    exec(module.__loader__.source_to_code(module.__loader__.get_data(file), file), vars(module))
+
+
+if __name__ == "__main__":
+    main()
