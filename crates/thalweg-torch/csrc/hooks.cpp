@@ -155,11 +155,16 @@ void drop_filter(void* user) {
 
 #define HOOK extern "C" __attribute__((visibility("default")))
 
-// Which allocator the hooks are to call. It must live as long as the process.
-HOOK void thalweg_hooks_use(thalweg_allocator* allocator) {
+// Which allocator the hooks are to call: the same one as long as the process lives, since a block goes back to whom it came from.
+// Whether that is so now; 0 if there is another one.
+HOOK int thalweg_hooks_use(thalweg_allocator* allocator) {
+  if (the_allocator != nullptr) {
+    return the_allocator == allocator ? 1 : 0;
+  }
   the_allocator = allocator;
   // PyTorch lets devices reach each other's memory without a word to the hooks.
   report("devices were not opened to each other", thalweg_open_to_peers(allocator));
+  return 1;
 }
 
 // Whether memory that runs out becomes torch.OutOfMemoryError here, and not RuntimeError.

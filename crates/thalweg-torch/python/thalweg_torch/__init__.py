@@ -15,6 +15,8 @@ from ._statistics import (
     _dump_snapshot,
     _record_memory_history,
     _snapshot,
+    device_index,
+    get_per_process_memory_fraction,
     max_memory_allocated,
     max_memory_reserved,
     memory_allocated,
@@ -33,6 +35,7 @@ __all__ = [
     "Refused",
     "enable",
     "enabled",
+    "get_per_process_memory_fraction",
     "mem_pool_source",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -66,7 +69,11 @@ def enable(policy=None, conf="", tier=None, patch=True):
     """
     if _state.enabled is not None:
         raise RuntimeError(f"Thalweg's allocator is in use already: {_state.enabled!r}")
+    if _state.source is not None:
+        raise Refused("PyTorch's allocator has to stay, since mem_pool_source() was called, which is for its pools")
     chosen, reason = _tiers.pick(tier)
+    if chosen == 1 and patch:
+        _patch.check()
     text = ",".join(part for part in (f"policy:{policy}" if policy else "", conf) if part)
     library = Library("cuda", text)
     way = _tiers.Native(library) if chosen == 2 else _tiers.Hooks(library)
@@ -85,7 +92,7 @@ def enabled():
 
 def settings(device=0):
     """The settings of a device that are not at their defaults, in the grammar of `PYTORCH_ALLOC_CONF`."""
-    return _state.library().text("thalweg_settings", device).decode()
+    return _state.library().text("thalweg_settings", device_index(device)).decode()
 
 
 def set_settings(conf):
@@ -95,10 +102,20 @@ def set_settings(conf):
 
 def mem_pool_source(conf=""):
     """An allocator for `torch.cuda.MemPool(mem_pool_source().allocator())`: PyTorch's own allocator stays in use, and the
-    segments of that pool come from Thalweg's. Not together with `enable`."""
+    segments of that pool come from Thalweg's. Not together with `enable`. A process has one, for any number of pools: later calls
+    return the first one's, and `conf` must be the same."""
     if _state.enabled is not None:
         raise RuntimeError("Thalweg's allocator is in use already; a torch.cuda.MemPool() has it as its source as it is")
-    library = Library("cuda", conf)
-    allocator = _tiers.pluggable(library)
-    allocator.thalweg_library = library
-    return allocator
+    if _state.source is None:
+        _tiers.check_build()
+        library = Library("cuda", conf)
+        allocator = _tiers.pluggable()
+        _tiers.use_for_hooks(library)
+        allocator.thalweg_library, allocator.thalweg_conf = library, conf
+        _state.source = allocator
+    elif conf != _state.source.thalweg_conf:
+        raise Refused(
+            f"this process has its source of pools already, with conf={_state.source.thalweg_conf!r} and not {conf!r}: PyTorch's "
+            "hooks are plain functions, which call one allocator"
+        )
+    return _state.source

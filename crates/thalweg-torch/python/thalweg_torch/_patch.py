@@ -17,13 +17,14 @@ _STATISTICS = [
     "reset_accumulated_memory_stats",
     "memory_summary",
     "memory_snapshot",
+    "get_per_process_memory_fraction",
 ]
 _PRIVATE = ["_snapshot", "_dump_snapshot", "_record_memory_history"]
 
 _WHY_NO_GRAPH_TREES = (
-    "torch.compile with CUDA graphs (mode='reduce-overhead' or 'max-autotune', triton.cudagraphs) does not work under "
-    "PyTorch's allocator hooks: PyTorch asks its allocator which blocks of a pool are live, and to put a pool back to a "
-    "checkpoint, and the hooks have neither. Use thalweg_torch's second tier (enable(tier=2)), mode='default' or "
+    "torch.compile with CUDA graphs (mode='reduce-overhead' or 'max-autotune', triton.cudagraphs, backend='cudagraphs') does not "
+    "work under PyTorch's allocator hooks: PyTorch asks its allocator which blocks of a pool are live, and to put a pool back to "
+    "a checkpoint, and the hooks have neither. Use thalweg_torch's second tier (enable(tier=2)), mode='default' or "
     "'max-autotune-no-cudagraphs', or torch.cuda.graph."
 )
 _WHY_NO_BENCHMARK = (
@@ -43,6 +44,14 @@ def statistics():
         setattr(torch.cuda.memory, name, getattr(_statistics, name))
 
 
+def check():
+    """Refuses what is asked of PyTorch already."""
+    import torch
+
+    if torch.backends.cudnn.benchmark:
+        raise _tiers.Refused(_WHY_NO_BENCHMARK)
+
+
 def refusals():
     """Refuses what hooks cannot do, before it starts."""
     _refuse_graph_trees()
@@ -50,38 +59,51 @@ def refusals():
 
 
 def _refuse_graph_trees():
+    # torch.compile itself stays, as a program may have it under another name; what it makes of its arguments is looked at, when it
+    # is made and, for what was configured later, when it compiles.
     import torch
 
-    compile_before = torch.compile
+    inductor, others = torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper
+    make, compile_now, make_other = inductor.__init__, inductor.__call__, others.__init__
 
-    def compile(model=None, *arguments, mode=None, options=None, **others):
-        import torch._inductor.config
+    def check_configuration(wrapper):
+        from torch._inductor import config
 
-        wanted = mode in ("reduce-overhead", "max-autotune") or (options or {}).get("triton.cudagraphs")
-        if wanted or torch._inductor.config.triton.cudagraphs:
+        if wrapper.config.get("triton.cudagraphs", config.triton.cudagraphs):
             raise _tiers.Refused(_WHY_NO_GRAPH_TREES)
-        return compile_before(model, *arguments, mode=mode, options=options, **others)
 
-    compile.__doc__ = compile_before.__doc__
-    torch.compile = compile
+    def checked_make(self, *arguments, **keywords):
+        make(self, *arguments, **keywords)
+        check_configuration(self)
+
+    def checked_compile_now(self, *arguments, **keywords):
+        check_configuration(self)
+        return compile_now(self, *arguments, **keywords)
+
+    def checked_make_other(self, backend, *arguments, **keywords):
+        if backend == "cudagraphs":
+            raise _tiers.Refused(_WHY_NO_GRAPH_TREES)
+        make_other(self, backend, *arguments, **keywords)
+
+    inductor.__init__, inductor.__call__, others.__init__ = checked_make, checked_compile_now, checked_make_other
 
 
 def _refuse_benchmark():
     import torch
 
+    # The module in sys.modules is an object with a property for each flag; `m` is the real one, with flags() and set_flags().
     cudnn = torch.backends.cudnn
-    if cudnn.benchmark:
-        raise _tiers.Refused(_WHY_NO_BENCHMARK)
-    module = type(cudnn)
-    former = module.benchmark
+    flag = vars(type(cudnn))["benchmark"]
+    set_one, set_all = flag.setter, cudnn.m.set_flags
 
-    class Benchmark:
-        def __get__(self, instance, owner=None):
-            return former.__get__(instance, owner)
+    def checked_set_one(value):
+        if value:
+            raise _tiers.Refused(_WHY_NO_BENCHMARK)
+        set_one(value)
 
-        def __set__(self, instance, value):
-            if value:
-                raise _tiers.Refused(_WHY_NO_BENCHMARK)
-            former.__set__(instance, value)
+    def checked_set_all(_enabled=None, _benchmark=None, *arguments, **keywords):
+        if _benchmark:
+            raise _tiers.Refused(_WHY_NO_BENCHMARK)
+        return set_all(_enabled, _benchmark, *arguments, **keywords)
 
-    module.benchmark = Benchmark()
+    flag.setter, cudnn.m.set_flags = checked_set_one, checked_set_all

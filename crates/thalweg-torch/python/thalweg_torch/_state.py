@@ -1,4 +1,4 @@
-"""The one allocator of the process, once it is enabled."""
+"""The one allocator of the process: enabled as PyTorch's, or the source of pools of PyTorch's."""
 
 
 class Enabled:
@@ -16,7 +16,9 @@ class Enabled:
         return f"<thalweg_torch tier {self.tier}: {self.reason}>"
 
 
+# At most one of them is set: hooks are plain functions, which call one allocator.
 enabled = None
+source = None
 
 
 def library():

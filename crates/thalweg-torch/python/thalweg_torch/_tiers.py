@@ -27,24 +27,42 @@ def native_library(version=None):
     return file if file.exists() else None
 
 
+def is_release(version):
+    """Whether this is a version that PyTorch published. Others (nightly, from source, NVIDIA's) may have another allocator class
+    under the same number."""
+    return re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?(\+cu\d+)?", version) is not None
+
+
+def check_build():
+    """Refuses a PyTorch without CUDA."""
+    import torch
+
+    if torch.version.cuda is None:
+        kind = "for ROCm" if torch.version.hip else "without CUDA"
+        raise Refused(f"PyTorch {torch.__version__} was built {kind}; Thalweg's allocator needs one that was built for CUDA")
+
+
 def pick(wanted):
     """The tier to use and the reason, for people."""
     import torch
 
-    major, minor = torch_version()
+    version, (major, minor) = torch.__version__, torch_version()
     if wanted not in (None, 1, 2):
         raise ValueError(f"tier is {wanted!r}, but must be None (the best that fits), 1 (hooks) or 2 (native class)")
+    check_build()
     file = native_library()
     if wanted == 2 and file is None:
         raise Refused(
-            f"there is no native class for PyTorch {torch.__version__} in this wheel; use tier=1, or install a wheel of "
-            "thalweg-torch that has it"
+            f"there is no native class for PyTorch {version} in this wheel; use tier=1, or install a wheel of thalweg-torch that "
+            "has it"
         )
     if wanted == 1:
         return 1, "hooks, as asked for"
-    if file is not None:
-        return 2, f"native class for PyTorch {major}.{minor}"
-    return 1, f"hooks, since this wheel has no native class for PyTorch {major}.{minor}"
+    if file is None:
+        return 1, f"hooks, since this wheel has no native class for PyTorch {major}.{minor}"
+    if wanted is None and not is_release(version):
+        return 1, f"hooks, since PyTorch {version} is no release, and the native class is for {major}.{minor} as released"
+    return 2, f"native class for PyTorch {major}.{minor}"
 
 
 class Native:
@@ -87,24 +105,40 @@ class Hooks:
     def __init__(self, library):
         import torch
 
-        self.allocator = pluggable(library)
-        torch.cuda.memory.change_current_allocator(self.allocator)
+        self.allocator = pluggable()
+        try:
+            torch.cuda.memory.change_current_allocator(self.allocator)
+        except RuntimeError as error:
+            raise Refused(
+                f"it is too late for PyTorch's hooks ({str(error).splitlines()[0]}): call enable(tier=1) before the program "
+                "initialises CUDA, by torch.cuda.init(), set_device, get_device_name or a tensor; thalweg_torch's second tier "
+                "(enable(tier=2)) may come later, as long as nothing was allocated"
+            ) from error
+        use_for_hooks(library)
 
 
-def pluggable(library):
-    """A `torch.cuda.memory.CUDAPluggableAllocator` over the library's allocator, with every hook set."""
+def pluggable():
+    """A `torch.cuda.memory.CUDAPluggableAllocator` with every hook set. It is to be followed by `use_for_hooks`."""
     import torch
 
-    file = _library.path("libthalweg_hooks.so")
-    functions = ctypes.CDLL(str(file))
-    functions.thalweg_hooks_use.argtypes = [ctypes.c_void_p]
-    functions.thalweg_hooks_use(library.handle)
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(file), "thalweg_hook_malloc", "thalweg_hook_free")
+    file, functions = _hooks()
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(file, "thalweg_hook_malloc", "thalweg_hook_free")
     inner = allocator.allocator()
     for setter, function in Hooks._SETTERS.items():
         if not hasattr(inner, setter):
-            import torch
-
             raise Refused(f"PyTorch {torch.__version__} has no {setter}: hooks of this form came with PyTorch 2.2")
         getattr(inner, setter)(ctypes.cast(getattr(functions, function), ctypes.c_void_p).value)
     return allocator
+
+
+def use_for_hooks(library):
+    """Has the hooks call the library's allocator, for good: to be done when nothing can fail any more."""
+    _, functions = _hooks()
+    functions.thalweg_hooks_use.argtypes = [ctypes.c_void_p]
+    if not functions.thalweg_hooks_use(library.handle):
+        raise RuntimeError("the hooks have another allocator already")
+
+
+def _hooks():
+    file = str(_library.path("libthalweg_hooks.so"))
+    return file, ctypes.CDLL(file)
