@@ -1,4 +1,5 @@
-"""Whether both tiers fit the PyTorch of this machine, without a GPU: they are put in place, asked, and the second is taken out again.
+"""Whether both tiers fit the PyTorch of this machine, without a GPU: they are put in place, asked, and the second is taken out
+again; and what the package does in Python alone.
 
     python3 load.py
 
@@ -6,8 +7,10 @@ A mistake in the class (a virtual function too many, or in the wrong place) show
 for CUDA; no driver.
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 
 
 def native():
@@ -20,11 +23,7 @@ def native():
     assert torch.cuda.get_allocator_backend() == "thalweg"
     assert torch._C._cuda_memoryStats(0)["num_ooms"] == 0
     assert torch._C._cuda_memorySnapshot(None)["segments"] == []
-    try:
-        thalweg_torch.enable()
-        raise AssertionError("it was enabled twice")
-    except RuntimeError as error:
-        assert "in use already" in str(error)
+    assert "in use already" in str(raises(RuntimeError, thalweg_torch.enable))
     enabled.way.remove()
     assert torch.cuda.get_allocator_backend() == before
     return repr(enabled)
@@ -34,48 +33,257 @@ def hooks():
     import ctypes
 
     import torch
+    from torch import compile as compile_by_another_name
 
     import thalweg_torch
     from thalweg_torch import _library
 
+    cudnn, refused = torch.backends.cudnn, thalweg_torch.Refused
+    cudnn.benchmark = True
+    raises(refused, thalweg_torch.enable, tier=1)
+    assert thalweg_torch.enabled() is None and torch.cuda.get_allocator_backend() == "native"
+    cudnn.benchmark = False
     enabled = thalweg_torch.enable(tier=1)
     assert torch.cuda.get_allocator_backend() == "pluggable"
     functions = ctypes.CDLL(str(_library.path("libthalweg_hooks.so")))
     assert functions.thalweg_hooks_throw_out_of_memory_error() == 1, "PyTorch's exception was not found"
-    assert torch.cuda.memory_stats(0)["num_ooms"] == 0
-    for wrong in (lambda: torch.compile(lambda x: x, mode="reduce-overhead"), benchmark):
-        try:
-            wrong()
-            raise AssertionError("it was not refused")
-        except thalweg_torch.Refused:
-            pass
+    assert b"num_ooms 0" in enabled.library.text("thalweg_memory_stats", 0)
+
+    cudnn.benchmark = False
+    assert cudnn.benchmark is False
+    raises(refused, setattr, cudnn, "benchmark", True)
+    raises(refused, cudnn.set_flags, _benchmark=True)
+    raises(refused, cudnn.flags(enabled=False, benchmark=True).__enter__)
+    assert cudnn.benchmark is False and cudnn.enabled is True
+    with cudnn.flags(enabled=False):
+        assert cudnn.enabled is False
+
+    def function(x):
+        return x + 1
+
+    for arguments in ({"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}, {"backend": "cudagraphs"}):
+        raises(refused, torch.compile, function, **arguments)
+        raises(refused, compile_by_another_name, function, **arguments)
+    assert torch.compile(function, backend="eager")(torch.ones(1)).item() == 2
+    compiled = torch.compile(function)
+    torch._inductor.config.triton.cudagraphs = True
+    raises(refused, torch.compile, function)
+    assert "under PyTorch's allocator hooks" in str(raises(Exception, compiled, torch.ones(1)))
     return repr(enabled)
 
 
-def benchmark():
+def statistics():
+    """Before CUDA is initialised, and with wrong arguments, our functions are like PyTorch's."""
     import torch
 
-    torch.backends.cudnn.benchmark = True
+    theirs, record = torch.cuda.memory_allocated, torch.cuda.memory._record_memory_history
+
+    import thalweg_torch
+
+    thalweg_torch.enable(tier=1)
+    assert torch.cuda.memory_allocated is not theirs and torch.cuda.memory._record_memory_history is not record
+    for device in (None, 0, "cuda:0", 99):
+        assert torch.cuda.memory_stats(device) == {} and torch.cuda.max_memory_allocated(device) == 0
+    assert torch.cuda.memory_stats_as_nested_dict() == {} and not torch.cuda.is_initialized()
+    raises(RuntimeError, torch.cuda.reset_peak_memory_stats, 99)
+    raises(RuntimeError, torch.cuda.reset_peak_memory_stats, -1)
+    for function in (torch.cuda.reset_peak_memory_stats, torch.cuda.memory_summary, thalweg_torch.settings):
+        raises(ValueError, function, "cpu:0")
+        raises(ValueError, function, "meta")
+    assert torch.cuda.get_per_process_memory_fraction is thalweg_torch.get_per_process_memory_fraction
+    record = torch.cuda.memory._record_memory_history
+    wrong = [
+        (RuntimeError, {"enabled": "nonsense"}),
+        (RuntimeError, {"context": "nonsense"}),
+        (RuntimeError, {"stacks": "nonsense"}),
+        (RuntimeError, {"skip_actions": ["nonsense"]}),
+        (TypeError, {"enabled": 1}),
+        (TypeError, {"max_entries": -1}),
+        (TypeError, {"max_entries": 1e5}),
+        (TypeError, {"max_entrys": 3}),
+        (TypeError, {"trace_alloc_max_entries": 3}),
+    ]
+    for error, arguments in wrong:
+        raises(error, record, **arguments)
+    for arguments in ((True, True), ("state",), ("all", "alloc", "python", 1000), (False,), (None,)):
+        record(*arguments)
+    record(True, trace_alloc_max_entries=1000, trace_alloc_record_context=True)
+    return "statistics, devices and histories are asked for as PyTorch's are"
+
+
+def sources():
+    import torch
+
+    import thalweg_torch
+
+    source = thalweg_torch.mem_pool_source()
+    assert thalweg_torch.mem_pool_source() is source
+    raises(thalweg_torch.Refused, thalweg_torch.mem_pool_source, "max_split_size_mb:128")
+    for tier in (1, 2, None):
+        raises(thalweg_torch.Refused, thalweg_torch.enable, tier=tier)
+    assert torch.cuda.get_allocator_backend() == "native"
+    return "one source of pools, and PyTorch's allocator stays"
+
+
+def builds():
+    import torch
+
+    from thalweg_torch import Refused, _tiers
+
+    released = torch.__version__
+    assert _tiers.is_release(released) and _tiers.pick(None)[0] == 2
+    for version in (f"{released.split('+')[0]}a0+f1b2c3d.nv26.2", f"{released.split('+')[0]}.dev20260101+cu130"):
+        torch.__version__ = version
+        assert _tiers.pick(None)[0] == 1 and _tiers.pick(2)[0] == 2, version
+    torch.version.cuda = None
+    raises(Refused, _tiers.pick, None)
+    return "the native class is for releases, and there is nothing without CUDA"
+
+
+def uses():
+    """Which tensors are told of behind an operator, with streams that are only said to be."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from thalweg_torch import _state, _uses
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device="cuda", dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+            return function(*(x.inner if isinstance(x, cls) else x for x in arguments), **(keywords or {}))
+
+    class Open(Wrapper):
+        def __tensor_flatten__(self):
+            return ["inner"], None
+
+    class Stream:
+        device, cuda_stream = torch.device("cuda:0"), 7
+
+    class Library:
+        def call(self, name, address, *_stream):
+            told.append((name, address))
+
+    stream, told = Stream(), []
+    torch.cuda.current_stream = lambda device: stream
+    _uses.record_use = lambda tensor, stream: told.append(("thalweg_record_use", address(tensor)))
+    _state.library = Library
+
+    def address(tensor):
+        return tensor.untyped_storage().data_ptr()
+
+    def after(operator, *tensors):
+        """What is told of if these were recorded."""
+        mode = _uses._make_mode()()
+        for tensor in tensors:
+            mode.recorded[address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), {stream})
+        told.clear()
+        with mode:
+            operator()
+        return set(told)
+
+    def use(tensor):
+        return {("thalweg_record_use", address(tensor))}
+
+    x, y = torch.ones(3), torch.ones(3)
+    assert after(lambda: x + 1, x, y) == use(x)
+    coo, csr = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+    assert after(lambda: coo + coo, coo._values(), y) == use(coo._values())
+    assert after(lambda: csr * 2, csr.col_indices(), y) == use(csr.col_indices())
+    assert after(lambda: Open(Open(x)) + 1, x, y) == use(x)
+    # Nobody knows what it holds, so all have to wait.
+    all_of_them = {("thalweg_record_stream", address(x)), ("thalweg_record_stream", address(y))}
+    assert after(lambda: Wrapper(x) + 1, x, y) == all_of_them
+    # An operator that raises may have used its arguments.
+    assert after(lambda: raises(RuntimeError, lambda: x + torch.ones(2)), x) == use(x)
+    return "sparse tensors and wrappers are told of part by part"
+
+
+SCRIPT = """
+import atexit, os, pickle, sys, threading
+
+class Thing: pass
+
+def late():
+    threading.main_thread().join()
+    pickle.dumps(Thing())
+    print("late", flush=True)
+
+print(sys.argv[1:], os.path.isabs(__file__), sys.path[0] == os.path.dirname(__file__), sys.argv[0], flush=True)
+threading.Thread(target=late).start()
+atexit.register(lambda: (pickle.dumps(Thing()), print("exit")))
+"""
+
+
+def program():
+    """A program runs as `python` runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = os.path.realpath(folder)
+        with open(os.path.join(folder, "script.py"), "w") as file:
+            file.write(SCRIPT)
+        import thalweg_torch
+
+        environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(thalweg_torch.__file__)))}
+        ours = [sys.executable, "-m", "thalweg_torch", "--tier=1", "--policy", "pytorch"]
+        for words in (["script.py", "--tier", "2", "--", "x"], ["-m", "script", "-m", "--", "x"]):
+            answers = [
+                subprocess.run([*way, *words], cwd=folder, env=environment, capture_output=True, text=True)
+                for way in ([sys.executable], ours)
+            ]
+            assert answers[0].stdout == answers[1].stdout and answers[1].returncode == 0, answers
+            assert answers[1].stdout.endswith("late\nexit\n"), answers
+    return "a script and a module run as they do without us"
+
+
+def _say_tier(rank, answers):
+    import torch
+
+    import thalweg_torch
+
+    before = torch.cuda.get_allocator_backend()
+    answers.put((before, thalweg_torch.enable(tier=1).tier, torch.cuda.get_allocator_backend()))
+
+
+def spawned():
+    import torch
+
+    import thalweg_torch
+
+    thalweg_torch.enable(tier=1)
+    answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(_say_tier, (answers,))
+    assert answers.get() == ("native", 1, "pluggable")
+    return "a spawned process has PyTorch's allocator until it calls enable() itself"
+
+
+def raises(kind, function, *arguments, **keywords):
+    try:
+        function(*arguments, **keywords)
+    except kind as error:
+        return error
+    raise AssertionError(f"{function} took {arguments} {keywords}")
 
 
 def settings():
     import thalweg_torch
 
-    try:
-        thalweg_torch.enable(conf="max_split_size_mb:1")
-        raise AssertionError("the text was taken")
-    except ValueError as error:
-        assert "^" in str(error)
+    assert "^" in str(raises(ValueError, thalweg_torch.enable, conf="max_split_size_mb:1"))
     assert thalweg_torch.enabled() is None
     return "a wrong text is pointed at, and changes nothing"
 
 
 def main():
-    checks = {"native": native, "hooks": hooks, "settings": settings}
+    checks = (native, hooks, settings, statistics, sources, builds, uses, program, spawned)
     if len(sys.argv) > 1:
-        print(checks[sys.argv[1]]())
+        print(next(check for check in checks if check.__name__ == sys.argv[1])())
         return 0
-    return sum(subprocess.run([sys.executable, __file__, name]).returncode != 0 for name in checks)
+    return sum(subprocess.run([sys.executable, __file__, check.__name__]).returncode != 0 for check in checks)
 
 
 if __name__ == "__main__":

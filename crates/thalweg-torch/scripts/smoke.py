@@ -49,6 +49,15 @@ def statistics(torch, thalweg_torch, tier):
     stats, ours = torch.cuda.memory_stats(), thalweg_torch.memory_stats()
     for key in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "num_ooms", "active.small_pool.allocated"):
         assert stats[key] == ours[key], key
+    assert torch.cuda.memory_reserved("cuda:0") == torch.cuda.memory_reserved(0) == torch.cuda.memory_reserved()
+    for device, error in (("cpu:0", ValueError), ("meta", ValueError), (99, RuntimeError)):
+        for function in (torch.cuda.memory_stats, torch.cuda.reset_peak_memory_stats):
+            try:
+                function(device)
+                raise AssertionError(f"{function} took {device}")
+            except error:
+                pass
+    assert thalweg_torch.settings("cuda:0") == thalweg_torch.settings(None) == thalweg_torch.settings()
     torch.cuda.empty_cache()
     text = torch.cuda.memory_summary()
     assert "eserved memory" in text, text
@@ -97,6 +106,7 @@ def out_of_memory(torch, thalweg_torch, tier):
     assert torch.isfinite((x @ x).sum()).item()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.1)
+    assert abs(torch.cuda.get_per_process_memory_fraction() - 0.1) < 1e-3
     try:
         torch.empty(int(0.2 * torch.cuda.get_device_properties(0).total_memory), dtype=torch.uint8, device="cuda")
         raise AssertionError("the fraction was passed")
@@ -127,6 +137,63 @@ def streams(torch, thalweg_torch, tier):
             assert y[-1].item() == step + 1, (kind, step)
             del z
     return {"peak": torch.cuda.max_memory_reserved()}
+
+
+def region(torch, thalweg_torch, tier):
+    # Memory of another stream that is used through a tensor that is not plain, and dropped while the use is under way.
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+            return function(*(x.inner if isinstance(x, cls) else x for x in arguments), **(keywords or {}))
+
+    side, main, count = torch.cuda.Stream(), torch.cuda.current_stream(), 1 << 20
+    indices, offsets = torch.arange(count, device="cuda")[None], torch.tensor([0, 1000, count], device="cuda")
+    kinds = {
+        "sparse": (lambda x: torch.sparse_coo_tensor(indices, x, (count,)), lambda whole: (whole * 2)._values()),
+        "nested": (lambda x: torch.nested.nested_tensor_from_jagged(x, offsets), lambda whole: (whole * 2).values()),
+        "wrapper": (Wrapper, lambda whole: whole * 2),
+    }
+    for kind, (wrap, double) in kinds.items():
+        for step in range(1, 20):
+            with torch.cuda.stream(side):
+                x = torch.full((count,), float(step), device="cuda")
+                made = side.record_event()
+            main.wait_event(made)
+            with thalweg_torch.record_use_region():
+                x.record_stream(main)
+                whole = wrap(x)
+                torch.cuda._sleep(1 << 22)
+                y = double(whole)
+            del x, whole
+            with torch.cuda.stream(side):
+                z = torch.full((count,), -1.0, device="cuda")
+            assert (y == 2 * step).all().item(), (kind, step)
+            del z
+
+
+def late(torch, thalweg_torch, tier):
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    if tier == 1:
+        try:
+            thalweg_torch.enable(tier=1)
+        except thalweg_torch.Refused as refused:
+            assert thalweg_torch.enabled() is None and torch.ones(1, device="cuda").item() == 1
+            return {"refused": str(refused)}
+        raise AssertionError("it was not refused")
+    assert thalweg_torch.enable(tier=tier).tier == tier
+    x = torch.ones(1000, device="cuda")
+    assert x.sum().item() == 1000 and torch.cuda.memory_allocated() == thalweg_torch.memory_allocated() > 0
+
+
+late.enables = True
 
 
 def graph(torch, thalweg_torch, tier):
@@ -388,6 +455,7 @@ def leftovers(torch, thalweg_torch, tier):
 
 def mem_pool_source(torch, thalweg_torch, tier):
     source = thalweg_torch.mem_pool_source()
+    assert thalweg_torch.mem_pool_source() is source
     pool = torch.cuda.MemPool(source.allocator())
     with torch.cuda.use_mem_pool(pool):
         x = torch.ones(8 << 20, device="cuda")
@@ -404,6 +472,8 @@ CHECKS = [
     snapshot,
     out_of_memory,
     streams,
+    region,
+    late,
     graph,
     compiled,
     reduce_overhead,
@@ -427,6 +497,8 @@ def run_one(name, tier):
     if name == "mem_pool_source":
         return mem_pool_source(torch, thalweg_torch, tier)
     function = next(function for function in CHECKS if function.__name__ == name)
+    if getattr(function, "enables", False):
+        return function(torch, thalweg_torch, tier)
     chosen = thalweg_torch.enable(tier=tier, conf=getattr(function, "conf", ""))
     assert chosen.tier == tier
     return function(torch, thalweg_torch, tier)
