@@ -271,11 +271,24 @@ def raises(kind, function, *arguments, **keywords):
 
 
 def settings():
+    import torch
+
     import thalweg_torch
 
     assert "^" in str(raises(ValueError, thalweg_torch.enable, conf="max_split_size_mb:1"))
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:7"
+    text = str(raises(ValueError, thalweg_torch.enable))
+    assert "PYTORCH_CUDA_ALLOC_CONF" in text and "^" in text, text
+    del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
     assert thalweg_torch.enabled() is None
-    return "a wrong text is pointed at, and changes nothing"
+    thalweg_torch.enable(tier=2, conf="max_split_size_mb:64")
+    raises(ValueError, thalweg_torch.set_settings, "backend:cudaMallocAsync")
+    torch.cuda.memory._set_allocator_settings("max_split_size_mb:128,expandable_segments:False")
+    assert thalweg_torch.settings() == "max_split_size_mb:128,expandable_segments:False", thalweg_torch.settings()
+    settings = torch._C._cuda_memorySnapshot(None)["allocator_settings"]
+    assert settings["max_split_size"] == 128 << 20 and settings["expandable_segments"] is False, settings
+    assert settings["garbage_collection_threshold"] == 0.0 and settings["PYTORCH_CUDA_ALLOC_CONF"] == thalweg_torch.settings()
+    return "a wrong text is pointed at, and changes nothing; PyTorch's settings are ours"
 
 
 def main():

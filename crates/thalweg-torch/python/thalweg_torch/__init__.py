@@ -62,8 +62,8 @@ def enable(policy=None, conf="", tier=None, patch=True):
     `policy`: "thalweg" (the default) or "pytorch", which makes PyTorch's decisions, address by address.
     `conf`: settings in the grammar of `PYTORCH_ALLOC_CONF`, with Thalweg's keys too. They go on top of that variable.
     `tier`: 2 for the native class, 1 for PyTorch's hooks, None for the best that fits.
-    `patch`: under hooks, whether PyTorch's functions that would raise are replaced by ours, and what cannot work is refused before
-    it starts.
+    `patch`: whether settings that are changed through PyTorch are changed in ours, too; and under hooks, whether PyTorch's functions
+    that would raise are replaced by ours, and what cannot work is refused before it starts.
 
     Returns an object whose `tier` and `reason` say what was picked.
     """
@@ -78,6 +78,8 @@ def enable(policy=None, conf="", tier=None, patch=True):
     library = Library("cuda", text)
     way = _tiers.Native(library) if chosen == 2 else _tiers.Hooks(library)
     _state.enabled = _state.Enabled(library, way, reason)
+    if patch:
+        _patch.settings(library)
     if chosen == 1 and patch:
         _patch.statistics()
         _patch.refusals()

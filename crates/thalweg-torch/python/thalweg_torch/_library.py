@@ -1,5 +1,6 @@
 """libthalweg_torch.so: where it is, its functions, and its statuses as exceptions."""
 
+import atexit
 import ctypes
 import os
 import pathlib
@@ -49,6 +50,7 @@ _FUNCTIONS = {
     "thalweg_reset_accumulated_statistics": [_handle, _device],
     "thalweg_write_snapshot": [_handle, ctypes.c_uint8, *_write],
     "thalweg_record_history": [_handle, ctypes.POINTER(HistorySettings)],
+    "thalweg_stop_stacks": [_handle],
 }
 
 
@@ -78,6 +80,8 @@ class Library:
         handle = ctypes.c_void_p()
         self.check(self.functions.thalweg_open(kind.encode(), settings.encode(), ctypes.byref(handle)))
         self.handle = handle
+        # A thread that waits for an interpreter which is ending is killed, and takes the process with it.
+        atexit.register(self.call, "thalweg_stop_stacks")
 
     def check(self, status):
         """Raises what a status means."""

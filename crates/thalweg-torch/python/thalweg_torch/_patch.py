@@ -1,7 +1,8 @@
 """What is changed in `torch` beside its allocator, and put back by nobody.
 
-In the second tier everything answers already. In the first, PyTorch's functions that would raise are replaced by ours, and what
-cannot work under hooks is refused before it starts, since PyTorch itself fails in the middle.
+Settings that a program changes through PyTorch are changed in our allocator, too. Everything else answers already in the second
+tier. In the first, PyTorch's functions that would raise are replaced by ours, and what cannot work under hooks is refused before it
+starts, since PyTorch itself fails in the middle.
 """
 
 from . import _statistics, _tiers
@@ -31,6 +32,23 @@ _WHY_NO_BENCHMARK = (
     "torch.backends.cudnn.benchmark does not work under PyTorch's allocator hooks: it asks the allocator for the largest free "
     "block, and the hooks have no such question. Use thalweg_torch's second tier (enable(tier=2)), or leave it off."
 )
+
+
+def settings(library):
+    """Has `torch.cuda.memory._set_allocator_settings`, which is left with pinned memory only, change ours as well."""
+    import torch
+
+    # PyTorch had another name for it before 2.9.
+    name = "_accelerator_setAllocatorSettings"
+    theirs = getattr(torch._C, name, None)
+    if theirs is None:
+        return
+
+    def set_both(conf):
+        theirs(conf)
+        library.call("thalweg_set_settings", conf.encode())
+
+    setattr(torch._C, name, set_both)
 
 
 def statistics():
