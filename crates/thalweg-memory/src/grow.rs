@@ -226,34 +226,40 @@ impl ArenaState {
         Ok(true)
     }
 
-    /// The lowest place where `request` could be served by mapping pages, and how many.
+    /// Where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
+    /// several. PyTorch takes the lowest of all.
     fn plan(&self, request: &Request) -> Option<Plan> {
+        let unmapped = self.unmapped[request.class as usize].values();
+        let mut plans = unmapped.filter_map(|&unmapped| self.plan_at(request, unmapped));
+        if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
+    }
+
+    /// How `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is one.
+    fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<Plan> {
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        self.unmapped[request.class as usize].values().find_map(|&unmapped| {
-            if self.page_bytes_of(unmapped) != page_bytes {
-                return None;
-            }
-            let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
-            let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
-            let (mut covered, mut pages) = (0, 0);
-            let mut next = Some(first);
-            while covered < request.size_bytes {
-                let block = next?;
-                let size_bytes = self.blocks.span(block).size_bytes;
-                match self.blocks.usage(block) {
-                    BlockUse::Taken { .. } => return None,
-                    BlockUse::Free { .. } => covered += size_bytes,
-                    BlockUse::Unmapped => {
-                        let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
-                        let mapped = missing.min(size_bytes);
-                        covered += mapped;
-                        pages += (mapped / page_bytes) as usize;
-                    }
+        if self.page_bytes_of(unmapped) != page_bytes {
+            return None;
+        }
+        let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
+        let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
+        let (mut covered, mut pages) = (0, 0);
+        let mut next = Some(first);
+        while covered < request.size_bytes {
+            let block = next?;
+            let size_bytes = self.blocks.span(block).size_bytes;
+            match self.blocks.usage(block) {
+                BlockUse::Taken { .. } => return None,
+                BlockUse::Free { .. } => covered += size_bytes,
+                BlockUse::Unmapped => {
+                    let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
+                    let mapped = missing.min(size_bytes);
+                    covered += mapped;
+                    pages += (mapped / page_bytes) as usize;
                 }
-                next = self.blocks.next(block);
             }
-            Some(Plan { first, pages })
-        })
+            next = self.blocks.next(block);
+        }
+        Some(Plan { first, pages })
     }
 
     /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
