@@ -32,12 +32,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::allocator::{Cold, DeviceAllocator};
-use crate::arena::{Arena, ArenaState, Request};
+use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, BlockUse};
 use crate::error::{OutOfMemory, Size};
 use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::settings::CrossStreamReuse;
+use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::MemoryInfo;
 
@@ -207,15 +208,15 @@ pub(crate) struct Situation {
     size_bytes: u64,
     requested_bytes: u64,
     class: SizeClass,
-    owner: Owner,
+    home: Home,
     foreign: bool,
     policy: Policy,
     has_virtual_memory: bool,
     /// The largest range of addresses to grow in.
     reserve_bytes: u64,
     arenas: Vec<ArenaCopy>,
-    /// Pages that are mapped nowhere.
-    spare_bytes: u64,
+    /// Pages that are in no arena.
+    spare: Vec<SparePage>,
     reserved_bytes: u64,
     allowed_bytes: Option<u64>,
     device: MemoryInfo,
@@ -247,13 +248,13 @@ impl Situation {
             size_bytes: request.size_bytes,
             requested_bytes: request.requested_bytes,
             class: request.class,
-            owner: arena.home.owner,
+            home: arena.home,
             foreign: arena.source.is_some(),
             policy,
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
             reserve_bytes: allocator.segment_reserve_bytes(arena.home.stream).unwrap_or(0),
             arenas: common.all_arenas().into_iter().map(copy).collect(),
-            spare_bytes: common.spare.bytes(),
+            spare: common.spare.copy(),
             reserved_bytes: figures.reserved_bytes,
             allowed_bytes: figures.allowed_bytes,
             device: figures.device.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes: 0 }),
@@ -404,7 +405,7 @@ impl Situation {
 
     /// A free block of the request's own arena, or of a pool that helps.
     fn is_served_by(&self, arena: &ArenaCopy) -> bool {
-        let helps = arena.helps && self.owner == Owner::Shared;
+        let helps = arena.helps && self.home.owner == Owner::Shared;
         let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
         (arena.own || helps) && segments().flat_map(SegmentCopy::free_blocks).any(|bytes| self.takes(bytes))
     }
@@ -417,7 +418,7 @@ impl Situation {
     fn is_borrowed(&self) -> bool {
         // While a capture is under way no stream can be made to wait for another.
         let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
-        let lends = |arena: &&ArenaCopy| arena.owner == self.owner && (arena.own || others);
+        let lends = |arena: &&ArenaCopy| arena.owner == self.home.owner && (arena.own || others);
         let mut segments = self.arenas.iter().filter(lends).flat_map(|arena| arena.segments.iter());
         !self.policy.direct
             && segments.any(|segment| {
@@ -439,7 +440,9 @@ impl Situation {
         let missing_bytes =
             own.filter_map(|segment| segment.missing_bytes(self.size_bytes)).chain(anew).min();
         missing_bytes.is_some_and(|missing_bytes| {
-            let taken_bytes = missing_bytes.saturating_sub(self.spare_bytes);
+            let page_bytes = self.policy.page_bytes[self.class as usize];
+            let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.home));
+            let taken_bytes = missing_bytes.saturating_sub(spare.map(|spare| spare.bytes).sum());
             let asked_bytes = match self.policy.stitching {
                 true => taken_bytes,
                 false => self.policy.segment_size(self.size_bytes),
@@ -476,7 +479,9 @@ impl Situation {
                 self.give_back(bytes, foreign);
             }
         }
-        let spare_bytes = std::mem::take(&mut self.spare_bytes);
+        // What serves one pool alone may be mapped there still.
+        let spare_bytes =
+            self.spare.extract_if(.., |spare| spare.pool.is_none()).map(|spare| spare.bytes).sum();
         self.give_back(spare_bytes, false);
     }
 
@@ -561,7 +566,7 @@ impl Situation {
     /// The pool with the least that is enough.
     fn release_pool(&self) -> Option<Advice> {
         let mut kept: Vec<(u64, PoolId)> = Vec::new();
-        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.owner) {
+        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.home.owner) {
             let bytes: u64 = arena.segments.iter().flat_map(SegmentCopy::free_blocks).sum();
             let Some(pool) = arena.owner.pool().filter(|_| bytes > 0) else { continue };
             match kept.iter_mut().find(|(_, known)| *known == pool) {

@@ -243,23 +243,45 @@ impl<'a> Climb<'a> {
     fn grow_with(&mut self, donors: Donors) -> Step {
         let upstream = Arc::clone(&self.arena.common.upstream);
         let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
-        let Some(mut missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
+        let Some(missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
         let within_slack = matches!(donors, Donors::Idle | Donors::Own) && self.has_slack(missing);
-        let mut enough = within_slack && self.create_pages(memory, missing)?;
-        if !enough {
-            for donor in self.donors(donors) {
-                if self.pages.len() >= missing {
-                    break;
-                }
-                self.collect_pages(&donor, donors, missing - self.pages.len());
-                // Taking pages away changes where the request fits best.
-                missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
-            }
-            enough = self.pages.len() >= missing || self.create_pages(memory, missing - self.pages.len())?;
-        }
+        let enough = within_slack && self.create_pages(memory, missing)?
+            || self.gather_pages(memory, donors, missing)?;
         let obtained = if enough { self.map_pages(memory) } else { Ok(None) };
         self.spare_pages();
         obtained
+    }
+
+    /// Free pages of `donors`, and new ones for what these lack. Whether there are `wanted`. Nobody's free memory is taken apart
+    /// for a growth that does not come about: so what is lacking is made first.
+    fn gather_pages(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        donors: Donors,
+        wanted: usize,
+    ) -> Result<bool, AllocationError> {
+        let (mut offers, mut offered) = (Vec::new(), 0);
+        for donor in self.donors(donors) {
+            if offered >= wanted {
+                break;
+            }
+            if let Some((order, pages)) = self.look_for_pages(&donor, donors, wanted - offered) {
+                offers.push((donor, order));
+                offered += pages;
+            }
+        }
+        if !self.create_pages(memory, wanted - offered)? {
+            return Ok(false);
+        }
+        for (donor, order) in offers {
+            let missing = wanted - self.pages.len();
+            if missing > 0 {
+                self.collect_pages(&donor, PageOrder { wanted: missing, ..order });
+            }
+        }
+        // Fewer came than were there if a stream could not be waited for, say.
+        let missing = wanted - self.pages.len();
+        self.create_pages(memory, missing)
     }
 
     /// Keeps the pages that found no place.
@@ -323,17 +345,24 @@ impl<'a> Climb<'a> {
     /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
-        let spare = self.arena.common.spare.take(wanted, page_bytes, self.arena.home);
-        let wanted = wanted - spare.len();
+        // They stay where they are until the others are there.
+        let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.home);
+        if spare < wanted && !self.make_pages(memory, wanted - spare)? {
+            return Ok(false);
+        }
+        let spare = self.arena.common.spare.take(spare, page_bytes, self.arena.home);
         for SparePage { page, bytes, class: from, .. } in spare {
             let ledger = &mut self.cold().ledger;
             ledger.bytes_moved(from, class, bytes);
             ledger.bytes_adopted(owner, bytes);
             self.pages.push(page);
         }
-        if wanted == 0 {
-            return Ok(true);
-        }
+        Ok(true)
+    }
+
+    /// New pages. `false`, and none, if the limit or the upstream has no room for all of them.
+    fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
         if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
             return Ok(false);
         }
@@ -410,7 +439,7 @@ impl<'a> Climb<'a> {
         match (own, donors) {
             (true, Donors::Own) => return Some(Legal::Aliased),
             (true, _) => return Some(Legal::Ordered),
-            (false, Donors::Own) => return state.wait_until_idle(donor),
+            (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
             (false, _) => {}
         }
         let idle = state.look_how_idle(donor);
@@ -421,15 +450,27 @@ impl<'a> Climb<'a> {
         }
     }
 
-    fn collect_pages(&mut self, donor: &Arc<Arena>, donors: Donors, wanted: usize) {
-        let own = donor.number == self.arena.number;
+    /// How many of `wanted` pages `donor` could give now, and how to ask for them.
+    fn look_for_pages(
+        &self,
+        donor: &Arc<Arena>,
+        donors: Donors,
+        wanted: usize,
+    ) -> Option<(PageOrder, usize)> {
         let mut state = donor.lock();
-        let Some(legal) = self.legal(donor, &mut state, donors) else { return };
-        let must_wait = !own && matches!(legal, Legal::Ordered);
+        let legal = self.legal(donor, &mut state, donors)?;
+        let own = donor.number == self.arena.number;
+        let order = PageOrder { request: self.request, legal, own, wanted };
+        let pages = state.count_pages(&order);
+        (pages > 0).then_some((order, pages))
+    }
+
+    fn collect_pages(&mut self, donor: &Arc<Arena>, order: PageOrder) {
+        let mut state = donor.lock();
+        let must_wait = !order.own && matches!(order.legal, Legal::Ordered);
         if planted!(PagesWithoutWait, must_wait, false) && !self.wait_for(donor) {
             return;
         }
-        let order = PageOrder { request: self.request, legal, own, wanted };
         let (owner, before) = (self.arena.home.owner, self.pages.len());
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
         state.give_pages(donor, ledger, &order, &mut self.pages);

@@ -140,6 +140,23 @@ fn a_capture_has_shared_pages_after_a_wait() {
     assert_eq!((world.reserved_mib(), world.upstream.live_pages()), (0, 0));
 }
 
+/// Pages of another size are none that a wait would help to.
+#[test]
+fn a_capture_waits_for_shared_pages_of_its_own_size_only() {
+    let world = World::new("expandable_page_mb:8");
+    let before = world.allocator.allocate(16 * MIB, stream(2)).expect("there is room");
+    let pool = world.pool();
+    let blocks = world.capture(pool, || {
+        drop(before);
+        let small = world.allocate(1);
+        assert_eq!(world.upstream.calls().synchronize_stream, 0);
+        [small, world.allocate(16)]
+    });
+    assert_eq!(world.upstream.calls().synchronize_stream, 1);
+    assert_eq!(world.reserved_mib(), 2 + 16);
+    drop(blocks);
+}
+
 /// Four free pages lie about in 400 MiB.
 #[test]
 fn pages_are_made_not_moved_as_long_as_there_is_slack() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{AllocationError, Block, DeviceAllocator, Settings};
+use thalweg_memory::{Advice, AllocationError, Block, DeviceAllocator, PoolOptions, Settings, StreamFilter};
 
 use crate::harness::stream;
 
@@ -40,4 +40,25 @@ fn growth_goes_where_the_fewest_pages_are_missing() {
     let served = world.allocate(12);
     assert_eq!(served.address(), last.address() + 12 * MIB);
     drop((first, last, small));
+}
+
+/// Four free pages of the five that are missing: they are not taken apart for nothing, and the error does not promise them.
+#[test]
+fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
+    let world = World::new(64, "");
+    let options = PoolOptions { may_alias: true, ..PoolOptions::default() };
+    let pool = world.allocator.create_pool_with(options);
+    world.allocator.begin_allocate_to_pool(pool, StreamFilter::Stream(stream(1))).expect("the pool is there");
+    let all: Vec<Block> = (0..8).map(|_| world.allocate(8)).collect();
+    let kept: Vec<Block> = all.into_iter().skip(1).step_by(2).collect();
+    let before = world.allocator.snapshot();
+    for _ in 0..2 {
+        let error = world.ask(40 * MIB).expect_err("there are 32 MiB");
+        let advice = error.figures().and_then(|figures| figures.advice);
+        assert_ne!(advice, Some(Advice::AskAgain), "{error}");
+        assert_eq!(world.allocator.snapshot(), before);
+    }
+    let served = [1, 8, 16].map(|mebibytes| world.allocate(mebibytes));
+    drop((kept, served));
+    world.allocator.end_allocate_to_pool(pool).expect("it was begun");
 }
