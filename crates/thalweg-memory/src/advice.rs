@@ -434,13 +434,20 @@ impl Situation {
             let bytes = self.segment_bytes();
             return self.is_allowed(bytes) && (self.foreign || bytes <= self.device.free_bytes);
         }
+        let smaller = self.policy.stitching && self.policy.last_resort && self.class == SizeClass::Large;
+        self.has_room_in(self.class) || smaller && self.has_room_in(SizeClass::Small)
+    }
+
+    /// Whether the driver would give the pages that the request lacks in segments of a class.
+    fn has_room_in(&self, class: SizeClass) -> bool {
+        let page_bytes = self.policy.page_bytes[class as usize];
         let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
-        let own = own.filter(|segment| segment.class == self.class);
-        let anew = Some(self.segment_bytes()).filter(|_| self.size_bytes <= self.reserve_bytes);
+        let own = own.filter(|segment| segment.class == class);
+        let anew = Some(self.size_bytes.next_multiple_of(page_bytes))
+            .filter(|_| self.size_bytes <= self.reserve_bytes);
         let missing_bytes =
             own.filter_map(|segment| segment.missing_bytes(self.size_bytes)).chain(anew).min();
         missing_bytes.is_some_and(|missing_bytes| {
-            let page_bytes = self.policy.page_bytes[self.class as usize];
             let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.home));
             let taken_bytes = missing_bytes.saturating_sub(spare.map(|spare| spare.bytes).sum());
             let asked_bytes = match self.policy.stitching {

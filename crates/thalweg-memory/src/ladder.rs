@@ -13,7 +13,7 @@
 //! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
 //! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
 //! | | then a free block after all: part of a segment, say, that somebody still uses | |
-//! | 11 | any free block that is large enough, whatever its size class | |
+//! | 11 | for a large request the pages of small ones; any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
@@ -629,25 +629,41 @@ impl<'a> Climb<'a> {
     }
 
     /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
-    /// which is no reason to fail.
+    /// which is no reason to fail; nor is it that the pages of large requests are large.
     fn last_resort(&mut self) -> Step {
         if !self.policy.last_resort {
             return Ok(None);
         }
         let rounded = self.request;
         self.request = rounded.unrounded();
-        if self.request.size_bytes < rounded.size_bytes {
-            for rung in [Self::cached, Self::stitch, Self::take_more] {
-                if let Some(obtained) = rung(self)? {
-                    return Ok(Some(obtained));
-                }
+        if self.request.size_bytes < rounded.size_bytes
+            && let Some(obtained) = self.find_or_grow()?
+        {
+            return Ok(Some(obtained));
+        }
+        let class = self.request.class;
+        if self.policy.stitching && class == SizeClass::Large {
+            // Blocks are counted, and go back, by the class of their segment.
+            self.request.class = SizeClass::Small;
+            if let Some(obtained) = self.find_or_grow()? {
+                return Ok(Some(obtained));
             }
+            self.request.class = class;
         }
         let obtained = self.borrow(Donors::Anybody, true)?;
         if obtained.is_none() {
             self.request = rounded;
         }
         Ok(obtained)
+    }
+
+    fn find_or_grow(&mut self) -> Step {
+        for rung in [Self::cached, Self::stitch, Self::take_more] {
+            if let Some(obtained) = rung(self)? {
+                return Ok(Some(obtained));
+            }
+        }
+        Ok(None)
     }
 }
 

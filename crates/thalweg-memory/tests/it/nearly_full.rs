@@ -62,3 +62,40 @@ fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
     drop((kept, served));
     world.allocator.end_allocate_to_pool(pool).expect("it was begun");
 }
+
+/// What is left is less than a large page, or than the large pages that the request would take, but enough for small ones.
+#[test]
+fn large_requests_have_small_pages_when_large_ones_do_not_fit() {
+    for (device, settings, held, requests) in [
+        (100, "", 96, &[1536][..]),
+        (100, "", 88, &[9 * 1024, 12 * 1024, 1025][..]),
+        (100, "per_process_memory_fraction:0.5", 0, &[49 * 1024, 50 * 1024][..]),
+    ] {
+        for kibibytes in requests {
+            let world = World::new(device, settings);
+            let held: Vec<Block> = (0..held / 8).map(|_| world.allocate(8)).collect();
+            let request = world.ask(kibibytes << 10).expect("there is room");
+            // What is larger by a page is not to be had, and it is not said that it were.
+            drop(request);
+            let error = world.ask((kibibytes << 10) + 4 * MIB).err().map(|error| error.to_string());
+            assert!(!error.clone().is_some_and(|text| text.contains("ask again")), "{error:?}");
+            let again = world.ask(kibibytes << 10).expect("it is free again");
+            drop((held, again));
+            world.allocator.empty_cache().expect("no capture is under way");
+            let left = world.allocator.memory_stats().into_iter();
+            let left: Vec<_> = left.filter(|(key, value)| key.ends_with(".current") && *value > 0).collect();
+            assert_eq!(left, []);
+        }
+    }
+}
+
+/// As much less as the error says does fit, and no less: to the page.
+#[test]
+fn what_fits_is_known_to_the_small_page() {
+    let world = World::new(100, "");
+    let held: Vec<Block> = (0..11).map(|_| world.allocate(8)).collect();
+    let error = world.ask(20 * MIB).expect_err("there are 12 MiB");
+    let advice = error.figures().and_then(|figures| figures.advice);
+    assert_eq!(advice, Some(Advice::AskForLess { bytes: 8 * MIB }), "{error}");
+    drop((world.allocate(12), held));
+}

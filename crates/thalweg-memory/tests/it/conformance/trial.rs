@@ -304,11 +304,13 @@ impl Trial {
             SizeClass::Small => 2 * MIB,
             SizeClass::Large => size_bytes.next_multiple_of(2 * MIB).max(20 * MIB),
         };
-        let paged_bytes = size_bytes.next_multiple_of(settings.expandable_page_bytes(class));
+        let paged_bytes = |class| size_bytes.next_multiple_of(settings.expandable_page_bytes(class));
+        let growth = |class| paged_bytes(class).min(self.least_growth(size_bytes, pool, on, class));
         let segment_bytes = match (expandable, settings.stitching()) {
             (false, _) => plain_bytes,
-            (true, false) => paged_bytes.max(plain_bytes),
-            (true, true) => paged_bytes.min(self.least_growth(size_bytes, pool, on, class)),
+            (true, false) => paged_bytes(class).max(plain_bytes),
+            (true, true) if settings.last_resort() => growth(class).min(growth(SizeClass::Small)),
+            (true, true) => growth(class),
         };
         let reserved_bytes = self.referee.reserved_bytes();
         assert!(
