@@ -13,7 +13,7 @@
 //! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
 //! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
 //! | | then a free block after all: part of a segment, say, that somebody still uses | |
-//! | 11 | for a large request the pages of small ones; any free block that is large enough, whatever its size class | |
+//! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
@@ -61,6 +61,8 @@ pub(crate) struct Climb<'a> {
     waits: Vec<EventId>,
     /// How many more it may be made to wait for before memory is short.
     waits_left: usize,
+    /// All else has been tried.
+    is_last_resort: bool,
 }
 
 type Step = Result<Option<Obtained>, AllocationError>;
@@ -73,7 +75,8 @@ impl<'a> Climb<'a> {
         let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
         drop(state);
         let (pages, made, waits) = (Vec::new(), Vec::new(), Vec::new());
-        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left }
+        let is_last_resort = false;
+        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left, is_last_resort }
     }
 
     fn cold(&mut self) -> &mut Cold {
@@ -310,19 +313,26 @@ impl<'a> Climb<'a> {
         self.policy.expandable && self.arena.source.is_none()
     }
 
-    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere.
+    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large as
+    /// it may be and there is.
     fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
         let missing = self.arena.lock().missing_pages(&self.request);
         if missing.is_some() {
             return Ok(missing);
         }
         let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
-        let Some(reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
+        let Some(mut reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
             return Ok(None);
         };
         let mut state = self.arena.lock();
-        let added = state.add_growing(self.request.class, reserve_bytes, memory)?;
-        Ok(if added { state.missing_pages(&self.request) } else { None })
+        while !state.add_growing(self.request.class, reserve_bytes, memory)? {
+            // Addresses are short. Fewer serve as well, as long as the request fits in.
+            if !self.policy.stitching || reserve_bytes == self.request.size_bytes {
+                return Ok(None);
+            }
+            reserve_bytes = (reserve_bytes / 2).max(self.request.size_bytes);
+        }
+        Ok(state.missing_pages(&self.request))
     }
 
     fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
@@ -410,7 +420,10 @@ impl<'a> Climb<'a> {
         match donors {
             Donors::Nobody => Vec::new(),
             Donors::Own => {
-                let mut all = vec![Arc::clone(self.arena)];
+                let mut all = Vec::new();
+                if self.may_alias_more() {
+                    all.push(Arc::clone(self.arena));
+                }
                 if self.arena.common.is_capturing() {
                     all.extend(self.arena.common.arenas_of(Owner::Shared));
                 }
@@ -419,6 +432,18 @@ impl<'a> Climb<'a> {
             Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(),
             Donors::Idle | Donors::Anybody => Vec::new(),
         }
+    }
+
+    /// Whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held, so
+    /// that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
+    fn may_alias_more(&mut self) -> bool {
+        if self.is_last_resort {
+            return true;
+        }
+        let alias_bytes = self.arena.lock().alias_bytes();
+        let pool = self.arena.home.owner.pool();
+        let reserved = pool.and_then(|pool| self.cold().ledger.private.get(&pool));
+        alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
     /// The arenas that may lend blocks to this one: its own first.
@@ -634,9 +659,11 @@ impl<'a> Climb<'a> {
         if !self.policy.last_resort {
             return Ok(None);
         }
+        self.is_last_resort = true;
         let rounded = self.request;
         self.request = rounded.unrounded();
-        if self.request.size_bytes < rounded.size_bytes
+        let owner = self.arena.home.owner;
+        if (self.request.size_bytes < rounded.size_bytes || self.cold().pools.may_alias(owner))
             && let Some(obtained) = self.find_or_grow()?
         {
             return Ok(Some(obtained));

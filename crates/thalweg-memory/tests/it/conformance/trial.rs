@@ -284,9 +284,10 @@ impl Trial {
         let anywhere = settings.cross_stream_reuse() != CrossStreamReuse::Never && !self.is_capturing();
         if settings.last_resort() {
             for segment in self.allocator.snapshot() {
+                // A pool that helps does so on the stream of its memory.
                 let helps = self.kind_of_pools == Pools::UseOnOom && pool.is_none() && !self.is_capturing();
-                let serves = segment.pool == pool || helps && segment.pool.is_some();
-                let legal = serves && (segment.stream == stream(on) || anywhere);
+                let own = segment.stream == stream(on);
+                let legal = segment.pool == pool && (own || anywhere) || helps && own;
                 let fits = |state, size| state == BlockState::Inactive && size >= size_bytes;
                 let free = segment.blocks.iter().find(|block| fits(block.state, block.size_bytes));
                 assert!(
