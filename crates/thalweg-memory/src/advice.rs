@@ -13,7 +13,7 @@
 //! | end the capture, which holds frees back | the capture |
 //! | release a private pool that nobody uses | its addresses |
 //! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
-//! | `expandable_segments:True` | a setting, from the start of the program |
+//! | `expandable_segments:True`, `expandable_page_mb:2` | a setting, from the start of the program |
 //! | a larger memory fraction | other people's memory |
 //! | an end to what others have on the device | other people's work |
 //! | less at a time | a smaller batch |
@@ -24,7 +24,7 @@
 //!
 //! The simulation knows what the ladder knows ([`ladder`](crate::ladder)) as arithmetic, and errs on the side of no advice:
 //! a change is only advised if the copy says that it is enough by itself. Settings that shape segments from the start of a
-//! program (`expandable_segments`) are judged by the segments as they are.
+//! program (`expandable_segments`, `expandable_page_mb`) are judged by the segments as they are.
 //!
 //! What is not here: the figures of the error, and who is told of it.
 
@@ -81,6 +81,8 @@ pub enum Advice {
     },
     /// Set `expandable_segments:True` from the start.
     ExpandableSegments,
+    /// Set `expandable_page_mb:2` from the start.
+    SmallPages,
     /// Raise the memory fraction.
     RaiseMemoryFraction {
         /// To this, in hundredths of the device.
@@ -143,6 +145,10 @@ impl fmt::Display for Advice {
             Self::ExpandableSegments => f.write_str(
                 "It would fit if the free memory between live blocks were one piece: set expandable_segments:True \
                  before the program begins to allocate.",
+            ),
+            Self::SmallPages => f.write_str(
+                "It would fit if live blocks kept smaller pages where they are: set expandable_page_mb:2 before the \
+                 program begins to allocate.",
             ),
             Self::RaiseMemoryFraction { percent } => write!(
                 f,
@@ -534,7 +540,7 @@ impl Situation {
         if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.foreign {
             return Some(Advice::Divide);
         }
-        let tries: [fn(&Self) -> Option<Advice>; 12] = [
+        let tries: [fn(&Self) -> Option<Advice>; 13] = [
             |now| now.fits().then_some(Advice::AskAgain),
             Self::wait_for_uses,
             Self::empty_cache,
@@ -544,6 +550,7 @@ impl Situation {
             Self::raise_max_split_size,
             Self::last_resort,
             Self::expandable_segments,
+            Self::small_pages,
             Self::raise_memory_fraction,
             Self::free_outside,
             Self::ask_for_less,
@@ -624,6 +631,19 @@ impl Situation {
             }
         });
         expanded.fits().then_some(Advice::ExpandableSegments)
+    }
+
+    fn small_pages(&self) -> Option<Advice> {
+        let [small_bytes, large_bytes] = self.policy.page_bytes;
+        if !self.policy.stitching || self.foreign || large_bytes <= small_bytes {
+            return None;
+        }
+        let smaller = self.with(|now| {
+            now.policy.page_bytes = [small_bytes; 2];
+            let segments = now.arenas.iter_mut().flat_map(|arena| arena.segments.iter_mut());
+            segments.filter_map(|segment| segment.page_bytes.as_mut()).for_each(|bytes| *bytes = small_bytes);
+        });
+        smaller.fits().then_some(Advice::SmallPages)
     }
 
     fn raise_memory_fraction(&self) -> Option<Advice> {
