@@ -546,16 +546,21 @@ impl ArenaState {
         self.note_unmapped(merged);
     }
 
-    /// Unmaps the whole pages of a free block of a segment that grows: they are spare then. No work in flight touches them.
+    /// Unmaps whole pages of a free block of a segment that grows, from its end, until they make up `bytes`: they are spare then.
+    /// No work in flight touches them. Returns how many bytes it were.
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
         cold: &mut Cold,
         whole: Span,
+        bytes: u64,
         memory: &dyn VirtualMemory,
-    ) -> Result<(), AllocationError> {
+    ) -> Result<u64, AllocationError> {
         let table = &self.pages[&self.blocks.segment_of(whole.block).id];
-        let Some(part) = table.whole_pages(whole) else { return Ok(()) };
+        let Some(all) = table.whole_pages(whole) else { return Ok(0) };
+        let size_bytes =
+            bytes.checked_next_multiple_of(table.page_bytes).unwrap_or(u64::MAX).min(all.size_bytes);
+        let part = Span { address: all.end() - size_bytes, size_bytes, ..all };
         memory
             .unmap(part.address, part.size_bytes)
             .map_err(|error| AllocationError::upstream("unmap", error))?;
@@ -568,7 +573,7 @@ impl ArenaState {
         let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
         arena.common.spare.add(pages.into_iter().map(spare));
         cold.ledger.statistics.num_device_free += 1;
-        Ok(())
+        Ok(part.size_bytes)
     }
 
     /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.

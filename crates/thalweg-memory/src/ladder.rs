@@ -11,7 +11,8 @@
 //! | 7 | pools that help out | yes |
 //! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
 //! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
-//! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
+//! | 10 | as much as is missing goes back, of pages of the other size if there are any, and 6 again | |
+//! | | the host waits for all events, all that is free goes back, and 6 again | yes |
 //! | | then a free block after all: part of a segment, say, that somebody still uses | |
 //! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
@@ -106,6 +107,9 @@ impl<'a> Climb<'a> {
                 return Ok(obtained);
             }
             if let Some(obtained) = self.order_anything()? {
+                return Ok(obtained);
+            }
+            if let Some(obtained) = self.release_some()? {
                 return Ok(obtained);
             }
             self.release_cached()?;
@@ -645,6 +649,23 @@ impl<'a> Climb<'a> {
             return Ok(Some(obtained));
         }
         if self.policy.stitching { self.grow_with(Donors::Anybody) } else { Ok(None) }
+    }
+
+    /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
+    fn release_some(&mut self) -> Step {
+        if !self.policy.stitching || !self.grows() {
+            return Ok(None);
+        }
+        let (request, page_bytes) = (self.request, self.page_bytes());
+        let missing = self.arena.lock().missing_pages(&request).map(|pages| pages as u64 * page_bytes);
+        let bytes = missing.unwrap_or(request.size_bytes.next_multiple_of(page_bytes));
+        let allocator = self.allocator;
+        if allocator.release_some(self.cold(), bytes, request.class)? == 0 {
+            return Ok(None);
+        }
+        let obtained = self.take_more()?;
+        self.cold().ledger.statistics.num_alloc_retries += u64::from(obtained.is_some());
+        Ok(obtained)
     }
 
     /// Waits for all events and gives all that is free back. *Blocks*.

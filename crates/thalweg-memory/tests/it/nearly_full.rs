@@ -99,3 +99,24 @@ fn what_fits_is_known_to_the_small_page() {
     assert_eq!(advice, Some(Advice::AskForLess { bytes: 8 * MIB }), "{error}");
     drop((world.allocate(12), held));
 }
+
+/// Small pages and large ones are not exchanged: as many of the one kind go back as the other kind needs, and the cache stays.
+#[test]
+fn no_more_goes_back_than_is_missing() {
+    let pages = 10;
+    for (cached, request, kept_mib) in [(8 * MIB, MIB, 8 * (pages - 1) + 2), (MIB, 8 * MIB, 80)] {
+        let world = World::new(8 * pages, "");
+        let filling: Vec<Block> =
+            (0..8 * pages * MIB / cached).map(|_| world.ask(cached).expect("there is room")).collect();
+        drop(filling);
+        let block = world.ask(request).expect("there is room");
+        let statistics = world.allocator.statistics();
+        assert_eq!(statistics.reserved_bytes.all.current, kept_mib * MIB);
+        assert_eq!((statistics.num_alloc_retries, statistics.num_sync_all_streams), (1, 0));
+        drop(block);
+        // What is still cached serves.
+        let again = world.ask(cached).expect("there is room");
+        assert_eq!(world.allocator.statistics().num_alloc_retries, 1);
+        drop(again);
+    }
+}
