@@ -13,7 +13,7 @@
 //! | end the capture, which holds frees back | the capture |
 //! | release a private pool that nobody uses | its addresses |
 //! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
-//! | `expandable_segments:True` | a setting, from the start of the program |
+//! | `expandable_segments:True`, `expandable_page_mb:2` | a setting, from the start of the program |
 //! | a larger memory fraction | other people's memory |
 //! | an end to what others have on the device | other people's work |
 //! | less at a time | a smaller batch |
@@ -24,7 +24,7 @@
 //!
 //! The simulation knows what the ladder knows ([`ladder`](crate::ladder)) as arithmetic, and errs on the side of no advice:
 //! a change is only advised if the copy says that it is enough by itself. Settings that shape segments from the start of a
-//! program (`expandable_segments`) are judged by the segments as they are.
+//! program (`expandable_segments`, `expandable_page_mb`) are judged by the segments as they are.
 //!
 //! What is not here: the figures of the error, and who is told of it.
 
@@ -32,12 +32,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::allocator::{Cold, DeviceAllocator};
-use crate::arena::{Arena, ArenaState, Request};
+use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, BlockUse};
 use crate::error::{OutOfMemory, Size};
 use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::settings::CrossStreamReuse;
+use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::MemoryInfo;
 
@@ -80,6 +81,8 @@ pub enum Advice {
     },
     /// Set `expandable_segments:True` from the start.
     ExpandableSegments,
+    /// Set `expandable_page_mb:2` from the start.
+    SmallPages,
     /// Raise the memory fraction.
     RaiseMemoryFraction {
         /// To this, in hundredths of the device.
@@ -142,6 +145,10 @@ impl fmt::Display for Advice {
             Self::ExpandableSegments => f.write_str(
                 "It would fit if the free memory between live blocks were one piece: set expandable_segments:True \
                  before the program begins to allocate.",
+            ),
+            Self::SmallPages => f.write_str(
+                "It would fit if live blocks kept smaller pages where they are: set expandable_page_mb:2 before the \
+                 program begins to allocate.",
             ),
             Self::RaiseMemoryFraction { percent } => write!(
                 f,
@@ -207,15 +214,15 @@ pub(crate) struct Situation {
     size_bytes: u64,
     requested_bytes: u64,
     class: SizeClass,
-    owner: Owner,
+    home: Home,
     foreign: bool,
     policy: Policy,
     has_virtual_memory: bool,
     /// The largest range of addresses to grow in.
     reserve_bytes: u64,
     arenas: Vec<ArenaCopy>,
-    /// Pages that are mapped nowhere.
-    spare_bytes: u64,
+    /// Pages that are in no arena.
+    spare: Vec<SparePage>,
     reserved_bytes: u64,
     allowed_bytes: Option<u64>,
     device: MemoryInfo,
@@ -247,13 +254,13 @@ impl Situation {
             size_bytes: request.size_bytes,
             requested_bytes: request.requested_bytes,
             class: request.class,
-            owner: arena.home.owner,
+            home: arena.home,
             foreign: arena.source.is_some(),
             policy,
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
             reserve_bytes: allocator.segment_reserve_bytes(arena.home.stream).unwrap_or(0),
             arenas: common.all_arenas().into_iter().map(copy).collect(),
-            spare_bytes: common.spare.bytes(),
+            spare: common.spare.copy(),
             reserved_bytes: figures.reserved_bytes,
             allowed_bytes: figures.allowed_bytes,
             device: figures.device.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes: 0 }),
@@ -404,7 +411,7 @@ impl Situation {
 
     /// A free block of the request's own arena, or of a pool that helps.
     fn is_served_by(&self, arena: &ArenaCopy) -> bool {
-        let helps = arena.helps && self.owner == Owner::Shared;
+        let helps = arena.helps && self.home.owner == Owner::Shared;
         let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
         (arena.own || helps) && segments().flat_map(SegmentCopy::free_blocks).any(|bytes| self.takes(bytes))
     }
@@ -417,7 +424,7 @@ impl Situation {
     fn is_borrowed(&self) -> bool {
         // While a capture is under way no stream can be made to wait for another.
         let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
-        let lends = |arena: &&ArenaCopy| arena.owner == self.owner && (arena.own || others);
+        let lends = |arena: &&ArenaCopy| arena.owner == self.home.owner && (arena.own || others);
         let mut segments = self.arenas.iter().filter(lends).flat_map(|arena| arena.segments.iter());
         !self.policy.direct
             && segments.any(|segment| {
@@ -433,13 +440,22 @@ impl Situation {
             let bytes = self.segment_bytes();
             return self.is_allowed(bytes) && (self.foreign || bytes <= self.device.free_bytes);
         }
+        let smaller = self.policy.stitching && self.policy.last_resort && self.class == SizeClass::Large;
+        self.has_room_in(self.class) || smaller && self.has_room_in(SizeClass::Small)
+    }
+
+    /// Whether the driver would give the pages that the request lacks in segments of a class.
+    fn has_room_in(&self, class: SizeClass) -> bool {
+        let page_bytes = self.policy.page_bytes[class as usize];
         let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
-        let own = own.filter(|segment| segment.class == self.class);
-        let anew = Some(self.segment_bytes()).filter(|_| self.size_bytes <= self.reserve_bytes);
+        let own = own.filter(|segment| segment.class == class);
+        let anew = Some(self.size_bytes.next_multiple_of(page_bytes))
+            .filter(|_| self.size_bytes <= self.reserve_bytes);
         let missing_bytes =
             own.filter_map(|segment| segment.missing_bytes(self.size_bytes)).chain(anew).min();
         missing_bytes.is_some_and(|missing_bytes| {
-            let taken_bytes = missing_bytes.saturating_sub(self.spare_bytes);
+            let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.home));
+            let taken_bytes = missing_bytes.saturating_sub(spare.map(|spare| spare.bytes).sum());
             let asked_bytes = match self.policy.stitching {
                 true => taken_bytes,
                 false => self.policy.segment_size(self.size_bytes),
@@ -476,7 +492,9 @@ impl Situation {
                 self.give_back(bytes, foreign);
             }
         }
-        let spare_bytes = std::mem::take(&mut self.spare_bytes);
+        // What serves one pool alone may be mapped there still.
+        let spare_bytes =
+            self.spare.extract_if(.., |spare| spare.pool.is_none()).map(|spare| spare.bytes).sum();
         self.give_back(spare_bytes, false);
     }
 
@@ -522,7 +540,7 @@ impl Situation {
         if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.foreign {
             return Some(Advice::Divide);
         }
-        let tries: [fn(&Self) -> Option<Advice>; 12] = [
+        let tries: [fn(&Self) -> Option<Advice>; 13] = [
             |now| now.fits().then_some(Advice::AskAgain),
             Self::wait_for_uses,
             Self::empty_cache,
@@ -532,6 +550,7 @@ impl Situation {
             Self::raise_max_split_size,
             Self::last_resort,
             Self::expandable_segments,
+            Self::small_pages,
             Self::raise_memory_fraction,
             Self::free_outside,
             Self::ask_for_less,
@@ -561,7 +580,7 @@ impl Situation {
     /// The pool with the least that is enough.
     fn release_pool(&self) -> Option<Advice> {
         let mut kept: Vec<(u64, PoolId)> = Vec::new();
-        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.owner) {
+        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.home.owner) {
             let bytes: u64 = arena.segments.iter().flat_map(SegmentCopy::free_blocks).sum();
             let Some(pool) = arena.owner.pool().filter(|_| bytes > 0) else { continue };
             match kept.iter_mut().find(|(_, known)| *known == pool) {
@@ -612,6 +631,19 @@ impl Situation {
             }
         });
         expanded.fits().then_some(Advice::ExpandableSegments)
+    }
+
+    fn small_pages(&self) -> Option<Advice> {
+        let [small_bytes, large_bytes] = self.policy.page_bytes;
+        if !self.policy.stitching || self.foreign || large_bytes <= small_bytes {
+            return None;
+        }
+        let smaller = self.with(|now| {
+            now.policy.page_bytes = [small_bytes; 2];
+            let segments = now.arenas.iter_mut().flat_map(|arena| arena.segments.iter_mut());
+            segments.filter_map(|segment| segment.page_bytes.as_mut()).for_each(|bytes| *bytes = small_bytes);
+        });
+        smaller.fits().then_some(Advice::SmallPages)
     }
 
     fn raise_memory_fraction(&self) -> Option<Advice> {

@@ -24,15 +24,19 @@
 //!
 //! - An alias is a taken block that nobody has, and is no part of any snapshot, checkpoint or sum.
 //! - Its pages belong to the pool, or are [spare](crate::spare) pages that serve this pool alone.
+//! - An arena whose aliases are as large as what its pool has reserved makes pages as long as there is room for any: a pool
+//!   of a program that captures nothing, and runs for long, would gather ever more of them.
 //! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it; or
 //!   when a pool that nobody held is held again.
+
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 #[cfg(doc)]
 use crate::PoolOptions;
 use crate::allocator::DeviceAllocator;
-use crate::arena::ArenaState;
+use crate::arena::{Arena, ArenaState};
 use crate::blocks::{BlockId, Span};
 use crate::error::AllocationError;
 use crate::grow::{Hole, PageTable};
@@ -54,8 +58,14 @@ pub struct Alias {
 impl DeviceAllocator {
     /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
     pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
+        // Pages move under this lock only.
+        let _cold = self.cold();
         let arenas = self.common().arenas_of(Owner::Private(pool));
-        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases()).collect();
+        let places = |arena: &Arc<Arena>| {
+            arena.lock().pages.values().flat_map(PageTable::places).collect::<Vec<(PageId, u64)>>()
+        };
+        let now_at: FxHashMap<PageId, u64> = arenas.iter().flat_map(places).collect();
+        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases(&now_at)).collect();
         aliases.sort_unstable();
         aliases
     }
@@ -76,9 +86,9 @@ impl DeviceAllocator {
 }
 
 impl ArenaState {
-    /// Where memory was that is somewhere else now and can still be touched there, page by page.
-    pub(crate) fn aliases(&self) -> Vec<Alias> {
-        let now_at: FxHashMap<PageId, u64> = self.pages.values().flat_map(PageTable::places).collect();
+    /// Where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages of
+    /// the pool are: one that was spare meanwhile may be on another stream.
+    fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
         let of_hole = |(block, hole): (&BlockId, &Hole)| {
             let Span { address, size_bytes, .. } = self.blocks.span(*block);
             let page_bytes = size_bytes / hole.pages.len() as u64;
@@ -95,6 +105,12 @@ impl ArenaState {
     /// Whether any address has lost its page without being unmapped, for as long as the pool is held.
     pub(crate) fn has_aliases(&self) -> bool {
         self.holes.values().any(|hole| hole.is_alias)
+    }
+
+    /// How large the ranges are that did.
+    pub(crate) fn alias_bytes(&self) -> u64 {
+        let aliases = self.holes.iter().filter(|(_, hole)| hole.is_alias);
+        aliases.map(|(block, _)| self.blocks.span(*block).size_bytes).sum()
     }
 
     /// Unmaps the aliases: nobody relies on the pool's addresses any more, and nothing in flight touches what is free.

@@ -27,7 +27,6 @@ use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
 use crate::settings::Settings;
 use crate::snapshot::SegmentSnapshot;
-use crate::spare::SparePage;
 use crate::stats::{DeviceStatistics, SizeClass};
 use crate::upstream::{StreamId, Upstream};
 
@@ -548,46 +547,6 @@ impl DeviceAllocator {
             }
             Owner::Private(pool) => self.private_arena(pool, stream),
         }
-    }
-
-    /// Waits for all pending events, then gives all that is free back: what no private pool relies on, or what one pool has.
-    /// *Blocks*.
-    ///
-    /// # Errors
-    /// The first failure of the upstream. What was given back before it is gone, the rest stays cached.
-    pub(crate) fn release_cached(
-        &self,
-        cold: &mut Cold,
-        pool: Option<PoolId>,
-    ) -> Result<(), AllocationError> {
-        cold.ledger.statistics.num_sync_all_streams += 1;
-        cold.ledger.most_active_bytes = 0;
-        let arenas = self.common.all_arenas();
-        for arena in &arenas {
-            arena.synchronize()?;
-        }
-        let chosen = |arena: &&Arc<Arena>| match pool {
-            Some(pool) => arena.home.owner == Owner::Private(pool),
-            None => cold.pools.is_releasable(arena.home.owner),
-        };
-        let chosen: Vec<&Arc<Arena>> = arenas.iter().filter(chosen).collect();
-        for class in [SizeClass::Large, SizeClass::Small] {
-            for arena in &chosen {
-                arena.release_free(cold, class)?;
-            }
-        }
-        if let Some(memory) = self.common.upstream.virtual_memory() {
-            let mapped = self.common.pages_in_holes();
-            let ledger = &mut cold.ledger;
-            let destroyed = |spare: &SparePage| ledger.page_destroyed(spare.class, spare.bytes);
-            self.common
-                .spare
-                .destroy(memory, &mapped, destroyed)
-                .map_err(|(call, error)| AllocationError::upstream(call, error))?;
-        }
-        self.trim_driver()?;
-        cold.pools.forget_done();
-        Ok(())
     }
 }
 

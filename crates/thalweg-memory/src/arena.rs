@@ -37,7 +37,6 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
 
-use crate::allocator::Cold;
 use crate::bins::{self, Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use crate::common::Common;
@@ -285,34 +284,6 @@ impl Arena {
         let waited = state.order.synchronize(&self.common.surroundings());
         state.collect_ready(self);
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
-    }
-
-    /// Gives what is free in one class back to where it came from: whole plain segments, and whole pages. *Blocks* until
-    /// this stream and [other users](Self::add_users) are done, if there are pages.
-    ///
-    /// # Errors
-    /// The upstream's; the rest stays cached.
-    pub(crate) fn release_free(&self, cold: &mut Cold, class: SizeClass) -> Result<(), AllocationError> {
-        let mut state = self.lock();
-        let entries: Vec<Span> = state.free[class as usize].iter().map(Entry::span).collect();
-        let (growing, plain): (Vec<Span>, Vec<Span>) =
-            entries.into_iter().partition(|span| state.blocks.tag(span.block).grows);
-        for span in plain {
-            if !state.blocks.is_split(span.block) {
-                state.release_plain(self, &mut cold.ledger, span)?;
-            }
-        }
-        let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
-        let must_wait = !growing.is_empty() || state.has_aliases();
-        if planted!(EmptiedWhileBusy, must_wait, false) {
-            let waited = self.wait_for_users(&state);
-            waited.map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
-        }
-        state.close_aliases(memory)?;
-        for span in growing {
-            state.release_pages(self, cold, span, memory)?;
-        }
-        state.release_addresses(memory)
     }
 
     /// Whether nothing is left here; then the sums that were kept are taken into the totals.

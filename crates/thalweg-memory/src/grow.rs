@@ -34,6 +34,8 @@
 //! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
 //! free at that time, and still is, may go to anyone.
 
+use std::ops::Range;
+
 use smallvec::{SmallVec, smallvec};
 
 use crate::allocator::Cold;
@@ -59,7 +61,7 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    fn range(&self, span: Span) -> std::ops::Range<usize> {
+    fn range(&self, span: Span) -> Range<usize> {
         let page = |address: u64| ((address - self.address) / self.page_bytes) as usize;
         debug_assert!((span.address - self.address).is_multiple_of(self.page_bytes));
         page(span.address)..page(span.end())
@@ -169,6 +171,8 @@ pub(crate) struct PageOrder {
 struct Plan {
     /// The first block of the range: free, or unmapped.
     first: BlockId,
+    /// Where the range ends.
+    end: u64,
     pages: usize,
 }
 
@@ -255,34 +259,42 @@ impl ArenaState {
         Ok(true)
     }
 
-    /// The lowest place where `request` could be served by mapping pages, and how many.
+    /// Where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
+    /// several. PyTorch takes the lowest of all.
     fn plan(&self, request: &Request) -> Option<Plan> {
+        let unmapped = self.unmapped[request.class as usize].values();
+        let mut plans = unmapped.filter_map(|&unmapped| self.plan_at(request, unmapped));
+        if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
+    }
+
+    /// How `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is one.
+    fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<Plan> {
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        self.unmapped[request.class as usize].values().find_map(|&unmapped| {
-            if self.page_bytes_of(unmapped) != page_bytes {
-                return None;
-            }
-            let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
-            let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
-            let (mut covered, mut pages) = (0, 0);
-            let mut next = Some(first);
-            while covered < request.size_bytes {
-                let block = next?;
-                let size_bytes = self.blocks.span(block).size_bytes;
-                match self.blocks.usage(block) {
-                    BlockUse::Taken { .. } => return None,
-                    BlockUse::Free { .. } => covered += size_bytes,
-                    BlockUse::Unmapped => {
-                        let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
-                        let mapped = missing.min(size_bytes);
-                        covered += mapped;
-                        pages += (mapped / page_bytes) as usize;
-                    }
+        if self.page_bytes_of(unmapped) != page_bytes {
+            return None;
+        }
+        let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
+        let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
+        let (mut covered, mut pages) = (0, 0);
+        let (mut next, mut end) = (Some(first), 0);
+        while covered < request.size_bytes {
+            let block = next?;
+            let span = self.blocks.span(block);
+            let size_bytes = span.size_bytes;
+            end = span.end();
+            match self.blocks.usage(block) {
+                BlockUse::Taken { .. } => return None,
+                BlockUse::Free { .. } => covered += size_bytes,
+                BlockUse::Unmapped => {
+                    let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
+                    let mapped = missing.min(size_bytes);
+                    covered += mapped;
+                    pages += (mapped / page_bytes) as usize;
                 }
-                next = self.blocks.next(block);
             }
-            Some(Plan { first, pages })
-        })
+            next = self.blocks.next(block);
+        }
+        Some(Plan { first, end, pages })
     }
 
     /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
@@ -454,23 +466,42 @@ impl ArenaState {
         unmapped.insert(merged.span.address, merged.span.block);
     }
 
-    /// The whole pages within free blocks that may be taken away, the smallest blocks first, each with its block.
-    fn movable(&self, legal: Legal, keep: Option<BlockId>) -> Vec<(Span, Span)> {
+    /// The whole pages for requests of a class within free blocks that may be taken away, each with its block. What lies in the
+    /// range `keep` is left alone.
+    fn movable(
+        &self,
+        class: SizeClass,
+        legal: Legal,
+        keep: Range<u64>,
+    ) -> impl Iterator<Item = (Span, Span)> + '_ {
+        let page_bytes = self.policy.page_bytes[class as usize];
         let both = self.free[0].iter().chain(self.free[1].iter());
-        let mut movable: Vec<(Span, Span)> = both
-            .filter(|entry| Some(entry.block) != keep && self.is_legal(entry.block, legal))
+        both.filter(move |entry| !keep.contains(&entry.address) && self.is_legal(entry.block, legal))
             .filter(|entry| self.blocks.tag(entry.block).grows)
-            .filter_map(|entry| {
+            .filter_map(move |entry| {
                 let table = &self.pages[&self.blocks.segment_of(entry.block).id];
-                table.whole_pages(entry.span()).map(|pages| (entry.span(), pages))
+                let pages = table.whole_pages(entry.span()).filter(|_| table.page_bytes == page_bytes);
+                pages.map(|pages| (entry.span(), pages))
             })
-            .collect();
-        movable.sort_by_key(|(whole, _)| (whole.size_bytes, whole.address));
-        movable
     }
 
-    /// Takes free pages away, as `order` says. The block where the request itself will grow is left alone, if it is this
-    /// arena's. Nothing waits.
+    /// How many pages this arena could give, as `order` says; no more are counted than are wanted.
+    pub(crate) fn count_pages(&self, order: &PageOrder) -> usize {
+        let PageOrder { request, legal, own, wanted } = *order;
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        let movable = self.movable(request.class, legal, self.kept_for(&request, own));
+        let bytes: u64 = movable.map(|(_, pages)| pages.size_bytes).sum();
+        wanted.min((bytes / page_bytes) as usize)
+    }
+
+    /// The addresses where a request of this very arena will be served when there are pages: nothing is taken away there.
+    fn kept_for(&self, request: &Request, own: bool) -> Range<u64> {
+        let plan = if own { self.plan(request) } else { None };
+        plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
+    }
+
+    /// Takes free pages away, as `order` says, from the smallest blocks first. Where the request itself will grow, if that is
+    /// in this arena, they are left alone. Nothing waits.
     pub(crate) fn give_pages(
         &mut self,
         arena: &Arena,
@@ -480,14 +511,13 @@ impl ArenaState {
     ) {
         let PageOrder { request, legal, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        let keep = if own { self.plan(&request).map(|plan| plan.first) } else { None };
+        let keep = self.kept_for(&request, own);
+        let mut movable: Vec<(Span, Span)> = self.movable(request.class, legal, keep).collect();
+        movable.sort_by_key(|(whole, _)| (whole.size_bytes, whole.address));
         let mut missing = wanted;
-        for (whole, mut part) in self.movable(legal, keep) {
+        for (whole, mut part) in movable {
             if missing == 0 {
                 break;
-            }
-            if self.page_bytes_of(whole.block) != page_bytes {
-                continue;
             }
             // From the end, so that what is left of the block stays in one piece at its beginning.
             let bytes = part.size_bytes.min(missing as u64 * page_bytes);
@@ -545,16 +575,21 @@ impl ArenaState {
         self.note_unmapped(merged);
     }
 
-    /// Unmaps the whole pages of a free block of a segment that grows: they are spare then. No work in flight touches them.
+    /// Unmaps whole pages of a free block of a segment that grows, from its end, until they make up `bytes`: they are spare then.
+    /// No work in flight touches them. Returns how many bytes it were.
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
         cold: &mut Cold,
         whole: Span,
+        bytes: u64,
         memory: &dyn VirtualMemory,
-    ) -> Result<(), AllocationError> {
+    ) -> Result<u64, AllocationError> {
         let table = &self.pages[&self.blocks.segment_of(whole.block).id];
-        let Some(part) = table.whole_pages(whole) else { return Ok(()) };
+        let Some(all) = table.whole_pages(whole) else { return Ok(0) };
+        let size_bytes =
+            bytes.checked_next_multiple_of(table.page_bytes).unwrap_or(u64::MAX).min(all.size_bytes);
+        let part = Span { address: all.end() - size_bytes, size_bytes, ..all };
         memory
             .unmap(part.address, part.size_bytes)
             .map_err(|error| AllocationError::upstream("unmap", error))?;
@@ -567,7 +602,7 @@ impl ArenaState {
         let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
         arena.common.spare.add(pages.into_iter().map(spare));
         cold.ledger.statistics.num_device_free += 1;
-        Ok(())
+        Ok(part.size_bytes)
     }
 
     /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.
@@ -659,10 +694,10 @@ impl ArenaState {
         self.idle.passed.map(Legal::Idle)
     }
 
-    /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages to be
-    /// had for it, or the stream cannot be waited for, as one that captures cannot.
-    pub(crate) fn wait_until_idle(&mut self, arena: &Arena) -> Option<Legal> {
-        let must_wait = !self.movable(Legal::Ordered, None).is_empty();
+    /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages for
+    /// requests of `class` to be had for it, or the stream cannot be waited for, as one that captures cannot.
+    pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Legal> {
+        let must_wait = self.movable(class, Legal::Ordered, 0..0).next().is_some();
         if !must_wait || planted!(TakenWhileBusy, arena.wait_for_users(self), Ok(())).is_err() {
             return None;
         }

@@ -11,9 +11,10 @@
 //! | 7 | pools that help out | yes |
 //! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
 //! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
-//! | 10 | the host waits for all events, all that is free goes back, and 6 again | yes |
+//! | 10 | as much as is missing goes back, of pages of the other size if there are any, and 6 again | |
+//! | | the host waits for all events, all that is free goes back, and 6 again | yes |
 //! | | then a free block after all: part of a segment, say, that somebody still uses | |
-//! | 11 | any free block that is large enough, whatever its size class | |
+//! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
@@ -61,6 +62,8 @@ pub(crate) struct Climb<'a> {
     waits: Vec<EventId>,
     /// How many more it may be made to wait for before memory is short.
     waits_left: usize,
+    /// All else has been tried.
+    is_last_resort: bool,
 }
 
 type Step = Result<Option<Obtained>, AllocationError>;
@@ -73,7 +76,8 @@ impl<'a> Climb<'a> {
         let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
         drop(state);
         let (pages, made, waits) = (Vec::new(), Vec::new(), Vec::new());
-        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left }
+        let is_last_resort = false;
+        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left, is_last_resort }
     }
 
     fn cold(&mut self) -> &mut Cold {
@@ -103,6 +107,9 @@ impl<'a> Climb<'a> {
                 return Ok(obtained);
             }
             if let Some(obtained) = self.order_anything()? {
+                return Ok(obtained);
+            }
+            if let Some(obtained) = self.release_some()? {
                 return Ok(obtained);
             }
             self.release_cached()?;
@@ -243,23 +250,45 @@ impl<'a> Climb<'a> {
     fn grow_with(&mut self, donors: Donors) -> Step {
         let upstream = Arc::clone(&self.arena.common.upstream);
         let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
-        let Some(mut missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
+        let Some(missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
         let within_slack = matches!(donors, Donors::Idle | Donors::Own) && self.has_slack(missing);
-        let mut enough = within_slack && self.create_pages(memory, missing)?;
-        if !enough {
-            for donor in self.donors(donors) {
-                if self.pages.len() >= missing {
-                    break;
-                }
-                self.collect_pages(&donor, donors, missing - self.pages.len());
-                // Taking pages away changes where the request fits best.
-                missing = self.make_room_to_grow(memory)?.unwrap_or(missing);
-            }
-            enough = self.pages.len() >= missing || self.create_pages(memory, missing - self.pages.len())?;
-        }
+        let enough = within_slack && self.create_pages(memory, missing)?
+            || self.gather_pages(memory, donors, missing)?;
         let obtained = if enough { self.map_pages(memory) } else { Ok(None) };
         self.spare_pages();
         obtained
+    }
+
+    /// Free pages of `donors`, and new ones for what these lack. Whether there are `wanted`. Nobody's free memory is taken apart
+    /// for a growth that does not come about: so what is lacking is made first.
+    fn gather_pages(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        donors: Donors,
+        wanted: usize,
+    ) -> Result<bool, AllocationError> {
+        let (mut offers, mut offered) = (Vec::new(), 0);
+        for donor in self.donors(donors) {
+            if offered >= wanted {
+                break;
+            }
+            if let Some((order, pages)) = self.look_for_pages(&donor, donors, wanted - offered) {
+                offers.push((donor, order));
+                offered += pages;
+            }
+        }
+        if !self.create_pages(memory, wanted - offered)? {
+            return Ok(false);
+        }
+        for (donor, order) in offers {
+            let missing = wanted - self.pages.len();
+            if missing > 0 {
+                self.collect_pages(&donor, PageOrder { wanted: missing, ..order });
+            }
+        }
+        // Fewer came than were there if a stream could not be waited for, say.
+        let missing = wanted - self.pages.len();
+        self.create_pages(memory, missing)
     }
 
     /// Keeps the pages that found no place.
@@ -288,19 +317,26 @@ impl<'a> Climb<'a> {
         self.policy.expandable && self.arena.source.is_none()
     }
 
-    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere.
+    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large as
+    /// it may be and there is.
     fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
         let missing = self.arena.lock().missing_pages(&self.request);
         if missing.is_some() {
             return Ok(missing);
         }
         let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
-        let Some(reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
+        let Some(mut reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
             return Ok(None);
         };
         let mut state = self.arena.lock();
-        let added = state.add_growing(self.request.class, reserve_bytes, memory)?;
-        Ok(if added { state.missing_pages(&self.request) } else { None })
+        while !state.add_growing(self.request.class, reserve_bytes, memory)? {
+            // Addresses are short. Fewer serve as well, as long as the request fits in.
+            if !self.policy.stitching || reserve_bytes == self.request.size_bytes {
+                return Ok(None);
+            }
+            reserve_bytes = (reserve_bytes / 2).max(self.request.size_bytes);
+        }
+        Ok(state.missing_pages(&self.request))
     }
 
     fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
@@ -323,17 +359,24 @@ impl<'a> Climb<'a> {
     /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
-        let spare = self.arena.common.spare.take(wanted, page_bytes, self.arena.home);
-        let wanted = wanted - spare.len();
+        // They stay where they are until the others are there.
+        let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.home);
+        if spare < wanted && !self.make_pages(memory, wanted - spare)? {
+            return Ok(false);
+        }
+        let spare = self.arena.common.spare.take(spare, page_bytes, self.arena.home);
         for SparePage { page, bytes, class: from, .. } in spare {
             let ledger = &mut self.cold().ledger;
             ledger.bytes_moved(from, class, bytes);
             ledger.bytes_adopted(owner, bytes);
             self.pages.push(page);
         }
-        if wanted == 0 {
-            return Ok(true);
-        }
+        Ok(true)
+    }
+
+    /// New pages. `false`, and none, if the limit or the upstream has no room for all of them.
+    fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
         if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
             return Ok(false);
         }
@@ -381,7 +424,10 @@ impl<'a> Climb<'a> {
         match donors {
             Donors::Nobody => Vec::new(),
             Donors::Own => {
-                let mut all = vec![Arc::clone(self.arena)];
+                let mut all = Vec::new();
+                if self.may_alias_more() {
+                    all.push(Arc::clone(self.arena));
+                }
                 if self.arena.common.is_capturing() {
                     all.extend(self.arena.common.arenas_of(Owner::Shared));
                 }
@@ -390,6 +436,18 @@ impl<'a> Climb<'a> {
             Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(),
             Donors::Idle | Donors::Anybody => Vec::new(),
         }
+    }
+
+    /// Whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held, so
+    /// that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
+    fn may_alias_more(&mut self) -> bool {
+        if self.is_last_resort {
+            return true;
+        }
+        let alias_bytes = self.arena.lock().alias_bytes();
+        let pool = self.arena.home.owner.pool();
+        let reserved = pool.and_then(|pool| self.cold().ledger.private.get(&pool));
+        alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
     /// The arenas that may lend blocks to this one: its own first.
@@ -410,7 +468,7 @@ impl<'a> Climb<'a> {
         match (own, donors) {
             (true, Donors::Own) => return Some(Legal::Aliased),
             (true, _) => return Some(Legal::Ordered),
-            (false, Donors::Own) => return state.wait_until_idle(donor),
+            (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
             (false, _) => {}
         }
         let idle = state.look_how_idle(donor);
@@ -421,15 +479,27 @@ impl<'a> Climb<'a> {
         }
     }
 
-    fn collect_pages(&mut self, donor: &Arc<Arena>, donors: Donors, wanted: usize) {
-        let own = donor.number == self.arena.number;
+    /// How many of `wanted` pages `donor` could give now, and how to ask for them.
+    fn look_for_pages(
+        &self,
+        donor: &Arc<Arena>,
+        donors: Donors,
+        wanted: usize,
+    ) -> Option<(PageOrder, usize)> {
         let mut state = donor.lock();
-        let Some(legal) = self.legal(donor, &mut state, donors) else { return };
-        let must_wait = !own && matches!(legal, Legal::Ordered);
+        let legal = self.legal(donor, &mut state, donors)?;
+        let own = donor.number == self.arena.number;
+        let order = PageOrder { request: self.request, legal, own, wanted };
+        let pages = state.count_pages(&order);
+        (pages > 0).then_some((order, pages))
+    }
+
+    fn collect_pages(&mut self, donor: &Arc<Arena>, order: PageOrder) {
+        let mut state = donor.lock();
+        let must_wait = !order.own && matches!(order.legal, Legal::Ordered);
         if planted!(PagesWithoutWait, must_wait, false) && !self.wait_for(donor) {
             return;
         }
-        let order = PageOrder { request: self.request, legal, own, wanted };
         let (owner, before) = (self.arena.home.owner, self.pages.len());
         let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
         state.give_pages(donor, ledger, &order, &mut self.pages);
@@ -594,6 +664,23 @@ impl<'a> Climb<'a> {
         if self.policy.stitching { self.grow_with(Donors::Anybody) } else { Ok(None) }
     }
 
+    /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
+    fn release_some(&mut self) -> Step {
+        if !self.policy.stitching || !self.grows() {
+            return Ok(None);
+        }
+        let (request, page_bytes) = (self.request, self.page_bytes());
+        let missing = self.arena.lock().missing_pages(&request).map(|pages| pages as u64 * page_bytes);
+        let bytes = missing.unwrap_or(request.size_bytes.next_multiple_of(page_bytes));
+        let allocator = self.allocator;
+        if allocator.release_some(self.cold(), bytes, request.class)? == 0 {
+            return Ok(None);
+        }
+        let obtained = self.take_more()?;
+        self.cold().ledger.statistics.num_alloc_retries += u64::from(obtained.is_some());
+        Ok(obtained)
+    }
+
     /// Waits for all events and gives all that is free back. *Blocks*.
     fn release_cached(&mut self) -> Result<(), AllocationError> {
         let allocator = self.allocator;
@@ -601,25 +688,43 @@ impl<'a> Climb<'a> {
     }
 
     /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
-    /// which is no reason to fail.
+    /// which is no reason to fail; nor is it that the pages of large requests are large.
     fn last_resort(&mut self) -> Step {
         if !self.policy.last_resort {
             return Ok(None);
         }
+        self.is_last_resort = true;
         let rounded = self.request;
         self.request = rounded.unrounded();
-        if self.request.size_bytes < rounded.size_bytes {
-            for rung in [Self::cached, Self::stitch, Self::take_more] {
-                if let Some(obtained) = rung(self)? {
-                    return Ok(Some(obtained));
-                }
+        let owner = self.arena.home.owner;
+        if (self.request.size_bytes < rounded.size_bytes || self.cold().pools.may_alias(owner))
+            && let Some(obtained) = self.find_or_grow()?
+        {
+            return Ok(Some(obtained));
+        }
+        let class = self.request.class;
+        if self.policy.stitching && class == SizeClass::Large {
+            // Blocks are counted, and go back, by the class of their segment.
+            self.request.class = SizeClass::Small;
+            if let Some(obtained) = self.find_or_grow()? {
+                return Ok(Some(obtained));
             }
+            self.request.class = class;
         }
         let obtained = self.borrow(Donors::Anybody, true)?;
         if obtained.is_none() {
             self.request = rounded;
         }
         Ok(obtained)
+    }
+
+    fn find_or_grow(&mut self) -> Step {
+        for rung in [Self::cached, Self::stitch, Self::take_more] {
+            if let Some(obtained) = rung(self)? {
+                return Ok(Some(obtained));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -52,7 +52,7 @@
 //! | `arena` | how a block moves through all of these, under one lock | other arenas |
 //! | `common` | what all arenas share, and which there are | what is in them |
 //! | `grow`, `aliases` | pages, and how they move | where else there is memory |
-//! | `ladder` | what to do when memory is short; all arenas, one at a time | |
+//! | `ladder`, `release` | what to do when memory is short, and what goes back; all arenas, one at a time | |
 //! | `directory`, `pools` | which arena serves whom | blocks |
 //! | `direct` | the same books for memory that is not cached here | |
 //! | `registry`, `raw`, `exact`, `checkpoint` | blocks by address, at an address, and pools put back to what they were | the upstream |
@@ -137,6 +137,7 @@ mod pools;
 mod raw;
 mod reach;
 mod registry;
+mod release;
 pub mod replay;
 mod restore;
 pub mod settings;

@@ -115,7 +115,7 @@ mod table {
         TooSmallFromHand: "memory/arena", "the block that was freed last serves a request that is larger";
         StaysInBin: "memory/arena", "a block that is handed out stays in its bin";
         NeighbourStaysInBin: "memory/arena", "a block that was merged stays in its bin";
-        EmptiedWhileBusy: "memory/arena", "empty_cache unmaps pages before the stream is done with them";
+        EmptiedWhileBusy: "memory/release", "empty_cache unmaps pages before the stream is done with them";
         InboxLosesUses: "memory/arena", "a block that is freed while its arena is locked loses its uses";
         VigilNotTold: "memory/arena", "a graph does not hear that an input was given back";
         MergesWithTaken: "memory/blocks", "a freed block is merged with a neighbour that somebody has";

@@ -32,6 +32,15 @@ pub(crate) struct SparePage {
     pub(crate) pool: Option<PoolId>,
 }
 
+impl SparePage {
+    /// Whether the arena at `home` may use it as a page of `bytes`.
+    pub(crate) fn serves(&self, bytes: u64, home: Home) -> bool {
+        self.bytes == bytes
+            && self.after.is_none_or(|after| after == home.stream)
+            && self.pool.is_none_or(|pool| home.owner == Owner::Private(pool))
+    }
+}
+
 /// The spare pages of one allocator. Nothing is called with their lock held.
 #[derive(Debug, Default)]
 pub(crate) struct SparePages {
@@ -47,23 +56,20 @@ impl SparePages {
         self.lock().extend(pages);
     }
 
-    /// How many bytes are spare.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.lock().iter().map(|spare| spare.bytes).sum()
+    /// All of them, as they are now.
+    pub(crate) fn copy(&self) -> Vec<SparePage> {
+        self.lock().clone()
     }
 
-    /// Takes up to `wanted` pages out that the arena at `home` may use.
+    /// How many pages there are, of up to `wanted`, that the arena at `home` may use.
+    pub(crate) fn count(&self, wanted: usize, bytes: u64, home: Home) -> usize {
+        self.lock().iter().filter(|spare| spare.serves(bytes, home)).take(wanted).count()
+    }
+
+    /// Takes up to `wanted` of them out.
     pub(crate) fn take(&self, wanted: usize, bytes: u64, home: Home) -> Vec<SparePage> {
-        let mut left = wanted;
-        let serves = |spare: &mut SparePage| {
-            let serves = left > 0
-                && spare.bytes == bytes
-                && spare.after.is_none_or(|after| after == home.stream)
-                && spare.pool.is_none_or(|pool| home.owner == Owner::Private(pool));
-            left -= usize::from(serves);
-            serves
-        };
-        self.lock().extract_if(.., serves).collect()
+        let serves = |spare: &mut SparePage| spare.serves(bytes, home);
+        self.lock().extract_if(.., serves).take(wanted).collect()
     }
 
     /// Gives back all pages but those that are still `mapped` somewhere, and tells `destroyed` of each. *Blocks* until work

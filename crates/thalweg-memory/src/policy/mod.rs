@@ -6,10 +6,11 @@
 //! | request | class | plain segment | page of a growing segment |
 //! |---|---|---|---|
 //! | up to 1 MiB | small | 2 MiB | 2 MiB |
-//! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 2 MiB as Thalweg |
+//! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 8 MiB as Thalweg (`expandable_page_mb`) |
 //! | more | large | the next multiple of 2 MiB | the same |
 //!
-//! Small and large requests never share a segment: a small block that stays would keep a large segment from going back.
+//! Small and large requests never share a segment, unless one would fail: a small block that stays would keep a large segment
+//! from going back.
 //! Every size is rounded up to a multiple of 512 bytes, and so every address is one too.
 //!
 //! A rest is split off a block when it has at least 512 bytes (small blocks, and all in growing segments) or more than 1 MiB

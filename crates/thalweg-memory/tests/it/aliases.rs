@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_memory::fake::FakeUpstream;
+use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{Alias, Block, DeviceAllocator, PoolId, PoolOptions, StreamFilter};
 
 use crate::harness::{small_pages, stream};
@@ -120,6 +120,81 @@ fn a_pool_may_ask_for_an_end_of_aliases() {
     drop((kept, more));
 }
 
+/// Nobody replays anything, but nobody says so either: aliases stay. So there is an end to them, unless memory is short.
+#[test]
+fn a_pool_that_serves_for_long_has_no_more_aliases_than_memory() {
+    for (settings, short) in [("stitching_slack:0", false), ("per_process_memory_fraction:0.002", true)] {
+        let world = World::new(settings);
+        let pool = world.pool();
+        let scope = world.allocator.use_pool(pool).expect("the pool is there");
+        let (mut held, mut random, mut failed) = (Vec::new(), 1u64, 0);
+        for _ in 0..4000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let mib = 2 + (random >> 33) % 12;
+            if held.len() > 12 {
+                held.swap_remove((random >> 40) as usize % held.len());
+            }
+            match world.allocator.allocate(mib * MIB, stream(1)) {
+                Ok(block) => held.push(block),
+                Err(error) => {
+                    assert!(error.is_out_of_memory(), "{error}");
+                    failed += 1;
+                    held.truncate(held.len() / 2);
+                }
+            }
+        }
+        let aliases = world.allocator.aliases(pool);
+        let alias_mib = aliases.iter().map(|alias| alias.size_bytes).sum::<u64>() / MIB;
+        let (ranges, reserved_mib) = (world.upstream.reserved_ranges().len(), world.reserved_mib());
+        let figures =
+            format!("{settings}: {failed} failed, {alias_mib} of {reserved_mib} MiB, {ranges} ranges");
+        assert!((1..=reserved_mib + 14).contains(&alias_mib) != short, "{figures}");
+        // 13 blocks of up to 13 MiB.
+        assert!(reserved_mib <= 2 * 169 && ranges <= 4, "{figures}");
+        assert!(if short { failed < 20 } else { failed == 0 }, "{figures}");
+        drop((scope, held));
+    }
+}
+
+/// A page that could not be mapped at its new address is spare, and serves another stream once nothing touches it.
+#[test]
+fn aliases_are_known_also_where_the_page_is_on_another_stream() {
+    let world = World::new("stitching_slack:0");
+    let pool = world.pool();
+    let kept = world.capture(pool, || {
+        let kept = world.pieces(8);
+        world.upstream.fail_call(1, Fault::Other);
+        world.allocator.allocate(8 * MIB, stream(1)).expect_err("the pages are not mapped");
+        kept
+    });
+    world.allocator.empty_cache().expect("no capture is under way");
+    let filter = StreamFilter::Stream(stream(2));
+    world.allocator.begin_allocate_to_pool(pool, filter).expect("the pool is there");
+    let elsewhere = world.allocator.allocate(8 * MIB, stream(2)).expect("there is room");
+    world.allocator.end_allocate_to_pool(pool).expect("it was begun");
+    assert_eq!(world.reserved_mib(), 16, "the spare pages serve");
+    let aliases = world.allocator.aliases(pool);
+    assert_eq!(aliases.iter().map(|alias| alias.size_bytes).sum::<u64>(), 8 * MIB);
+    let there = elsewhere.address()..elsewhere.address() + 8 * MIB;
+    assert!(aliases.iter().all(|alias| there.contains(&alias.now_at)), "{aliases:?}");
+    drop((kept, elsewhere));
+}
+
+#[test]
+fn fewer_addresses_do_when_there_are_not_as_many_as_usual() {
+    let ranges_after = |refusals: u64| {
+        let world = World::new("");
+        let other = world.allocator.allocate(MIB, stream(2)).expect("there is room");
+        // The device's size is known now, so addresses are what is asked for first.
+        (1..=refusals).for_each(|call| world.upstream.fail_call(call, Fault::OutOfMemory));
+        drop((world.allocate(8), other));
+        world.upstream.reserved_ranges().into_iter().map(|(_, bytes)| bytes).collect::<Vec<u64>>()
+    };
+    let usual = ranges_after(0);
+    assert_eq!(ranges_after(1), [usual[0], usual[1] / 2]);
+    assert_eq!(ranges_after(2), [usual[0], usual[1] / 4]);
+}
+
 /// A capture cannot wait on the device for whoever had shared memory; the host can, unless that is being captured too.
 #[test]
 fn a_capture_has_shared_pages_after_a_wait() {
@@ -138,6 +213,23 @@ fn a_capture_has_shared_pages_after_a_wait() {
     world.allocator.release_pool(pool).expect("it has one reference");
     world.allocator.empty_cache().expect("no capture is under way");
     assert_eq!((world.reserved_mib(), world.upstream.live_pages()), (0, 0));
+}
+
+/// Pages of another size are none that a wait would help to.
+#[test]
+fn a_capture_waits_for_shared_pages_of_its_own_size_only() {
+    let world = World::new("expandable_page_mb:8");
+    let before = world.allocator.allocate(16 * MIB, stream(2)).expect("there is room");
+    let pool = world.pool();
+    let blocks = world.capture(pool, || {
+        drop(before);
+        let small = world.allocate(1);
+        assert_eq!(world.upstream.calls().synchronize_stream, 0);
+        [small, world.allocate(16)]
+    });
+    assert_eq!(world.upstream.calls().synchronize_stream, 1);
+    assert_eq!(world.reserved_mib(), 2 + 16);
+    drop(blocks);
 }
 
 /// Four free pages lie about in 400 MiB.

@@ -20,6 +20,7 @@ mod host_random;
 mod host_threads;
 mod lifetimes;
 mod model;
+mod nearly_full;
 mod oracle;
 mod oracle_replays;
 mod out_of_memory;

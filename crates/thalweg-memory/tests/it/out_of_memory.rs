@@ -231,7 +231,28 @@ fn scenarios_of_free_memory() -> Vec<Scenario> {
                 in_pieces(world);
             },
         },
+        Scenario {
+            name: "a live block lies in every page",
+            mebibytes: 64,
+            settings: Settings::default(),
+            prepare: in_every_page,
+            request: 20,
+            advises: |advice| advice == Advice::SmallPages,
+            follow: |world, _| {
+                world.held.clear();
+                *world = World::new(64, small_pages());
+                in_every_page(world);
+            },
+        },
     ]
+}
+
+/// Pages of 8 MiB, each with a live block of 2.
+fn in_every_page(world: &mut World) {
+    let all: Vec<Block> = (0..16)
+        .map(|place| world.allocate(if place % 2 == 0 { 2 } else { 6 }, 1).expect("there is room"))
+        .collect();
+    world.held.extend(all.into_iter().step_by(2));
 }
 
 /// Where there is not enough, whatever is done with what is free.

@@ -40,6 +40,7 @@ fn setups() -> Vec<Setup> {
         setup("depth 0", thalweg().with_record_use_depth(0), true),
         with_pools(Pools::Aliased, setup("aliases", thalweg(), true)),
         with_pools(Pools::Aliased, setup("aliases without slack", no_slack(), true)),
+        with_pools(Pools::Aliased, setup("aliases, large pages", Settings::default(), true)),
         with_pools(Pools::NoSplit, setup("no split", thalweg(), true)),
         with_pools(Pools::NoSplit, setup("no split plain", thalweg(), false)),
         with_pools(Pools::UseOnOom, setup("pools that help", thalweg(), true)),

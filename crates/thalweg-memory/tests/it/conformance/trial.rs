@@ -284,9 +284,10 @@ impl Trial {
         let anywhere = settings.cross_stream_reuse() != CrossStreamReuse::Never && !self.is_capturing();
         if settings.last_resort() {
             for segment in self.allocator.snapshot() {
+                // A pool that helps does so on the stream of its memory.
                 let helps = self.kind_of_pools == Pools::UseOnOom && pool.is_none() && !self.is_capturing();
-                let serves = segment.pool == pool || helps && segment.pool.is_some();
-                let legal = serves && (segment.stream == stream(on) || anywhere);
+                let own = segment.stream == stream(on);
+                let legal = segment.pool == pool && (own || anywhere) || helps && own;
                 let fits = |state, size| state == BlockState::Inactive && size >= size_bytes;
                 let free = segment.blocks.iter().find(|block| fits(block.state, block.size_bytes));
                 assert!(
@@ -304,17 +305,42 @@ impl Trial {
             SizeClass::Small => 2 * MIB,
             SizeClass::Large => size_bytes.next_multiple_of(2 * MIB).max(20 * MIB),
         };
-        let paged_bytes = size_bytes.next_multiple_of(settings.expandable_page_bytes(class));
+        let paged_bytes = |class| size_bytes.next_multiple_of(settings.expandable_page_bytes(class));
+        let growth = |class| paged_bytes(class).min(self.least_growth(size_bytes, pool, on, class));
         let segment_bytes = match (expandable, settings.stitching()) {
             (false, _) => plain_bytes,
-            (true, false) => paged_bytes.max(plain_bytes),
-            (true, true) => paged_bytes,
+            (true, false) => paged_bytes(class).max(plain_bytes),
+            (true, true) if settings.last_resort() => growth(class).min(growth(SizeClass::Small)),
+            (true, true) => growth(class),
         };
         let reserved_bytes = self.referee.reserved_bytes();
         assert!(
             reserved_bytes + segment_bytes > limit,
-            "{bytes} bytes on {on}: of {limit} only {reserved_bytes} are taken"
+            "{bytes} bytes on {on}: of {limit} only {reserved_bytes} are taken, and {segment_bytes} are missing"
         );
+    }
+
+    /// The fewest bytes of pages of a class that would have to be mapped behind memory of a stream, so that `size_bytes` are
+    /// free there.
+    fn least_growth(&self, size_bytes: u64, pool: Option<PoolId>, on: u64, class: SizeClass) -> u64 {
+        let (mapped, ranges) = (self.referee.fake.mapped_pages(), self.referee.fake.reserved_ranges());
+        let page_bytes = self.allocator.settings().expandable_page_bytes(class);
+        let growth = |segment: &SegmentSnapshot| {
+            let end = segment.address + segment.total_bytes;
+            let last = segment.blocks.last().filter(|block| block.state == BlockState::Inactive);
+            let free_bytes = last.map_or(0, |block| block.size_bytes);
+            let missing_bytes = size_bytes.saturating_sub(free_bytes).next_multiple_of(page_bytes);
+            let behind = end..end + missing_bytes;
+            let there = ranges.iter().any(|(start, size)| *start < end && behind.end <= start + size);
+            let open = !mapped.iter().any(|(start, ..)| behind.contains(start));
+            (there && open).then_some(missing_bytes)
+        };
+        let snapshot = self.allocator.snapshot();
+        let own = |segment: &&SegmentSnapshot| {
+            segment.is_expandable
+                && (segment.pool, segment.stream, segment.class) == (pool, stream(on), class)
+        };
+        snapshot.iter().filter(own).filter_map(growth).min().unwrap_or(u64::MAX)
     }
 
     /// What must hold at any time, whatever happened.
