@@ -234,7 +234,12 @@ impl Trial {
         }
     }
 
-    fn leave(&mut self, place: usize) -> Result<(), AllocationError> {
+    fn leave(&mut self, mut place: usize) -> Result<(), AllocationError> {
+        if let Open::Scope { pool, .. } = self.open[place] {
+            // Of several scopes of one pool it is the innermost that ends.
+            let same = |open: &Open| matches!(open, Open::Scope { pool: one, .. } if *one == pool);
+            place = self.open.iter().rposition(same).expect("there is one at least");
+        }
         match self.open.remove(place) {
             Open::Capture { pool, filter } => {
                 self.referee.end_capture(filter.map(stream));
