@@ -205,6 +205,7 @@ fn pinned(gpu: &Gpu) -> Result<()> {
 fn peers(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.peers = streams(&gpu.devices()[1])?;
+    gpu.devices()[0].enable_peer_access(&gpu.devices()[1])?;
     (0..60).try_for_each(|_| world.step())
 }
 
