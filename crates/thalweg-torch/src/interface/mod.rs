@@ -2,7 +2,7 @@
 //!
 //! Every function is a call of `status::answer`: an error becomes a status, a panic too. What C gives is
 //! checked as far as it can be: null pointers, texts, numbers of devices. The rest is the contract of the header. In a forked child
-//! [`on`] refuses; what destructors call goes by [`on_unless_forked`].
+//! `on` refuses; what destructors call goes by `on_unless_forked`.
 //!
 //! # Names
 //! `thalweg_` stands before all of them. What C does not own it only sees during a call: texts and lists of any length are
