@@ -719,10 +719,7 @@ impl ArenaState {
     /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
     /// enough, whatever its class and size.
     pub(crate) fn find_to_lend(&self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
-        let classes = [
-            request.class,
-            if request.class == SizeClass::Small { SizeClass::Large } else { SizeClass::Small },
-        ];
+        let classes = [request.class, request.class.other()];
         let entry = classes[..if lenient { 2 } else { 1 }].iter().find_map(|class| {
             self.free[*class as usize].at_least(request.size_bytes).find(|entry| {
                 self.is_legal(entry.block, legal)

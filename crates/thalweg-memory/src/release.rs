@@ -54,9 +54,8 @@ impl DeviceAllocator {
         bytes: u64,
         class: SizeClass,
     ) -> Result<u64, AllocationError> {
-        let other = if class == SizeClass::Small { SizeClass::Large } else { SizeClass::Small };
         let before = cold.ledger.reserved_bytes();
-        self.release_up_to(cold, bytes, None, [other, class])?;
+        self.release_up_to(cold, bytes, None, [class.other(), class])?;
         Ok(before - cold.ledger.reserved_bytes())
     }
 

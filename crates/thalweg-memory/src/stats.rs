@@ -21,6 +21,16 @@ pub enum SizeClass {
     Large,
 }
 
+impl SizeClass {
+    /// The class that this is not.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
+}
+
 /// One quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Statistic {
