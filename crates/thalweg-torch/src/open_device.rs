@@ -141,7 +141,8 @@ impl OpenDevice {
     pub(crate) fn close_shared(&self, memory: Arc<SharedMemory>) {
         let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::strong_count(&memory) > 1 {
-            return;
+            // Under the lock: of two that let go at once, the second has to see that it is the last.
+            return drop(memory);
         }
         closing.push(memory);
         if !self.pools.any_is_open() && self.device.synchronize().is_ok() {

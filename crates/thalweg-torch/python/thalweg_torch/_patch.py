@@ -38,7 +38,7 @@ def settings(library):
     """Has `torch.cuda.memory._set_allocator_settings`, which is left with pinned memory only, change ours as well."""
     import torch
 
-    # PyTorch had another name for it before 2.9.
+    # Where PyTorch has another name for it, its settings stay its own.
     name = "_accelerator_setAllocatorSettings"
     theirs = getattr(torch._C, name, None)
     if theirs is None:
