@@ -556,7 +556,7 @@ impl Drop for DeviceAllocator {
         self.common.all_arenas().iter().for_each(|arena| arena.close());
         if let Some(memory) = self.common.upstream.virtual_memory() {
             // What the upstream refuses now is offered again when an arena goes, and then there is nobody to tell.
-            let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
+            let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
     }
 }

@@ -255,9 +255,10 @@ impl Arena {
     /// *Blocks* until nothing touches what is free here.
     pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
-        self.common.unrecorded_users().iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
+        let unrecorded = self.common.unrecorded_users();
+        unrecorded.iter().for_each(|stream| drop(self.common.synchronize_stream(memory, *stream)));
         let mut streams = state.users.iter().chain([&self.home.stream]);
-        streams.try_for_each(|stream| memory.synchronize_stream(*stream))
+        streams.try_for_each(|stream| self.common.synchronize_stream(memory, *stream))
     }
 
     /// This stream was made to wait for these events. The upstream is not called.
@@ -328,7 +329,7 @@ impl Arena {
         // An arena that goes with memory goes after the allocator: nobody counts any more. One that goes without, as that of a
         // forgotten pool does, leaves the spare pages alone.
         if let Some(memory) = memory.filter(|_| had_pages) {
-            let _ = self.common.spare.destroy(memory, &self.common.pages_in_holes(), |_| {});
+            let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
     }
 

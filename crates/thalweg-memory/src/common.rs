@@ -19,9 +19,9 @@ use crate::imports::Imports;
 use crate::order::Surroundings;
 use crate::pools::Owner;
 use crate::registry::Registry;
-use crate::spare::SparePages;
+use crate::spare::{SparePage, SparePages};
 use crate::stats::SizeClass;
-use crate::upstream::{PageId, StreamId, Upstream};
+use crate::upstream::{PageId, StreamId, Upstream, UpstreamError, VirtualMemory};
 use crate::watch::Watch;
 
 /// What the arenas of one allocator share.
@@ -159,7 +159,32 @@ impl Common {
 
     /// The streams whose uses of memory may go unrecorded.
     pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
-        self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
+        unrecorded.iter().copied().filter(|stream| !self.upstream.may_end(*stream)).collect()
+    }
+
+    /// *Blocks* until the work of a stream is done. A stream that may have ended can be waited for only with the whole device, and
+    /// no capture would survive that.
+    pub(crate) fn synchronize_stream(
+        &self,
+        memory: &dyn VirtualMemory,
+        stream: StreamId,
+    ) -> Result<(), UpstreamError> {
+        if self.upstream.may_end(stream) && self.is_capturing() {
+            let why = "the stream may have ended, and during a capture the device cannot be waited for";
+            return Err(UpstreamError::Other(why.into()));
+        }
+        memory.synchronize_stream(stream)
+    }
+
+    /// Gives spare pages back, and tells `destroyed` of each. See [`SparePages::destroy`].
+    pub(crate) fn destroy_spare_pages(
+        &self,
+        memory: &dyn VirtualMemory,
+        destroyed: impl FnMut(&SparePage),
+    ) -> Result<(), (&'static str, UpstreamError)> {
+        let wait = |stream| self.synchronize_stream(memory, stream);
+        self.spare.destroy(memory, &self.pages_in_holes(), wait, destroyed)
     }
 
     /// All arenas that are alive, oldest first.
@@ -173,7 +198,8 @@ impl DeviceAllocator {
     /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
     /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
     /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
-    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done.
+    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done, and one
+    /// that [may end](crate::Upstream::may_end) at any moment too.
     pub fn add_unrecorded_user(&self, stream: StreamId) {
         let mut unrecorded = self.common().unrecorded.write().unwrap_or_else(PoisonError::into_inner);
         if !unrecorded.contains(&stream) {
@@ -186,7 +212,7 @@ impl Drop for Common {
     fn drop(&mut self) {
         // No arena is left, so no page is mapped. What is refused now is lost.
         if let Some(memory) = self.upstream.virtual_memory() {
-            let _ = self.spare.destroy(memory, &FxHashSet::default(), |_| {});
+            let _ = self.destroy_spare_pages(memory, |_| {});
         }
     }
 }

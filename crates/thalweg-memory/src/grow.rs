@@ -115,8 +115,11 @@ struct Fence {
 
 impl Fence {
     /// Behind what the arena's stream, and all others that may touch what is free there, were given so far; `None` where there are
-    /// no events.
+    /// no events, or the stream may have ended.
     fn record(arena: &Arena, searches: [u64; 2]) -> Option<Self> {
+        if arena.common.upstream.may_end(arena.home.stream) {
+            return None;
+        }
         let around = arena.common.surroundings();
         let mut events = smallvec![around.record(arena.home.stream).ok()?.event];
         let others =

@@ -513,7 +513,7 @@ impl<'a> Climb<'a> {
     /// be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
-        if !self.wait_for_stream(lender) {
+        if self.arena.common.upstream.may_end(lender) || !self.wait_for_stream(lender) {
             return false;
         }
         for stream in self.arena.common.unrecorded_users() {

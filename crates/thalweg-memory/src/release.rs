@@ -81,10 +81,9 @@ impl DeviceAllocator {
             }
         }
         let Some(memory) = self.common().upstream.virtual_memory() else { return Ok(()) };
-        let mapped = self.common().pages_in_holes();
         let ledger = &mut cold.ledger;
         let destroyed = |spare: &SparePage| ledger.page_destroyed(spare.class, spare.bytes);
-        let outcome = self.common().spare.destroy(memory, &mapped, destroyed);
+        let outcome = self.common().destroy_spare_pages(memory, destroyed);
         outcome.map_err(|(call, error)| AllocationError::upstream(call, error))
     }
 }

@@ -73,7 +73,7 @@ impl SparePages {
     }
 
     /// Gives back all pages but those that are still `mapped` somewhere, and tells `destroyed` of each. *Blocks* until work
-    /// that may touch them is done.
+    /// that may touch them is done, by `wait`.
     ///
     /// # Errors
     /// The upstream's, with the call that failed; the rest is still spare.
@@ -81,11 +81,12 @@ impl SparePages {
         &self,
         memory: &dyn VirtualMemory,
         mapped: &FxHashSet<PageId>,
+        wait: impl Fn(StreamId) -> Result<(), UpstreamError>,
         mut destroyed: impl FnMut(&SparePage),
     ) -> Result<(), (&'static str, UpstreamError)> {
         let streams: FxHashSet<StreamId> = self.lock().iter().filter_map(|spare| spare.after).collect();
         for stream in streams {
-            memory.synchronize_stream(stream).map_err(|error| ("synchronize_stream", error))?;
+            wait(stream).map_err(|error| ("synchronize_stream", error))?;
             let mut pages = self.lock();
             pages.iter_mut().filter(|spare| spare.after == Some(stream)).for_each(|spare| spare.after = None);
         }

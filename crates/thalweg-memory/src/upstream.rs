@@ -131,6 +131,13 @@ pub trait Events: Send + Sync {
 
 /// A source of device memory.
 pub trait Upstream: Events {
+    /// Whether the stream may end at any moment without a word, since its owner is somebody else. Then it is named only in calls
+    /// that the caller of the allocator has named it in: its memory is not handed on behind an event, but stays with it, or goes
+    /// back behind [`VirtualMemory::synchronize_stream`], which has to get along without naming it.
+    fn may_end(&self, _stream: StreamId) -> bool {
+        false
+    }
+
     /// Takes a segment of `bytes` (a positive multiple of 512) and returns its address, a positive multiple of 512. The
     /// first work to use it will be on `stream`. May block, and must be legal while a stream captures.
     ///
@@ -232,7 +239,8 @@ pub trait VirtualMemory: Send + Sync {
     /// Any; then all of them are still mapped.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
 
-    /// *Blocks* until all work that `stream` was given so far is done, so that pages it used can be unmapped.
+    /// *Blocks* until all work that `stream` was given so far is done, so that pages it used can be unmapped. It is not called
+    /// for a stream that [may end](Upstream::may_end) while a capture is under way.
     ///
     /// # Errors
     /// Those of the work, and the upstream's own.

@@ -5,10 +5,13 @@
 //! for its work. So a last event is recorded at the end of that work, and stands in for the stream.
 //!
 //! Invariant: a stream that is not listed here has no work left that came from this runtime.
+//!
+//! A *lent* stream may be destroyed by its owner before that, without a word. The driver would not survive it to be named then, so
+//! nobody names it but on its user's behalf: not for a last event either. Who has to wait for it waits for the device.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_device::{Driver, EventFlags, EventHandle, StreamHandle};
 
 use crate::memory::outside_capture;
@@ -18,6 +21,8 @@ use crate::memory::outside_capture;
 pub(crate) struct ForgottenStreams {
     driver: Arc<dyn Driver>,
     last: Mutex<FxHashMap<StreamHandle, LastWork>>,
+    /// Those that are lent, also when they are forgotten.
+    lent: RwLock<FxHashSet<StreamHandle>>,
 }
 
 /// Where the work of a forgotten stream ends.
@@ -31,12 +36,23 @@ pub(crate) enum LastWork {
 
 impl ForgottenStreams {
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
-        Arc::new(Self { driver, last: Mutex::default() })
+        Arc::new(Self { driver, last: Mutex::default(), lent: RwLock::default() })
+    }
+
+    /// From now on the stream's owner may destroy it at any moment.
+    pub(crate) fn lend(&self, stream: StreamHandle) {
+        self.lent.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+    }
+
+    /// Whether its owner may have destroyed it.
+    pub(crate) fn is_lent(&self, stream: StreamHandle) -> bool {
+        self.lent.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
     /// Gives the handle up.
     pub(crate) fn forget(&self, stream: StreamHandle) {
-        let last = self.record_last(stream).unwrap_or(LastWork::Unknown);
+        let last = if self.is_lent(stream) { Ok(LastWork::Unknown) } else { self.record_last(stream) };
+        let last = last.unwrap_or(LastWork::Unknown);
         let mut list = self.lock();
         list.retain(|_, last| !self.is_over(*last));
         list.insert(stream, last);

@@ -239,7 +239,7 @@ impl Stream {
     /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
     /// Memory that was used on it still waits for its work.
     pub fn from_external(device: &Device, stream: ForeignStream) -> Result<Self> {
-        if stream.native() <= 1 {
+        if stream.native() <= 1 && stream.context().is_none() {
             return Ok(device.default_stream());
         }
         let handle = device.check(device.driver().stream_adopt(device.index(), stream))?;
@@ -250,6 +250,17 @@ impl Stream {
         let state = Arc::new(state);
         pool.external.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
         Ok(Self::from_state(device, state))
+    }
+
+    /// Says of an [external](Self::from_external) stream that its owner may destroy it at any moment, and not only when the last
+    /// clone is dropped, as far as allocators are concerned: they name it from now on only in calls that name it. Memory that was
+    /// made on it stays with it as long as there is other memory. Nothing, for a stream of the runtime's own.
+    ///
+    /// The other methods of the stream are for as long as its owner keeps it.
+    pub fn lend(&self) {
+        if let Some(forgotten) = &self.state.forgotten {
+            forgotten.lend(self.state.handle);
+        }
     }
 
     /// The calling thread's current stream of a device.

@@ -105,6 +105,32 @@ struct OutOfMemory {
   }
 };
 
+// ---- Streams that PyTorch did not make --------------------------------------------------------------------------------------
+
+// c10::cuda::CUDAStream, which is a c10::Stream: small enough to be returned in two registers.
+struct CurrentStream {
+  int8_t device_type;
+  int8_t device_index;
+  int64_t id;
+};
+
+// c10::cuda::getCurrentCUDAStream, by its exported name; null where it is not found.
+using GetCurrentStream = CurrentStream (*)(int8_t device);
+
+GetCurrentStream find_current_stream() {
+  void* library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  return library == nullptr ? nullptr
+                            : reinterpret_cast<GetCurrentStream>(dlsym(library, "_ZN3c104cuda20getCurrentCUDAStreamEa"));
+}
+
+// Whether memory is being asked for on a stream that its owner may destroy at any moment. PyTorch knows such a stream by its handle,
+// and its own streams by numbers.
+bool is_external(Stream stream, int device) {
+  static const GetCurrentStream get = find_current_stream();
+  return stream != nullptr && get != nullptr &&
+      static_cast<uint64_t>(get(static_cast<int8_t>(device)).id) == reinterpret_cast<uint64_t>(stream);
+}
+
 [[noreturn]] void fail(thalweg_status status) {
   const char* message = thalweg_error_message();
   if (status == THALWEG_OUT_OF_MEMORY && OutOfMemory::get().is_complete()) {
@@ -174,6 +200,9 @@ HOOK int thalweg_hooks_throw_out_of_memory_error() {
 
 HOOK void* thalweg_hook_malloc(size_t size, int device, Stream stream) {
   uint64_t address = 0;
+  if (is_external(stream, device)) {
+    check(thalweg_lend_stream(the_allocator, device, number(stream)));
+  }
   check(thalweg_malloc(the_allocator, device, size, number(stream), &address));
   thalweg::give_this_thread_a_context(device);
   the_turnstile.pass();

@@ -132,7 +132,7 @@ class NativeAllocator final : public CUDAAllocator {
       }
       return {block, block, &give_back_uncached, place};
     }
-    void* block = take(bytes, device, c10::cuda::getCurrentCUDAStream(device));
+    void* block = take(bytes, device, current_stream(device));
     return {block, block, &give_back, place};
   }
 
@@ -142,11 +142,17 @@ class NativeAllocator final : public CUDAAllocator {
 
   void* raw_alloc(size_t bytes) override {
     const auto device = current_device();
-    return take(bytes, device, c10::cuda::getCurrentCUDAStream(device));
+    return take(bytes, device, current_stream(device));
   }
 
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
-    return take(bytes, current_device(), stream);
+    const auto device = current_device();
+    // PyTorch knows a stream by its handle only while it is the current one.
+    const auto current = c10::cuda::getCurrentCUDAStream(device);
+    if (current.stream() == stream) {
+      lend_if_external(current);
+    }
+    return take(bytes, device, stream);
   }
 
   void raw_delete(void* block) override {
@@ -162,6 +168,7 @@ class NativeAllocator final : public CUDAAllocator {
     if (data.get() == nullptr || data.get_deleter() != &give_back) {
       return;
     }
+    lend_if_external(stream);
     check(thalweg_record_stream(
         the_allocator, number(data.get()), stream.device_index(), number(stream.stream())));
   }
@@ -233,6 +240,7 @@ class NativeAllocator final : public CUDAAllocator {
   // What there is.
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    check_device(device);
     const auto from = statistics_of(device);
     c10::CachingDeviceAllocator::DeviceStats to;
     fill(to.allocation, from.allocation);
@@ -260,10 +268,12 @@ class NativeAllocator final : public CUDAAllocator {
   }
 
   void resetAccumulatedStats(c10::DeviceIndex device) override {
+    check_device(device);
     check(thalweg_reset_accumulated_statistics(the_allocator, device));
   }
 
   void resetPeakStats(c10::DeviceIndex device) override {
+    check_device(device);
     check(thalweg_reset_peak_statistics(the_allocator, device));
   }
 
@@ -368,8 +378,8 @@ class NativeAllocator final : public CUDAAllocator {
 
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) override {
     const auto device = current_device();
-    const auto stream = c10::cuda::getCurrentCUDAStream(device);
-    check(thalweg_malloc_at(the_allocator, device, bytes, number(stream.stream()), number(address)));
+    const auto stream = current_stream(device);
+    check(thalweg_malloc_at(the_allocator, device, bytes, number(stream), number(address)));
     return {address, address, &give_back, c10::Device(c10::DeviceType::CUDA, device)};
   }
 #endif
@@ -516,6 +526,17 @@ class NativeAllocator final : public CUDAAllocator {
     c10::DeviceIndex device = 0;
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
     return device;
+  }
+
+  static cudaStream_t current_stream(c10::DeviceIndex device) {
+    const auto stream = c10::cuda::getCurrentCUDAStream(device);
+    lend_if_external(stream);
+    return stream.stream();
+  }
+
+  void check_device(c10::DeviceIndex device) const {
+    const auto count = device_count_.load(std::memory_order_relaxed);
+    TORCH_CHECK(0 <= device && device < count, "Invalid device argument ", static_cast<int>(device), ": did you call init?");
   }
 
   std::atomic<bool> enabled_{true};

@@ -93,6 +93,20 @@ inline void* pointer(uint64_t number) {
 // There is one, since deleters are plain functions.
 thalweg_allocator* the_allocator = nullptr;
 
+// A stream that PyTorch did not make (torch.cuda.ExternalStream, a green context's) may be destroyed by its owner at any moment.
+// PyTorch knows it by its handle, and its own streams by numbers.
+inline void lend_if_external(c10::cuda::CUDAStream stream) {
+  const auto handle = number(stream.stream());
+  if (C10_LIKELY(handle == 0 || static_cast<uint64_t>(stream.id()) != handle)) {
+    return;
+  }
+  static thread_local uint64_t last = 0;
+  if (handle != last) {
+    check(thalweg_lend_stream(the_allocator, stream.device_index(), handle));
+    last = handle;
+  }
+}
+
 thalweg_statistics statistics_of(c10::DeviceIndex device) {
   thalweg_statistics statistics;
   check(thalweg_device_statistics(the_allocator, device, &statistics));

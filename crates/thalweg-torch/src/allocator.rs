@@ -19,6 +19,7 @@ use crate::open_device::OpenDevice;
 use crate::pools::PoolName;
 use crate::python::PythonStacks;
 use crate::status::{Error, Result};
+use crate::streams::NativeStream;
 
 /// PyTorch counts devices in eight bits.
 const MOST_DEVICES: usize = 128;
@@ -59,8 +60,8 @@ pub struct Allocator {
     pub(crate) live: LiveBlocks,
     wishes: Mutex<Wishes>,
     pub(crate) stacks: Arc<PythonStacks>,
-    /// The driver, if it shows several devices: then the caller's context is kept.
-    keeper: OnceLock<Option<Arc<CudaDriver>>>,
+    /// The driver of real GPUs: the caller's context is kept there, and asked for.
+    cuda: OnceLock<Option<Arc<CudaDriver>>>,
     /// That opened the first device. Until then a child may as well be the one.
     process: OnceLock<Process>,
 }
@@ -79,7 +80,7 @@ impl Allocator {
             live: LiveBlocks::default(),
             wishes: Mutex::default(),
             stacks: Arc::default(),
-            keeper: OnceLock::new(),
+            cuda: OnceLock::new(),
             process: OnceLock::new(),
         };
         allocator.wishes().settings.push(settings.to_owned());
@@ -126,7 +127,15 @@ impl Allocator {
     /// If there is no such device, or the driver does not know the stream.
     pub fn stream(&self, device: i32, native: u64) -> Result<Stream> {
         let device = self.device(device)?;
-        device.streams.find_or_adopt(&device.device, native)
+        device.streams.find_or_adopt(&device.device, NativeStream { handle: native, context: None })
+    }
+
+    /// From now on the owner of a native stream may destroy it without a word.
+    ///
+    /// # Errors
+    /// If there is no such device, or the driver does not know the stream.
+    pub(crate) fn lend_stream(&self, device: i32, native: u64) -> Result<()> {
+        self.with_device(device, |device| device.lend_stream(native))
     }
 
     /// A device, if it is open.
@@ -162,7 +171,7 @@ impl Allocator {
         if let Some(history) = &wishes.history {
             allocator.record_memory_history(history.clone());
         }
-        let device = Arc::new(OpenDevice::new(index, device));
+        let device = Arc::new(OpenDevice::new(index, device, self.cuda().cloned()));
         wishes.observers.iter().for_each(|observer| observer.attach(&device));
         if wishes.are_peers {
             self.open_devices().for_each(|other| make_peers(&device, other));
@@ -187,20 +196,19 @@ impl Allocator {
         self.devices.iter().filter_map(OnceLock::get)
     }
 
-    /// Keeps the caller's current CUDA context, where there is more than one that could be current. Before the first device is
-    /// open there is none to keep, and asking for it would open the driver: a process with an open driver cannot fork.
+    /// Keeps the caller's current CUDA context: that of another device, or a green one. Before the first device is open there is
+    /// none to keep, and asking for it would open the driver: a process with an open driver cannot fork.
     #[inline]
     pub(crate) fn keep_context(&self) -> Option<ContextGuard<'_>> {
         self.process.get()?;
-        let keeper = self.keeper.get_or_init(|| {
-            if !matches!(self.source, Source::Cuda) {
-                return None;
-            }
-            let driver = CudaDriver::open().ok()?;
-            let several = thalweg_device::Driver::device_count(&*driver) > 1;
-            several.then_some(driver)
-        });
-        keeper.as_ref().map(|driver| driver.keep_context())
+        self.cuda().map(|driver| driver.keep_context())
+    }
+
+    /// The driver of real GPUs, which is opened.
+    #[inline]
+    fn cuda(&self) -> Option<&Arc<CudaDriver>> {
+        let open = || matches!(self.source, Source::Cuda).then(|| CudaDriver::open().ok())?;
+        self.cuda.get_or_init(open).as_ref()
     }
 
     /// At least `bytes` of memory of a device for work on one of its streams, by its native handle; 0 for 0 bytes.

@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_device::Label;
 use thalweg_device::check::{BlockKind, UseKind};
+use thalweg_device::cuda::CudaDriver;
 use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError};
 use thalweg_runtime::Device;
 
 use crate::live::{Live, LiveBlocks};
 use crate::pools::{PoolName, Pools};
 use crate::status::{Error, Result};
-use crate::streams::Streams;
+use crate::streams::{NativeStream, Streams};
 
 /// A device that is open.
 pub(crate) struct OpenDevice {
@@ -18,6 +19,8 @@ pub(crate) struct OpenDevice {
     pub(crate) device: Device,
     pub(crate) streams: Streams,
     pub(crate) pools: Pools,
+    /// The driver, if it is a real GPU.
+    cuda: Option<Arc<CudaDriver>>,
     /// Memory of other processes that nobody here has any more, and that work under way may read still.
     closing: Mutex<Vec<Arc<SharedMemory>>>,
 }
@@ -37,9 +40,9 @@ pub(crate) struct PutBack {
 }
 
 impl OpenDevice {
-    pub(crate) fn new(index: u32, device: Device) -> Self {
+    pub(crate) fn new(index: u32, device: Device, cuda: Option<Arc<CudaDriver>>) -> Self {
         let (streams, pools) = (Streams::default(), Pools::default());
-        Self { index, device, streams, pools, closing: Mutex::default() }
+        Self { index, device, streams, pools, cuda, closing: Mutex::default() }
     }
 
     #[inline]
@@ -49,7 +52,21 @@ impl OpenDevice {
 
     #[inline]
     pub(crate) fn stream(&self, native: u64) -> Result<StreamId> {
-        self.streams.id(&self.device, native)
+        self.streams.id(&self.device, self.named(native))
+    }
+
+    /// What the caller means by a native handle: the default stream's is that of the green context that is current, if there is
+    /// one.
+    #[inline]
+    fn named(&self, handle: u64) -> NativeStream {
+        let cuda = self.cuda.as_ref().filter(|_| handle <= 1);
+        NativeStream { handle, context: cuda.and_then(|driver| driver.green_context(self.index)) }
+    }
+
+    /// From now on the stream's owner may destroy it without a word.
+    pub(crate) fn lend_stream(&self, native: u64) -> Result<()> {
+        self.streams.find_or_adopt(&self.device, self.named(native))?.lend();
+        Ok(())
     }
 
     /// A block for work on a native stream, held in `live`: its address.

@@ -1,8 +1,14 @@
 //! PyTorch's streams: native handles, and our names of them.
 //!
 //! A native stream is adopted when it is first named, and for good: PyTorch never destroys the streams of its pools. A stream
-//! that a program made itself and destroyed may give its handle to the next one; both are then the same stream to us, as they
-//! are to PyTorch's own allocator.
+//! that a program made itself (`torch.cuda.ExternalStream`, the streams of a green context) may be destroyed without a word, and
+//! the driver does not survive it to be named then. PyTorch's own allocator names a stream only where it is recorded, so such
+//! streams are [lent](Stream::lend): we do the same. The next stream may have the handle of one that was destroyed; both are then
+//! the same stream to us, as they are there.
+//!
+//! The handle of the default stream, 0, is the primary context's, unless a green context is current, which has a default stream
+//! of its own. PyTorch's own allocator takes both for one; since its programs order them only where the context is pushed and
+//! popped, they are two here. The context may go, so its stream is lent.
 //!
 //! The last stream that a thread named is remembered with the thread, so that in steady work nothing shared is touched.
 
@@ -16,16 +22,27 @@ use thalweg_runtime::{Device, ForeignStream, Stream};
 
 use crate::status::Result;
 
+/// A stream as CUDA names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct NativeStream {
+    pub(crate) handle: u64,
+    /// Of a default stream that is not the primary context's, whose it is.
+    pub(crate) context: Option<u64>,
+}
+
 #[derive(Clone, Copy)]
 struct Recent {
     /// Of which table.
     table: u64,
-    native: u64,
+    native: NativeStream,
     id: StreamId,
 }
 
+const NO_STREAM: Recent =
+    Recent { table: 0, native: NativeStream { handle: 0, context: None }, id: StreamId::from_raw(0) };
+
 thread_local! {
-    static RECENT: Cell<Recent> = const { Cell::new(Recent { table: 0, native: 0, id: StreamId::from_raw(0) }) };
+    static RECENT: Cell<Recent> = const { Cell::new(NO_STREAM) };
 }
 
 /// The streams of one device.
@@ -38,7 +55,7 @@ pub(crate) struct Streams {
 
 #[derive(Default, Debug)]
 struct Known {
-    by_native: FxHashMap<u64, Stream>,
+    by_native: FxHashMap<NativeStream, Stream>,
     natives: FxHashMap<StreamId, u64>,
 }
 
@@ -52,7 +69,7 @@ impl Default for Streams {
 impl Streams {
     /// Our name of a native stream of `device`.
     #[inline]
-    pub(crate) fn id(&self, device: &Device, native: u64) -> Result<StreamId> {
+    pub(crate) fn id(&self, device: &Device, native: NativeStream) -> Result<StreamId> {
         let recent = RECENT.get();
         if recent.table == self.number && recent.native == native {
             return Ok(recent.id);
@@ -63,7 +80,7 @@ impl Streams {
     }
 
     /// The stream itself.
-    pub(crate) fn find_or_adopt(&self, device: &Device, native: u64) -> Result<Stream> {
+    pub(crate) fn find_or_adopt(&self, device: &Device, native: NativeStream) -> Result<Stream> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = known.by_native.get(&native) {
             return Ok(stream.clone());
@@ -74,12 +91,21 @@ impl Streams {
             return Ok(stream.clone());
         }
         // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live
-        // as long as the process; a program that destroys one of its own after it has used memory on it is wrong with
-        // PyTorch's own allocator too.
-        let stream = Stream::from_external(device, unsafe { ForeignStream::new(native) })?;
+        // as long as the process; those that may not are lent, and are then named only for a caller who names them. A context
+        // is the caller's current one.
+        let foreign = unsafe {
+            match native.context {
+                None => ForeignStream::new(native.handle),
+                Some(context) => ForeignStream::default_of(context),
+            }
+        };
+        let stream = Stream::from_external(device, foreign)?;
+        if native.context.is_some() {
+            stream.lend();
+        }
         // PyTorch does not insist on every use being recorded.
         device.allocator().add_unrecorded_user(stream.id());
-        known.natives.insert(stream.id(), native);
+        known.natives.insert(stream.id(), native.handle);
         known.by_native.insert(native, stream.clone());
         Ok(stream)
     }

@@ -309,7 +309,7 @@ impl Driver for CheckedDriver {
         let adopted = self.inner.stream_adopt(device, stream)?;
         // The legacy stream has ties even where nobody has asked for it by name.
         self.default_stream(device)?;
-        self.enter_stream(device, adopted, stream.native() <= 1);
+        self.enter_stream(device, adopted, stream.native() <= 1 && stream.context().is_none());
         Ok(adopted)
     }
 

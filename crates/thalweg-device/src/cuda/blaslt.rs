@@ -428,7 +428,7 @@ impl CudaDriver {
     pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
         let CardCall::Matmul(call) = launch.card;
         let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
-        self.submit(stream.device)?;
+        self.submit_on(&stream)?;
         let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;
         // The library's first use of a kernel loads it, which is no part of anybody's capture.
         let _relaxed = self.cuda.relaxed();

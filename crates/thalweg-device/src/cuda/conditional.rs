@@ -330,7 +330,7 @@ impl CudaDriver {
         let call = "cuStreamBeginCaptureToGraph";
         let stream = self.streams.get(handle.raw(), call)?;
         let graph = self.graphs.get(body.raw(), call)?;
-        self.submit(stream.device)?;
+        self.submit_on(&stream)?;
         let refuse = |detail: &str| Err(Error::new(Code::InvalidValue, call, detail));
         if graph.root.is_none() {
             return refuse("the graph is no body of a conditional node: only those are captured into");

@@ -9,6 +9,7 @@
 //! A child of a process that had initialised CUDA cannot use it: the driver's threads and its connection to the device
 //! stay with the parent. Every call there is [`Code::Forked`] (`fork.rs` says how it is noticed).
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -318,16 +319,50 @@ impl Device {
     /// Makes the device's context the calling thread's current one.
     #[inline]
     pub(super) fn make_current(&self, cuda: &Cuda) -> Result<()> {
-        let context = self.context(cuda)?;
+        // SAFETY: the context is retained until the process ends.
+        unsafe { self.make_context_current(cuda, self.context(cuda)?.raw) }
+    }
+
+    /// The same with another context of this device.
+    ///
+    /// # Safety
+    /// It lives.
+    #[inline]
+    pub(super) unsafe fn make_context_current(&self, cuda: &Cuda, context: RawContext) -> Result<()> {
         let mut current = RawContext::default();
         // SAFETY: writes one handle.
         let outcome = unsafe { cuda.table.context_get_current(&raw mut current) };
-        if outcome.is_success() && current == context.raw {
+        if outcome.is_success() && current == context {
             return Ok(());
         }
-        // SAFETY: the context is retained until the process ends.
-        let outcome = unsafe { cuda.table.context_set_current(context.raw) };
-        cuda.check(outcome, || format!("device {}", self.index))
+        // SAFETY: the caller says that it lives.
+        let outcome = unsafe { cuda.table.context_set_current(context) };
+        cuda.check(outcome, || format!("device {}", self.index))?;
+        if KEPT.get() == Kept::Asked {
+            KEPT.set(Kept::Changed(current));
+        }
+        Ok(())
+    }
+
+    /// The calling thread's current context, if it is one of this device and not the primary one. `None` before the primary
+    /// context is there.
+    #[inline]
+    pub(super) fn green_context(&self, cuda: &Cuda) -> Option<RawContext> {
+        let mut current = RawContext::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe { cuda.table.context_get_current(&raw mut current) };
+        let is_other =
+            outcome.is_success() && current != RawContext::default() && current != self.context.get()?.raw;
+        if is_other { self.own(cuda, current) } else { None }
+    }
+
+    /// The context, which is the thread's current one, if it is of this device.
+    #[cold]
+    fn own(&self, cuda: &Cuda, current: RawContext) -> Option<RawContext> {
+        let mut device: RawDevice = -1;
+        // SAFETY: writes one number.
+        let outcome = unsafe { cuda.table.context_get_device(&raw mut device) };
+        (outcome.is_success() && device == self.raw).then_some(current)
     }
 
     /// The text that the driver wrote into a buffer, up to the 0 that ends it.
@@ -339,10 +374,26 @@ impl Device {
     }
 }
 
+/// What a thread's guards know of its current context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// There is no guard.
+    No,
+    /// There is one, and the context is the one of before.
+    Asked,
+    /// There is one, and this was the context before.
+    Changed(RawContext),
+}
+
+thread_local! {
+    static KEPT: Cell<Kept> = const { Cell::new(Kept::No) };
+}
+
 /// Puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
-    former: RawContext,
+    /// The guards within this one leave everything to it.
+    is_outermost: bool,
     /// A context is current for a thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
@@ -356,23 +407,27 @@ impl std::fmt::Debug for ContextGuard<'_> {
 impl<'a> ContextGuard<'a> {
     #[inline]
     pub(super) fn new(cuda: &'a Cuda) -> Self {
-        let mut former = RawContext::default();
-        // SAFETY: writes one handle. If there is none to be had, the guard puts nothing back.
-        let _ = unsafe { cuda.table.context_get_current(&raw mut former) };
-        Self { cuda, former, _thread: std::marker::PhantomData }
+        let is_outermost = KEPT.get() == Kept::No;
+        if is_outermost {
+            KEPT.set(Kept::Asked);
+        }
+        Self { cuda, is_outermost, _thread: std::marker::PhantomData }
     }
 }
 
 impl Drop for ContextGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        let mut now = RawContext::default();
-        // SAFETY: writes one handle.
-        let outcome = unsafe { self.cuda.table.context_get_current(&raw mut now) };
-        if outcome.is_success() && now != self.former && self.former != RawContext::default() {
-            // SAFETY: the context was current when the guard was made. Were it destroyed since, the driver would say so, and
-            // nothing would change.
-            let _ = unsafe { self.cuda.table.context_set_current(self.former) };
+        if !self.is_outermost {
+            return;
+        }
+        // A thread that had none keeps what it has now.
+        if let Kept::Changed(former) = KEPT.replace(Kept::No)
+            && former != RawContext::default()
+        {
+            // SAFETY: the context was current behind this guard. Were it destroyed since, the driver would say so, and nothing
+            // would change.
+            let _ = unsafe { self.cuda.table.context_set_current(former) };
         }
     }
 }

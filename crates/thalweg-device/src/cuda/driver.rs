@@ -133,9 +133,19 @@ impl CudaDriver {
     /// Remembers the calling thread's current context, and makes it current again when the guard is dropped.
     ///
     /// A call of this driver makes the context of its device current, and leaves it so. A library in a program that keeps a
-    /// current device of its own (CUDA's runtime, and so PyTorch) does its calls behind such a guard.
+    /// current device of its own (CUDA's runtime, and so PyTorch), or a green context, does its calls behind such a guard. It asks
+    /// the driver for nothing as long as nothing changes.
     pub fn keep_context(&self) -> ContextGuard<'_> {
         ContextGuard::new(&self.cuda)
+    }
+
+    /// The calling thread's current context, if it is one of this device and not the primary one: a green context. Its legacy
+    /// default stream is another one than the device's ([`ForeignStream::default_of`](crate::ForeignStream::default_of)).
+    /// `None`, too, for a device that was not used yet.
+    #[inline]
+    pub fn green_context(&self, device: u32) -> Option<u64> {
+        let device = self.devices.get(device as usize)?;
+        device.green_context(&self.cuda).map(|context| context.0 as u64)
     }
 
     pub(super) fn device(&self, index: u32) -> Result<&Device> {
@@ -153,10 +163,28 @@ impl CudaDriver {
         Ok(device)
     }
 
+    /// The stream's device, the stream's context made and current for the calling thread.
+    #[inline]
+    pub(super) fn enter_stream(&self, stream: &Stream) -> Result<&Device> {
+        let Some(context) = stream.context else { return self.enter(stream.device) };
+        let device = self.device(stream.device)?;
+        // SAFETY: whoever made the `ForeignStream` promised that it lives as long as its handles.
+        unsafe { device.make_context_current(&self.cuda, context)? };
+        Ok(device)
+    }
+
     /// Enters a device to give it work, or to wait for some: reports a host function that panicked.
     #[inline]
     pub(super) fn submit(&self, index: u32) -> Result<&Device> {
         let device = self.enter(index)?;
+        device.fault.check()?;
+        Ok(device)
+    }
+
+    /// The same with a stream's device, behind [`enter_stream`](Self::enter_stream).
+    #[inline]
+    pub(super) fn submit_on(&self, stream: &Stream) -> Result<&Device> {
+        let device = self.enter_stream(stream)?;
         device.fault.check()?;
         Ok(device)
     }

@@ -124,6 +124,9 @@ impl CudaDriver {
     }
 
     fn raw_info(&self, stream: &Stream) -> Result<RawInfo> {
+        if stream.context.is_some() {
+            self.enter_stream(stream)?;
+        }
         let (mut status, mut id, mut graph) = (sys::CAPTURE_NONE, 0_u64, RawGraph::default());
         let mut nodes: *const RawGraphNode = std::ptr::null();
         let mut edges: *const EdgeData = std::ptr::null();
@@ -166,7 +169,7 @@ impl CudaDriver {
 
     pub(super) fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
         let stream = self.streams.get(stream.raw(), "cuStreamBeginCapture")?;
-        self.submit(stream.device)?;
+        self.submit_on(&stream)?;
         let _captures = lock(&self.captures);
         // SAFETY: the stream is looked up.
         let outcome = unsafe { self.cuda.table.stream_begin_capture(stream.raw, mode_number(mode)) };
@@ -176,7 +179,7 @@ impl CudaDriver {
     pub(super) fn stream_end_capture(&self, handle: StreamHandle) -> Result<GraphHandle> {
         let call = "cuStreamEndCapture";
         let stream = self.streams.get(handle.raw(), call)?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         let mut captures = lock(&self.captures);
         let id =
             self.raw_info(&stream).ok().filter(|info| info.status != sys::CAPTURE_NONE).map(|info| info.id);
@@ -239,7 +242,7 @@ impl CudaDriver {
     pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
         let call = "cuStreamGetCaptureInfo";
         let stream = self.streams.get(handle.raw(), call)?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         // Allocators ask this all the time, and the answer is nearly always no.
         if self.capture_status(&stream, call)? == sys::CAPTURE_NONE {
             return Ok(CaptureInfo::none());
@@ -272,7 +275,7 @@ impl CudaDriver {
     ) -> Result<()> {
         let call = "cuStreamUpdateCaptureDependencies";
         let stream = self.streams.get(stream.raw(), call)?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         let _captures = lock(&self.captures);
         let info = self.raw_info(&stream)?;
         if info.status == sys::CAPTURE_NONE {
@@ -532,7 +535,7 @@ impl CudaDriver {
         let call = "cuGraphLaunch";
         let exec = self.execs.get(exec.raw(), call)?;
         let stream = self.streams.get(stream.raw(), call)?;
-        self.submit(stream.device)?;
+        self.submit_on(&stream)?;
         let raw = lock(&exec.raw);
         // SAFETY: both are looked up, and the executable is locked.
         let outcome = unsafe { self.cuda.table.graph_launch(*raw, stream.raw) };

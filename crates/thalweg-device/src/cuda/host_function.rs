@@ -93,7 +93,7 @@ impl CudaDriver {
     ) -> Result<()> {
         let call = "cuLaunchHostFunc";
         let stream = self.streams.get(stream.raw(), call)?;
-        let device = self.submit(stream.device)?;
+        let device = self.submit_on(&stream)?;
         let graph = self.graph_under_construction(&stream)?;
         let fault = Arc::clone(&device.fault);
         let number = register(Kept::Call(Call { function, label, fault, repeats: graph.is_some() }));

@@ -431,7 +431,7 @@ impl CudaDriver {
         let call = "cuMemAllocFromPoolAsync";
         let pool = self.pools.get(pool.raw(), call)?;
         let stream = self.streams.get(stream.raw(), call)?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         non_zero(bytes, call)?;
         let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
         let kind = if captures { RangeKind::Graph } else { RangeKind::Pool };
@@ -447,7 +447,7 @@ impl CudaDriver {
     pub(super) fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
         let call = "cuMemFreeAsync";
         let stream = self.streams.get(stream.raw(), call)?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         let address = pointer.address();
         let captures = self.capture_status(&stream, call)? != sys::CAPTURE_NONE;
         // A capture frees what it allocated itself; what other graphs own is not looked at.
@@ -478,7 +478,7 @@ impl CudaDriver {
             }
             (Endpoint::Device(target), Endpoint::Device(source)) => {
                 let stream = self.streams.get(stream.raw(), call)?;
-                self.submit(stream.device)?;
+                self.submit_on(&stream)?;
                 self.check_device_range(target.address(), bytes, call)?;
                 self.check_device_range(source.address(), bytes, call)?;
                 if bytes == 0 {
@@ -493,7 +493,7 @@ impl CudaDriver {
             (Endpoint::Device(device), Endpoint::Pinned(host))
             | (Endpoint::Pinned(host), Endpoint::Device(device)) => {
                 let stream = self.streams.get(stream.raw(), call)?;
-                self.submit(stream.device)?;
+                self.submit_on(&stream)?;
                 self.check_device_range(device.address(), bytes, call)?;
                 if bytes == 0 {
                     return Ok(());
@@ -539,7 +539,7 @@ impl CudaDriver {
     pub(super) fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
         let call = "cuMemsetAsync";
         let stream = self.streams.get(stream.raw(), call)?;
-        self.submit(stream.device)?;
+        self.submit_on(&stream)?;
         let (target, unit) = (fill.target.address(), fill.pattern.bytes());
         let bytes = fill.count.checked_mul(unit).ok_or_else(|| {
             Error::new(Code::InvalidValue, call, format!("{} patterns of {unit} bytes: too many", fill.count))

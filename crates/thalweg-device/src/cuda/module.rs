@@ -182,7 +182,7 @@ impl CudaDriver {
         let call = "cuLaunchKernel";
         let stream = self.streams.get(stream.raw(), call)?;
         let function = self.functions.get(launch.function.raw(), call)?;
-        let device = self.submit(stream.device)?;
+        let device = self.submit_on(&stream)?;
         self.prepare(launch, &function, device, call)?;
         let mut bytes = launch.arguments.len();
         let mut extra = packed(launch.arguments, &mut bytes);

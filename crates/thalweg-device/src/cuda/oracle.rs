@@ -154,6 +154,7 @@ fn arguments_of_the_driver() {
             cuDevicePrimaryCtxGetState(_, _, _);
             cuCtxGetCurrent(_);
             cuCtxSetCurrent(_);
+            cuCtxGetDevice(_);
             cuCtxSynchronize();
             cuCtxGetStreamPriorityRange(_, _);
             cuCtxEnablePeerAccess(_, _);
@@ -170,6 +171,7 @@ fn arguments_of_the_driver() {
             cuStreamGetPriority(_, _);
             cuStreamGetFlags(_, _);
             cuStreamGetCtx(_, _);
+            cuStreamGetDevice(_, _);
             cuStreamQuery(_);
             cuStreamSynchronize(_);
             cuStreamWaitEvent(_, _, _);

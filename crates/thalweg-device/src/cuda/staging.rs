@@ -140,7 +140,7 @@ impl CudaDriver {
     ) -> Result<()> {
         let call = "cuMemcpyHtoDAsync";
         let stream = self.streams.get(stream.raw(), call)?;
-        let device = self.submit(stream.device)?;
+        let device = self.submit_on(&stream)?;
         self.check_not_capturing(&stream, label)?;
         self.check_device_range(target.address(), source.len() as u64, call)?;
         let _relaxed = self.cuda.relaxed();
@@ -176,7 +176,7 @@ impl CudaDriver {
     ) -> Result<()> {
         let call = "cuMemcpyDtoHAsync";
         let stream = self.streams.get(stream.raw(), call)?;
-        let device = self.submit(stream.device)?;
+        let device = self.submit_on(&stream)?;
         self.check_not_capturing(&stream, label)?;
         self.check_device_range(source.address(), target.len() as u64, call)?;
         let _relaxed = self.cuda.relaxed();

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use super::context::Device;
 use super::driver::CudaDriver;
-use super::sys::{self, RawContext, RawEvent, RawStream};
+use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
 use crate::{Code, Error, EventFlags, EventHandle, ForeignStream, Result, StreamHandle};
 
 /// Whose a stream is.
@@ -22,7 +22,15 @@ pub(super) enum StreamOwner {
 pub(super) struct Stream {
     pub(super) raw: RawStream,
     pub(super) device: u32,
+    /// If it is not the device's primary one: the stream is its legacy default stream, whose number says nothing without it.
+    pub(super) context: Option<RawContext>,
     owner: StreamOwner,
+}
+
+impl Stream {
+    fn new(raw: RawStream, device: u32, owner: StreamOwner) -> Self {
+        Self { raw, device, context: None, owner }
+    }
 }
 
 /// An event.
@@ -35,7 +43,7 @@ impl CudaDriver {
     pub(super) fn default_stream(&self, device: u32) -> Result<StreamHandle> {
         let device = self.device(device)?;
         Ok(*device.default_stream.get_or_init(|| {
-            let stream = Stream { raw: RawStream(0), device: device.index, owner: StreamOwner::Device };
+            let stream = Stream::new(RawStream(0), device.index, StreamOwner::Device);
             StreamHandle::from_raw(self.streams.insert(stream))
         }))
     }
@@ -51,7 +59,7 @@ impl CudaDriver {
             self.cuda.table.stream_create(&raw mut raw, sys::STREAM_NON_BLOCKING, priority as c_int)
         };
         self.cuda.check(outcome, || format!("a stream of priority {priority} on device {}", device.index))?;
-        let stream = Stream { raw, device: device.index, owner: StreamOwner::Driver };
+        let stream = Stream::new(raw, device.index, StreamOwner::Driver);
         Ok(StreamHandle::from_raw(self.streams.insert(stream)))
     }
 
@@ -63,7 +71,7 @@ impl CudaDriver {
             }
             StreamOwner::Foreign => Ok(()),
             StreamOwner::Driver => {
-                self.enter(stream.device)?;
+                self.enter_stream(&stream)?;
                 // SAFETY: the stream is this driver's, and nobody else holds its entry.
                 let outcome = unsafe { self.cuda.table.stream_destroy(stream.raw) };
                 self.cuda.check(outcome, || format!("a stream of device {}", stream.device))
@@ -77,7 +85,7 @@ impl CudaDriver {
 
     pub(super) fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
         let stream = self.streams.get(stream.raw(), "cuStreamGetPriority")?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         let mut priority: c_int = 0;
         // SAFETY: the stream is looked up; writes one number.
         let outcome = unsafe { self.cuda.table.stream_get_priority(stream.raw, &raw mut priority) };
@@ -90,7 +98,7 @@ impl CudaDriver {
         if stream.owner == StreamOwner::Device {
             return Ok(true);
         }
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         let mut flags: c_uint = 0;
         // SAFETY: the stream is looked up; writes one number.
         let outcome = unsafe { self.cuda.table.stream_get_flags(stream.raw, &raw mut flags) };
@@ -100,7 +108,7 @@ impl CudaDriver {
 
     pub(super) fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         let stream = self.streams.get(stream.raw(), "cuStreamQuery")?;
-        let device = self.enter(stream.device)?;
+        let device = self.enter_stream(&stream)?;
         // SAFETY: the stream is looked up.
         let outcome = unsafe { self.cuda.table.stream_query(stream.raw) };
         self.ready(device, outcome, "a stream")
@@ -108,7 +116,7 @@ impl CudaDriver {
 
     pub(super) fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
         let stream = self.streams.get(stream.raw(), "cuStreamSynchronize")?;
-        let device = self.enter(stream.device)?;
+        let device = self.enter_stream(&stream)?;
         // SAFETY: the stream is looked up.
         let outcome = unsafe { self.cuda.table.stream_synchronize(stream.raw) };
         self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
@@ -127,7 +135,7 @@ impl CudaDriver {
     pub(super) fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         let stream = self.streams.get(stream.raw(), "cuStreamWaitEvent")?;
         let event = self.events.get(event.raw(), "cuStreamWaitEvent")?;
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         // SAFETY: both are looked up.
         let outcome = unsafe { self.cuda.table.stream_wait_event(stream.raw, event.raw, 0) };
         let what = || format!("a stream of device {}, an event of device {}", stream.device, event.device);
@@ -139,17 +147,29 @@ impl CudaDriver {
         let native = usize::try_from(foreign.native()).unwrap_or_default();
         // 1 is CUDA's other name of the legacy default stream.
         let raw = RawStream(if native == 1 { 0 } else { native });
-        let mut context = RawContext::default();
-        // SAFETY: whoever made the `ForeignStream` promised that it is a live stream.
-        let outcome = unsafe { self.cuda.table.stream_get_context(raw, &raw mut context) };
-        self.cuda.check(outcome, || format!("the stream {native:#x} as one of device {}", device.index))?;
-        if context != device.context(&self.cuda)?.raw {
-            let detail =
-                format!("the stream {native:#x} is not of device {}'s primary context", device.index);
+        let context = foreign.context().map(|context| RawContext(context as usize));
+        let stream = Stream { context, ..Stream::new(raw, device.index, StreamOwner::Foreign) };
+        self.enter_stream(&stream)?;
+        if !self.is_of(raw, device)? {
+            let detail = format!("the stream {native:#x} is not of device {}", device.index);
             return Err(Error::new(Code::InvalidContext, "cuStreamGetCtx", detail));
         }
-        let stream = Stream { raw, device: device.index, owner: StreamOwner::Foreign };
         Ok(StreamHandle::from_raw(self.streams.insert(stream)))
+    }
+
+    /// Whether a stream is of a device's primary context, or of a green context that was made from it.
+    fn is_of(&self, stream: RawStream, device: &Device) -> Result<bool> {
+        let mut context = RawContext::default();
+        // SAFETY: whoever made the `ForeignStream` promised that it is a live stream.
+        let outcome = unsafe { self.cuda.table.stream_get_context(stream, &raw mut context) };
+        self.cuda.check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
+        if context == device.context(&self.cuda)?.raw {
+            return Ok(true);
+        }
+        let mut raw: RawDevice = -1;
+        // SAFETY: as above; writes one number. A driver that is too old for the call has no green contexts either.
+        let outcome = unsafe { self.cuda.table.stream_get_device(stream, &raw mut raw) };
+        Ok(outcome.is_success() && raw == device.raw)
     }
 
     pub(super) fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
@@ -185,7 +205,7 @@ impl CudaDriver {
             let detail = format!("an event of device {of} cannot be recorded on a stream of device {on}");
             return Err(Error::new(Code::InvalidHandle, call, detail));
         }
-        self.enter(stream.device)?;
+        self.enter_stream(&stream)?;
         // SAFETY: both are looked up.
         let outcome = unsafe { self.cuda.table.event_record(event.raw, stream.raw) };
         self.cuda.check(outcome, || format!("on a stream of device {}", stream.device))

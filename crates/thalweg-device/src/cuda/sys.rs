@@ -345,6 +345,7 @@ entry_points! {
             (device: RawDevice, flags: *mut c_uint, active: *mut c_int);
         context_get_current = "cuCtxGetCurrent" @ 4000 c"cuCtxGetCurrent" (context: *mut RawContext);
         context_set_current = "cuCtxSetCurrent" @ 4000 c"cuCtxSetCurrent" (context: RawContext);
+        context_get_device = "cuCtxGetDevice" @ 2000 c"cuCtxGetDevice" (device: *mut RawDevice);
         context_synchronize = "cuCtxSynchronize" @ 2000 c"cuCtxSynchronize" ();
         context_priority_range = "cuCtxGetStreamPriorityRange" @ 5050 c"cuCtxGetStreamPriorityRange"
             (least: *mut c_int, greatest: *mut c_int);
@@ -428,6 +429,8 @@ entry_points! {
             (stream: RawStream, priority: *mut c_int);
         stream_get_flags = "cuStreamGetFlags" @ 5050 c"cuStreamGetFlags" (stream: RawStream, flags: *mut c_uint);
         stream_get_context = "cuStreamGetCtx" @ 9020 c"cuStreamGetCtx" (stream: RawStream, context: *mut RawContext);
+        stream_get_device = "cuStreamGetDevice" @ 12080 c"cuStreamGetDevice"
+            (stream: RawStream, device: *mut RawDevice);
         stream_query = "cuStreamQuery" @ 2000 c"cuStreamQuery" (stream: RawStream);
         stream_synchronize = "cuStreamSynchronize" @ 2000 c"cuStreamSynchronize" (stream: RawStream);
         stream_wait_event = "cuStreamWaitEvent" @ 3020 c"cuStreamWaitEvent"

@@ -175,10 +175,7 @@ impl Driver for SimDriver {
     }
 
     fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
-        self.enter("cuStreamGetDevice", |state| {
-            let own = state.stream_id(stream.raw())?;
-            Ok(state.stream(own).device)
-        })
+        self.enter("cuStreamGetDevice", |state| Ok(state.number_and_device(stream.raw())?.1))
     }
 
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
@@ -222,12 +219,15 @@ impl Driver for SimDriver {
 
     fn stream_adopt(&self, device: u32, stream: ForeignStream) -> Result<StreamHandle> {
         self.enter("cuStreamGetCtx", |state| {
+            if stream.context().is_some() {
+                return Err(Refusal::new(Code::InvalidContext, "a simulated device has its primary context only"));
+            }
             Ok(StreamHandle::from_raw(state.stream_adopt(device, stream.native())?))
         })
     }
 
     fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
-        self.enter("cuStreamGetId", |state| state.stream_id(stream.raw()))
+        self.enter("cuStreamGetId", |state| Ok(state.number_and_device(stream.raw())?.0))
     }
 
     // ---- Events ---------------------------------------------------------------------------------------------------

@@ -295,6 +295,12 @@ impl SimDriver {
         self.machine.lock().executor.faults.plan(faults);
     }
 
+    /// How many calls have named a stream, by an adopted handle, after its owner had destroyed it. They are refused here; a card's
+    /// driver does not survive them.
+    pub fn ended_streams_named(&self) -> u64 {
+        self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// How many of the faults of the last [`inject`](Self::inject) have struck.
     pub fn faults_struck(&self) -> u64 {
         self.machine.lock().executor.faults.struck()

@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 
 use super::capture::Capture;
 use super::code::{Function, Module};
@@ -46,6 +47,8 @@ pub(super) struct State {
     /// What is dropped after the critical section, since it owns values of the program.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) crew: Crew,
+    /// How often an adopted stream was named after its owner had destroyed it.
+    pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,
     /// Who goes next, on a controlled machine.
@@ -96,6 +99,7 @@ impl State {
             graph_memory: BTreeMap::new(),
             trash: Vec::new(),
             crew: Crew::default(),
+            ended_streams_named: AtomicU64::new(0),
             next_stream: devices,
             control: None,
         })

@@ -8,6 +8,7 @@
 //! own: that is all there is to it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -30,7 +31,7 @@ pub(super) enum StreamEntry {
     /// A stream.
     Own(Stream),
     /// Another handle of a stream that somebody else owns.
-    Adopted(u64),
+    Adopted { own: u64, device: u32 },
 }
 
 /// A stream.
@@ -101,10 +102,20 @@ impl State {
 
     /// The handle of the stream itself.
     pub(super) fn stream_id(&self, handle: u64) -> Outcome<u64> {
+        let (own, _) = self.number_and_device(handle)?;
+        if self.streams.get(own).is_none() {
+            self.ended_streams_named.fetch_add(1, Ordering::Relaxed);
+            return Err(unknown("stream", handle));
+        }
+        Ok(own)
+    }
+
+    /// The handle of the stream itself, and its device: of an adopted one also after its owner has destroyed it. No driver is asked.
+    pub(super) fn number_and_device(&self, handle: u64) -> Outcome<(u64, u32)> {
         match self.streams.get(handle) {
-            Some(StreamEntry::Own(_)) => Ok(handle),
-            Some(&StreamEntry::Adopted(own)) if self.streams.get(own).is_some() => Ok(own),
-            _ => Err(unknown("stream", handle)),
+            Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
+            Some(&StreamEntry::Adopted { own, device }) => Ok((own, device)),
+            None => Err(unknown("stream", handle)),
         }
     }
 
@@ -151,7 +162,7 @@ impl State {
     pub(super) fn stream_destroy(&mut self, handle: u64) -> Outcome<()> {
         match self.streams.get(handle) {
             None => return Err(unknown("stream", handle)),
-            Some(StreamEntry::Adopted(_)) => {
+            Some(StreamEntry::Adopted { .. }) => {
                 self.streams.remove(handle);
                 return Ok(());
             }
@@ -180,7 +191,7 @@ impl State {
         let own = if native <= 1 { self.devices[device as usize].default_stream } else { native };
         match self.streams.get(own) {
             Some(StreamEntry::Own(stream)) if stream.device == device => {
-                Ok(self.streams.insert(StreamEntry::Adopted(own)))
+                Ok(self.streams.insert(StreamEntry::Adopted { own, device }))
             }
             _ => Err(Refusal::new(
                 Code::InvalidHandle,

@@ -121,6 +121,10 @@ impl DriverUpstream {
     /// break the capture, so it is refused before.
     pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_device::Result<()> {
         let driver = &self.driver;
+        if self.forgotten.is_lent(stream) {
+            let device = driver.stream_device(stream).unwrap_or(self.device);
+            return outside_capture(driver, || driver.device_synchronize(device));
+        }
         if let Err(error) = driver.stream_device(stream) {
             return match self.forgotten.last_work(stream) {
                 None => Ok(()),
@@ -199,6 +203,10 @@ impl Events for DriverUpstream {
 }
 
 impl Upstream for DriverUpstream {
+    fn may_end(&self, stream: StreamId) -> bool {
+        self.forgotten.is_lent(handle(stream))
+    }
+
     fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
         outside_capture(&self.driver, || self.driver.memory_allocate(self.device, bytes))
             .map(DevicePointer::address)

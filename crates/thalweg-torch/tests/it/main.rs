@@ -4,6 +4,7 @@ mod capture;
 mod eager;
 mod failures;
 mod header;
+mod lent_streams;
 mod pools;
 mod process;
 mod races;

@@ -87,6 +87,12 @@ impl Torch {
         answer(status, address)
     }
 
+    /// What the shims say of a stream that PyTorch did not make.
+    pub fn lend(&self, native: u64) {
+        // SAFETY: the allocator is open.
+        answer(unsafe { thalweg_lend_stream(self.raw(), 0, native) }, ()).unwrap();
+    }
+
     /// `CUDACachingAllocator::raw_delete`.
     pub fn free(&self, address: u64) -> Answer<()> {
         // SAFETY: the allocator is open.

@@ -1,0 +1,146 @@
+//! Streams that PyTorch did not make, whose owners destroy them without a word: a card's driver does not survive it to be named one
+//! then, and the simulated one counts.
+
+use std::sync::Arc;
+
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_device::{CaptureMode, Driver as _};
+use thalweg_runtime::sim::Check;
+use thalweg_runtime::{Device, Environment};
+use thalweg_torch::PoolName;
+use thalweg_torch::interface::thalweg_malloc;
+
+use crate::support::{Answer, MIB, Torch, answer, fill, native};
+
+const SETTINGS: [&str; 5] = [
+    "",
+    "expandable_page_mb:2",
+    "cross_stream_reuse:ordered",
+    "expandable_segments:False",
+    "policy:pytorch",
+];
+
+struct Machine {
+    driver: Arc<SimDriver>,
+    torch: Arc<Torch>,
+}
+
+impl Machine {
+    fn new(settings: &str) -> Self {
+        let config = SimConfig { memory_bytes: 64 * MIB, workers: 2, ..SimConfig::default() };
+        let driver = SimDriver::new(config).unwrap();
+        let devices = Device::all_of(driver.clone(), &Environment::default()).unwrap();
+        Self { driver, torch: Torch::new(&devices, settings) }
+    }
+
+    fn malloc(&self, bytes: u64, native: u64) -> Answer<u64> {
+        let mut address = 0;
+        // SAFETY: the allocator is open, and there is a place.
+        let status = unsafe { thalweg_malloc(self.torch.raw(), 0, bytes, native, &raw mut address) };
+        answer(status, address)
+    }
+
+    /// Memory that is made on a stream of somebody else's, and freed behind its back or before it goes.
+    fn leave_memory_behind(&self, bytes: u64, is_lent: bool, freed_first: bool) {
+        let foreign = self.driver.foreign_stream_create(0, 0, false).unwrap();
+        if is_lent {
+            self.torch.lend(foreign.native());
+        }
+        let block = self.malloc(bytes, foreign.native()).unwrap();
+        if freed_first {
+            self.torch.free(block).unwrap();
+        }
+        self.driver.foreign_stream_destroy(foreign).unwrap();
+        if !freed_first {
+            self.torch.free(block).unwrap();
+        }
+    }
+
+    /// Everything that looks for memory elsewhere, and gives memory back.
+    fn want_memory(&self) {
+        let (main, side) = (self.torch.default_stream(0), self.torch.stream(0));
+        for stream in [&main, &side, &main] {
+            let x = self.torch.empty(48 * MIB, stream).unwrap();
+            fill(stream, &x, 1);
+            drop(x);
+            let y = self.torch.empty(20 * MIB, stream).unwrap();
+            fill(stream, &y, 2);
+        }
+        self.torch.empty_cache().unwrap();
+        assert_eq!(self.torch.statistics(0).reserved_bytes.all.current, 0);
+    }
+}
+
+#[test]
+fn a_lent_stream_is_not_named_when_it_may_be_gone() {
+    for settings in SETTINGS {
+        for freed_first in [true, false] {
+            let machine = Machine::new(settings);
+            for _ in 0..3 {
+                machine.leave_memory_behind(40 * MIB, true, freed_first);
+                machine.want_memory();
+            }
+            assert_eq!(machine.driver.ended_streams_named(), 0, "{settings:?}");
+        }
+    }
+}
+
+/// Or the test above says nothing.
+#[test]
+fn a_stream_that_was_not_lent_is_named() {
+    let machine = Machine::new("");
+    machine.leave_memory_behind(40 * MIB, false, true);
+    let refused = machine.torch.malloc(48 * MIB, &machine.torch.default_stream(0));
+    assert!(refused.is_err_and(|(_, message)| message.contains("was destroyed")));
+    assert!(machine.driver.ended_streams_named() > 0);
+}
+
+/// Waiting for the device would break the capture, so the memory stays where it is.
+#[test]
+fn a_capture_leaves_the_memory_of_lent_streams_alone() {
+    for settings in SETTINGS {
+        let machine = Machine::new(settings);
+        machine.leave_memory_behind(40 * MIB, true, true);
+        let (torch, driver) = (&machine.torch, &machine.driver);
+        let side = torch.stream(0);
+        let captured = native(&side);
+        let pool: PoolName = (0, 1);
+        torch.begin(pool, move |stream| stream == captured).unwrap();
+        driver.stream_begin_capture(side.handle(), CaptureMode::Global).unwrap();
+        let x = torch.full(8 * MIB, 1, &side);
+        let refused = torch.malloc(48 * MIB, &side);
+        assert!(refused.is_err_and(|(_, message)| message.contains("out of memory")), "{settings:?}");
+        drop(x);
+        let graph = driver.stream_end_capture(side.handle()).unwrap();
+        torch.end(pool).unwrap();
+        driver.graph_destroy(graph).unwrap();
+        torch.release(pool).unwrap();
+        machine.want_memory();
+        assert_eq!(machine.driver.ended_streams_named(), 0, "{settings:?}");
+    }
+}
+
+/// A lent stream keeps the order that any stream has.
+#[test]
+fn work_of_a_lent_stream_is_waited_for() {
+    for settings in SETTINGS {
+        let seeds = if cfg!(debug_assertions) { 0..15 } else { 0..60 };
+        Check::new().seeds(seeds).memory_bytes(64 * MIB).run(|gpu| {
+            let torch = Torch::new(gpu.devices(), settings);
+            let (main, lent, third) = (torch.default_stream(0), torch.stream(0), torch.stream(0));
+            torch.lend(native(&lent));
+            for value in 0..3 {
+                drop(torch.full(40 * MIB, value, &lent));
+                drop(torch.full(40 * MIB, 10 + value, &main));
+                let x = torch.full(4 * MIB, 20 + value, &third);
+                lent.wait_stream(&third).unwrap();
+                fill(&lent, &x, 30 + value);
+                x.record_stream(&lent);
+                drop(x);
+                drop(torch.full(44 * MIB, 40 + value, &third));
+            }
+            torch.devices[0].synchronize().unwrap();
+            torch.empty_cache().unwrap();
+        });
+    }
+}
