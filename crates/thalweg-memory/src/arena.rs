@@ -549,12 +549,10 @@ impl ArenaState {
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];
-        let mut later = bins.at_least(request.size_bytes);
-        let _ = later.find(|entry| entry.block == best.block);
-        for next in later {
-            if !self.blocks.tag(best.block).grows || self.growable_bytes(next) >= self.growable_bytes(best) {
-                break;
-            }
+        while let Some(next) = bins.after(best)
+            && self.blocks.tag(best.block).grows
+            && self.growable_bytes(next) < self.growable_bytes(best)
+        {
             best = next;
         }
         best

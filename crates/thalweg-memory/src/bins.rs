@@ -149,10 +149,9 @@ impl Bin {
         }
     }
 
-    /// The first block in the order that has at least `size_bytes`.
+    /// The first block in the order from the key with this number on.
     #[inline(always)]
-    fn at_least(&self, size_bytes: u64) -> Option<Entry> {
-        let floor = Key::new(size_bytes, 0, 0).number();
+    fn first_from(&self, floor: u128) -> Option<Entry> {
         match self {
             Self::Few(few) => {
                 let (mut best, mut block) = (u128::MAX, BlockId::NONE);
@@ -259,10 +258,22 @@ impl Bins {
     /// The first block in the order that has at least `size_bytes`.
     #[inline(always)]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
-        let mut index = self.next_occupied(bin_of(size_bytes))?;
+        self.first_from(Key::new(size_bytes, 0, 0).number(), bin_of(size_bytes))
+    }
+
+    /// The block after this one in the order, which need not be here.
+    pub(crate) fn after(&self, entry: Entry) -> Option<Entry> {
+        let key = Key::new(entry.size_bytes, entry.registration, entry.address);
+        self.first_from(key.number() + 1, bin_of(entry.size_bytes))
+    }
+
+    /// The first block in the order from the key with this number on, which belongs into this bin.
+    #[inline(always)]
+    fn first_from(&self, floor: u128, bin: usize) -> Option<Entry> {
+        let mut index = self.next_occupied(bin)?;
         loop {
-            // The bin of the request itself may have smaller ones only; that after it has none.
-            match self.bins[index].at_least(size_bytes) {
+            // The bin of the key itself may have smaller ones only; that after it has none.
+            match self.bins[index].first_from(floor) {
                 Some(entry) => return Some(entry),
                 None => index = self.next_occupied(index + 1)?,
             }
@@ -349,8 +360,15 @@ mod tests {
                         prop_assert_eq!(bins.best_fit(size_bytes).map(Entry::span), expected);
                     }
                 }
-                let all: Vec<Span> = bins.iter().map(Entry::span).collect();
-                prop_assert_eq!(all, map.values().copied().collect::<Vec<_>>());
+                let all: Vec<Entry> = bins.iter().collect();
+                prop_assert_eq!(
+                    all.iter().map(|entry| entry.span()).collect::<Vec<_>>(),
+                    map.values().copied().collect::<Vec<_>>()
+                );
+                for pair in all.windows(2) {
+                    prop_assert_eq!(bins.after(pair[0]).map(Entry::span), Some(pair[1].span()));
+                }
+                prop_assert!(all.last().is_none_or(|last| bins.after(*last).is_none()));
             }
         }
     }

@@ -6,6 +6,7 @@ Prints one JSON object a line: {"check", "tier", "ok", "seconds", ...}; the exit
 """
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
@@ -176,6 +177,89 @@ def region(torch, thalweg_torch, tier):
                 z = torch.full((count,), -1.0, device="cuda")
             assert (y == 2 * step).all().item(), (kind, step)
             del z
+
+
+def external_streams(torch, thalweg_torch, tier):
+    # Streams that are destroyed while memory of theirs is cached, or alive: a driver that is told of one of them then crashes.
+    cudart = torch.cuda.cudart()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((2 << 30) / total)
+    for step in range(6):
+        handle = ctypes.c_void_p()
+        assert cudart.cudaStreamCreate(ctypes.addressof(handle)) == 0
+        external = torch.cuda.ExternalStream(handle.value)
+        with torch.cuda.stream(external):
+            x = torch.full((1 << 30,), step, dtype=torch.uint8, device="cuda")
+            y = torch.full((1 << 20,), step, dtype=torch.uint8, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(external)
+        with torch.cuda.stream(side):
+            y += 1
+        y.record_stream(side)
+        external.synchronize()
+        if step % 2:
+            del x
+        assert cudart.cudaStreamDestroy(handle.value) == 0
+        if not step % 2:
+            del x
+        # There is no room for it but where x was.
+        z = torch.full((3 << 29,), 7, dtype=torch.uint8, device="cuda")
+        assert y[-1].item() == step + 1 and z[-1].item() == 7
+        del y, z
+        torch.cuda.empty_cache()
+
+
+def green_context(torch, thalweg_torch, tier):
+    try:
+        from torch.cuda.green_contexts import SUPPORTED, GreenContext
+    except ImportError:
+        SUPPORTED = False
+    if not SUPPORTED:
+        return {"skipped": "this PyTorch has no green contexts"}
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def current():
+        context = ctypes.c_void_p()
+        assert cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+        return context.value
+
+    count = 1 << 24
+    outside = torch.ones(count, device="cuda")
+    primary = current()
+    for step in range(1, 6):
+        green = GreenContext.create(num_sms=16, device_id=0)
+        green.set_context()
+        pushed = current()
+        assert pushed != primary
+        x = torch.full((count << 2,), float(step), device="cuda")
+        torch.cuda._sleep(1 << 22)
+        y = x[-count:] + outside
+        del x
+        torch.cuda.empty_cache()
+        # What the primary context's default stream has freed is not taken here before it is done with it, nor the other way round.
+        z = torch.full((count << 2,), -1.0, device="cuda")
+        assert current() == pushed
+        green.pop_context()
+        assert current() == primary
+        del z
+        w = torch.full((count << 2,), -2.0, device="cuda")
+        assert (y == step + 1).all().item() and (w == -2).all().item()
+        del w, y
+        if not hasattr(green, "Stream"):
+            continue
+        stream = green.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1 << 22)
+            y = outside * step
+        outside.record_stream(stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        y.record_stream(torch.cuda.current_stream())
+        assert (y == step).all().item()
+        stream.synchronize()
+        outside = torch.ones(count, device="cuda")
+        del y, stream, green
+        torch.cuda.empty_cache()
 
 
 def late(torch, thalweg_torch, tier):
@@ -477,6 +561,8 @@ CHECKS = [
     out_of_memory,
     streams,
     region,
+    external_streams,
+    green_context,
     late,
     graph,
     compiled,

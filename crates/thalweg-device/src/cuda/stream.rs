@@ -162,7 +162,8 @@ impl CudaDriver {
         let mut context = RawContext::default();
         // SAFETY: whoever made the `ForeignStream` promised that it is a live stream.
         let outcome = unsafe { self.cuda.table.stream_get_context(stream, &raw mut context) };
-        self.cuda.check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
+        self.cuda
+            .check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
         if context == device.context(&self.cuda)?.raw {
             return Ok(true);
         }

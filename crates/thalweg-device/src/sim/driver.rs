@@ -220,7 +220,10 @@ impl Driver for SimDriver {
     fn stream_adopt(&self, device: u32, stream: ForeignStream) -> Result<StreamHandle> {
         self.enter("cuStreamGetCtx", |state| {
             if stream.context().is_some() {
-                return Err(Refusal::new(Code::InvalidContext, "a simulated device has its primary context only"));
+                return Err(Refusal::new(
+                    Code::InvalidContext,
+                    "a simulated device has its primary context only",
+                ));
             }
             Ok(StreamHandle::from_raw(state.stream_adopt(device, stream.native())?))
         })

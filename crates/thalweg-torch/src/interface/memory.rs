@@ -88,9 +88,7 @@ pub unsafe extern "C" fn thalweg_lend_stream(
     stream: u64,
 ) -> Status {
     // SAFETY: the header asks for an allocator.
-    unsafe {
-        on("thalweg_lend_stream", allocator, |allocator| allocator.lend_stream(device, stream))
-    }
+    unsafe { on("thalweg_lend_stream", allocator, |allocator| allocator.lend_stream(device, stream)) }
 }
 
 /// What is known of the block at an address.

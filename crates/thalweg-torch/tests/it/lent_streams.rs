@@ -12,13 +12,8 @@ use thalweg_torch::interface::thalweg_malloc;
 
 use crate::support::{Answer, MIB, Torch, answer, fill, native};
 
-const SETTINGS: [&str; 5] = [
-    "",
-    "expandable_page_mb:2",
-    "cross_stream_reuse:ordered",
-    "expandable_segments:False",
-    "policy:pytorch",
-];
+const SETTINGS: [&str; 5] =
+    ["", "expandable_page_mb:2", "cross_stream_reuse:ordered", "expandable_segments:False", "policy:pytorch"];
 
 struct Machine {
     driver: Arc<SimDriver>,
