@@ -71,7 +71,7 @@ impl CudaDriver {
             }
             StreamOwner::Foreign => Ok(()),
             StreamOwner::Driver => {
-                self.enter_stream(&stream)?;
+                self.enter_stream(stream)?;
                 // SAFETY: the stream is this driver's, and nobody else holds its entry.
                 let outcome = unsafe { self.cuda.table.stream_destroy(stream.raw) };
                 self.cuda.check(outcome, || format!("a stream of device {}", stream.device))

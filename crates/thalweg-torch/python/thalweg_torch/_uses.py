@@ -30,6 +30,8 @@ def record_use_region():
     That is safe for whatever goes through PyTorch's dispatcher on this thread: operators, collectives, custom operators. What
     does not (a kernel that is launched by hand, a library that was given a pointer, the backward pass, which runs on a thread of
     its own) is not seen, and has to be followed by a `record_use` of its own, or to stay outside the region.
+
+    The first operator in a region takes seconds, once: PyTorch imports its compiler for every mode of its dispatcher.
     """
     with _mode()():
         yield
