@@ -256,9 +256,14 @@ impl Arena {
     pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
         let unrecorded = self.common.unrecorded_users();
-        unrecorded.iter().for_each(|stream| drop(self.common.synchronize_stream(memory, *stream)));
         let mut streams = state.users.iter().chain([&self.home.stream]);
-        streams.try_for_each(|stream| self.common.synchronize_stream(memory, *stream))
+        let may_end = |stream: &&StreamId| self.common.upstream.may_end(**stream);
+        if let Some(stream) = streams.clone().chain(&unrecorded).find(may_end) {
+            // That is the whole device, and with it the others.
+            return self.common.synchronize_stream(memory, *stream);
+        }
+        unrecorded.iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
+        streams.try_for_each(|stream| memory.synchronize_stream(*stream))
     }
 
     /// This stream was made to wait for these events. The upstream is not called.

@@ -159,8 +159,14 @@ impl Common {
 
     /// The streams whose uses of memory may go unrecorded.
     pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
+        self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
+    /// be using it: no event can be recorded there any more.
+    pub(crate) fn may_hand_on(&self, from: StreamId, to: StreamId) -> bool {
         let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
-        unrecorded.iter().copied().filter(|stream| !self.upstream.may_end(*stream)).collect()
+        !unrecorded.iter().chain([&from, &to]).any(|stream| self.upstream.may_end(*stream))
     }
 
     /// *Blocks* until the work of a stream is done. A stream that may have ended can be waited for only with the whole device, and
@@ -198,8 +204,8 @@ impl DeviceAllocator {
     /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
     /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
     /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
-    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done, and one
-    /// that [may end](crate::Upstream::may_end) at any moment too.
+    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done. As soon as
+    /// one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream behind a wait for the device only.
     pub fn add_unrecorded_user(&self, stream: StreamId) {
         let mut unrecorded = self.common().unrecorded.write().unwrap_or_else(PoisonError::into_inner);
         if !unrecorded.contains(&stream) {

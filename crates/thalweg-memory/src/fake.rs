@@ -176,6 +176,7 @@ struct Timeline {
     recorded: u64,
     /// How many of them have passed.
     passed: u64,
+    may_end: bool,
 }
 
 #[derive(Debug)]
@@ -311,6 +312,11 @@ impl FakeUpstream {
         self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
     }
 
+    /// From now on the owner of `stream` may destroy it.
+    pub fn lend_stream(&self, stream: StreamId) {
+        self.lock().timelines.entry(stream).or_default().may_end = true;
+    }
+
     /// Lets the device pass the next event on `stream`, if there is one to pass.
     pub fn complete_next(&self, stream: StreamId) {
         if let Some(timeline) = self.lock().timelines.get_mut(&stream) {
@@ -427,6 +433,10 @@ impl Events for FakeUpstream {
 }
 
 impl Upstream for FakeUpstream {
+    fn may_end(&self, stream: StreamId) -> bool {
+        self.lock().timelines.get(&stream).is_some_and(|timeline| timeline.may_end)
+    }
+
     fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {
         assert!(
             bytes > 0 && bytes.is_multiple_of(512),

@@ -115,11 +115,8 @@ struct Fence {
 
 impl Fence {
     /// Behind what the arena's stream, and all others that may touch what is free there, were given so far; `None` where there are
-    /// no events, or the stream may have ended.
+    /// no events.
     fn record(arena: &Arena, searches: [u64; 2]) -> Option<Self> {
-        if arena.common.upstream.may_end(arena.home.stream) {
-            return None;
-        }
         let around = arena.common.surroundings();
         let mut events = smallvec![around.record(arena.home.stream).ok()?.event];
         let others =

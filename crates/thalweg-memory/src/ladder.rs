@@ -469,6 +469,9 @@ impl<'a> Climb<'a> {
             (true, Donors::Own) => return Some(Legal::Aliased),
             (true, _) => return Some(Legal::Ordered),
             (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
+            (false, _) if !self.arena.common.may_hand_on(donor.home.stream, self.arena.home.stream) => {
+                return None;
+            }
             (false, _) => {}
         }
         let idle = state.look_how_idle(donor);
@@ -513,7 +516,7 @@ impl<'a> Climb<'a> {
     /// be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
         let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
-        if self.arena.common.upstream.may_end(lender) || !self.wait_for_stream(lender) {
+        if !self.wait_for_stream(lender) {
             return false;
         }
         for stream in self.arena.common.unrecorded_users() {

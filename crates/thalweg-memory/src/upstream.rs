@@ -133,7 +133,7 @@ pub trait Events: Send + Sync {
 pub trait Upstream: Events {
     /// Whether the stream may end at any moment without a word, since its owner is somebody else. Then it is named only in calls
     /// that the caller of the allocator has named it in: its memory is not handed on behind an event, but stays with it, or goes
-    /// back behind [`VirtualMemory::synchronize_stream`], which has to get along without naming it.
+    /// back behind [`VirtualMemory::synchronize_stream`], which has to get along without naming it: by a wait for all of the device.
     fn may_end(&self, _stream: StreamId) -> bool {
         false
     }

@@ -100,10 +100,11 @@ inline void lend_if_external(c10::cuda::CUDAStream stream) {
   if (C10_LIKELY(handle == 0 || static_cast<uint64_t>(stream.id()) != handle)) {
     return;
   }
-  static thread_local uint64_t last = 0;
-  if (handle != last) {
-    check(thalweg_lend_stream(the_allocator, stream.device_index(), handle));
-    last = handle;
+  static thread_local std::pair<c10::DeviceIndex, uint64_t> last{-1, 0};
+  const std::pair<c10::DeviceIndex, uint64_t> named{stream.device_index(), handle};
+  if (named != last) {
+    check(thalweg_lend_stream(the_allocator, named.first, handle));
+    last = named;
   }
 }
 

@@ -224,17 +224,36 @@ def green_context(torch, thalweg_torch, tier):
         return context.value
 
     count = 1 << 24
+    torch.cuda.init()
+    green = GreenContext.create(num_sms=16, device_id=0)
+    green.set_context()
+    pushed = current()
+    # The first allocation of all makes the primary context.
     outside = torch.ones(count, device="cuda")
+    assert current() == pushed
+    green.pop_context()
+    assert outside.sum().item() == count
     primary = current()
+    side = torch.cuda.Stream()
     for step in range(1, 6):
+        with torch.cuda.stream(side):
+            recorded = torch.full((count << 2,), float(step), device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        before = torch.full((count << 2,), float(step), device="cuda")
         green = GreenContext.create(num_sms=16, device_id=0)
         green.set_context()
         pushed = current()
         assert pushed != primary
         x = torch.full((count << 2,), float(step), device="cuda")
         torch.cuda._sleep(1 << 22)
-        y = x[-count:] + outside
-        del x
+        # To PyTorch it is one default stream: nothing is recorded.
+        y = x[-count:] + outside + before[-count:] - recorded[-count:]
+        recorded.record_stream(torch.cuda.current_stream())
+        del x, before
+        if step % 2:
+            del recorded
+            with torch.cuda.stream(side):
+                torch.full((count << 2,), -3.0, device="cuda")
         torch.cuda.empty_cache()
         # What the primary context's default stream has freed is not taken here before it is done with it, nor the other way round.
         z = torch.full((count << 2,), -1.0, device="cuda")
@@ -259,6 +278,8 @@ def green_context(torch, thalweg_torch, tier):
         stream.synchronize()
         outside = torch.ones(count, device="cuda")
         del y, stream, green
+        # Where it is still there, it was recorded for a stream that is not.
+        recorded = None
         torch.cuda.empty_cache()
 
 

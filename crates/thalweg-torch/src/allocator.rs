@@ -245,8 +245,12 @@ impl Allocator {
         }
         let Some(live) = self.live.remove(address) else { return Err(unknown(address)) };
         let _context = self.keep_context();
-        self.devices[live.device as usize].get().expect("a live block's device is open").tell_freed(address);
-        Ok(())
+        let device = self.devices[live.device as usize].get().expect("a live block's device is open");
+        device.tell_freed(address);
+        let noted = device.note_green_use(&live.block);
+        // The free may call the driver: while the context is kept.
+        drop(live);
+        noted
     }
 
     /// Notes a use of the block that has an address in it on a native stream of `device`: the block's own if negative. Memory
@@ -272,6 +276,7 @@ impl Allocator {
     /// If the text is wrong, or names another backend. Nothing has changed then.
     pub(crate) fn set_settings(&self, text: &str) -> Result<()> {
         check_settings(text)?;
+        let _context = self.keep_context();
         let mut wishes = self.wishes();
         let changed: Vec<_> = self
             .open_devices()

@@ -123,9 +123,34 @@ impl OpenDevice {
         }
     }
 
+    /// While a green context is current, PyTorch takes its default stream for the device's: memory that is freed then may be in use
+    /// there, though nobody said so.
+    #[inline]
+    pub(crate) fn note_green_use(&self, block: &Block) -> Result<()> {
+        if !self.streams.has_green() {
+            return Ok(());
+        }
+        match self.named(0) {
+            NativeStream { context: None, .. } => Ok(()),
+            green => self.record_on(block, self.streams.id(&self.device, green)?, UseKind::SoFar),
+        }
+    }
+
     /// Notes a use of a block on a stream of this device, which need not be the block's own.
     pub(crate) fn record(&self, block: &Block, native: u64, kind: UseKind) -> Result<()> {
-        let stream = self.stream(native)?;
+        let named = self.named(native);
+        let stream = self.streams.id(&self.device, named)?;
+        if named.context.is_none() || kind == UseKind::SoFar {
+            return self.record_on(block, stream, kind);
+        }
+        // The context may be gone when the block is freed. What it is given after this is noted if the block is freed before the
+        // context is popped, and behind that the device's default stream waits for it.
+        self.record_on(block, stream, UseKind::SoFar)?;
+        let default = self.streams.id(&self.device, NativeStream { context: None, ..named })?;
+        self.record_on(block, default, kind)
+    }
+
+    fn record_on(&self, block: &Block, stream: StreamId, kind: UseKind) -> Result<()> {
         match kind {
             UseKind::UntilFree => block.record_stream(stream),
             UseKind::SoFar => block.record_use(stream),

@@ -13,7 +13,7 @@
 //! The last stream that a thread named is remembered with the thread, so that in steady work nothing shared is touched.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -51,6 +51,8 @@ pub(crate) struct Streams {
     /// Tells the tables of a process apart.
     number: u64,
     known: RwLock<Known>,
+    /// A default stream of a green context was named.
+    has_green: AtomicBool,
 }
 
 #[derive(Default, Debug)]
@@ -62,7 +64,11 @@ struct Known {
 impl Default for Streams {
     fn default() -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), known: RwLock::default() }
+        Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            known: RwLock::default(),
+            has_green: AtomicBool::new(false),
+        }
     }
 }
 
@@ -102,12 +108,19 @@ impl Streams {
         let stream = Stream::from_external(device, foreign)?;
         if native.context.is_some() {
             stream.lend();
+            self.has_green.store(true, Ordering::Relaxed);
         }
         // PyTorch does not insist on every use being recorded.
         device.allocator().add_unrecorded_user(stream.id());
         known.natives.insert(stream.id(), native.handle);
         known.by_native.insert(native, stream.clone());
         Ok(stream)
+    }
+
+    /// Whether a default stream of a green context was named.
+    #[inline]
+    pub(crate) fn has_green(&self) -> bool {
+        self.has_green.load(Ordering::Relaxed)
     }
 
     /// The native handle of a stream that was named before; 0, the default stream's, for any other.

@@ -285,8 +285,7 @@ impl Device {
         let outcome = unsafe { cuda.table.primary_context_retain(&raw mut raw, self.raw) };
         cuda.check(outcome, || format!("the context of device {}", self.index))?;
         // SAFETY: the context was just retained, and is never released.
-        let outcome = unsafe { cuda.table.context_set_current(raw) };
-        cuda.check(outcome, || format!("the context of device {}", self.index))?;
+        unsafe { self.make_context_current(cuda, raw)? };
         let (mut least, mut greatest): (c_int, c_int) = (0, 0);
         // SAFETY: writes two numbers.
         let outcome = unsafe { cuda.table.context_priority_range(&raw mut least, &raw mut greatest) };
@@ -374,7 +373,7 @@ impl Device {
     }
 }
 
-/// What a thread's guards know of its current context.
+/// What the innermost guard of a thread knows of its current context.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// There is no guard.
@@ -392,8 +391,8 @@ thread_local! {
 /// Puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
-    /// The guards within this one leave everything to it.
-    is_outermost: bool,
+    /// What the guard around this one knows: nothing changes for it.
+    around: Kept,
     /// A context is current for a thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
@@ -407,22 +406,15 @@ impl std::fmt::Debug for ContextGuard<'_> {
 impl<'a> ContextGuard<'a> {
     #[inline]
     pub(super) fn new(cuda: &'a Cuda) -> Self {
-        let is_outermost = KEPT.get() == Kept::No;
-        if is_outermost {
-            KEPT.set(Kept::Asked);
-        }
-        Self { cuda, is_outermost, _thread: std::marker::PhantomData }
+        Self { cuda, around: KEPT.replace(Kept::Asked), _thread: std::marker::PhantomData }
     }
 }
 
 impl Drop for ContextGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.is_outermost {
-            return;
-        }
         // A thread that had none keeps what it has now.
-        if let Kept::Changed(former) = KEPT.replace(Kept::No)
+        if let Kept::Changed(former) = KEPT.replace(self.around)
             && former != RawContext::default()
         {
             // SAFETY: the context was current behind this guard. Were it destroyed since, the driver would say so, and nothing
@@ -451,6 +443,128 @@ mod tests {
             CudaTable::resolve(
                 |entry| if entry.name == "cuInit" { init as *const c_void } else { std::ptr::null() },
             )
+        }
+    }
+
+    thread_local! {
+        /// The current context: 100 and up are the primary ones of the devices, 200 and up others of theirs.
+        static CURRENT: Cell<usize> = const { Cell::new(0) };
+    }
+
+    unsafe extern "C" fn get_current(context: *mut RawContext) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { *context = RawContext(CURRENT.get()) };
+        0
+    }
+
+    unsafe extern "C" fn set_current(context: RawContext) -> u32 {
+        CURRENT.set(context.0);
+        0
+    }
+
+    unsafe extern "C" fn retain(context: *mut RawContext, device: RawDevice) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { *context = RawContext(100 + device as usize) };
+        0
+    }
+
+    unsafe extern "C" fn device_of_current(device: *mut RawDevice) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { *device = (CURRENT.get() % 100) as RawDevice };
+        0
+    }
+
+    unsafe extern "C" fn device_get(device: *mut RawDevice, ordinal: c_int) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { *device = ordinal };
+        0
+    }
+
+    unsafe extern "C" fn attribute(value: *mut c_int, _attribute: u32, _device: RawDevice) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { *value = 1024 };
+        0
+    }
+
+    unsafe extern "C" fn priorities(least: *mut c_int, greatest: *mut c_int) -> u32 {
+        // SAFETY: the driver's signature.
+        unsafe { (*least, *greatest) = (0, -5) };
+        0
+    }
+
+    /// A driver that knows of contexts, and two devices of it that were not used yet.
+    fn with_contexts() -> (Cuda, [Device; 2]) {
+        // SAFETY: the functions have the signatures of the driver's, and live as long as the process.
+        let table = unsafe {
+            CudaTable::resolve(|entry| match entry.name {
+                "cuInit" => start as *const c_void,
+                "cuCtxGetCurrent" => get_current as *const c_void,
+                "cuCtxSetCurrent" => set_current as *const c_void,
+                "cuDevicePrimaryCtxRetain" => retain as *const c_void,
+                "cuCtxGetDevice" => device_of_current as *const c_void,
+                "cuDeviceGet" => device_get as *const c_void,
+                "cuDeviceGetAttribute" => attribute as *const c_void,
+                "cuCtxGetStreamPriorityRange" => priorities as *const c_void,
+                _ => std::ptr::null(),
+            })
+        };
+        let cuda = Cuda::start(table, Version::from_cuda(13_000)).expect("it starts");
+        let devices = [0, 1].map(|index| Device::open(&cuda, index).expect("it opens"));
+        (cuda, devices)
+    }
+
+    #[test]
+    fn a_guard_puts_back_the_context_that_was_there() {
+        let (cuda, [first, second]) = with_contexts();
+        CURRENT.set(200);
+        let outer = ContextGuard::new(&cuda);
+        // The first use of a device makes its context current, too.
+        first.make_current(&cuda).expect("it can be");
+        assert_eq!(CURRENT.get(), 100);
+        let inner = ContextGuard::new(&cuda);
+        second.make_current(&cuda).expect("it can be");
+        assert_eq!(CURRENT.get(), 101);
+        first.make_current(&cuda).expect("it can be");
+        second.make_current(&cuda).expect("it can be");
+        drop(inner);
+        assert_eq!(CURRENT.get(), 100, "as before the inner one");
+        drop(outer);
+        assert_eq!(CURRENT.get(), 200);
+        let _unused = ContextGuard::new(&cuda);
+        let inner = ContextGuard::new(&cuda);
+        second.make_current(&cuda).expect("it can be");
+        drop(inner);
+        assert_eq!(CURRENT.get(), 200, "whatever the outer one has seen");
+    }
+
+    #[test]
+    fn a_thread_without_a_context_keeps_what_it_got() {
+        let (cuda, [first, _]) = with_contexts();
+        CURRENT.set(0);
+        let guard = ContextGuard::new(&cuda);
+        first.make_current(&cuda).expect("it can be");
+        drop(guard);
+        assert_eq!(CURRENT.get(), 100);
+    }
+
+    #[test]
+    fn a_green_context_is_of_its_device_and_not_the_primary_one() {
+        let (cuda, [first, second]) = with_contexts();
+        CURRENT.set(200);
+        assert_eq!(first.green_context(&cuda), None, "the device was not used yet");
+        for device in [&first, &second] {
+            device.make_current(&cuda).expect("it can be");
+        }
+        for (current, of_first, of_second) in [
+            (0, None, None),
+            (100, None, None),
+            (101, None, None),
+            (200, Some(200), None),
+            (201, None, Some(201)),
+        ] {
+            CURRENT.set(current);
+            assert_eq!(first.green_context(&cuda), of_first.map(RawContext), "{current}");
+            assert_eq!(second.green_context(&cuda), of_second.map(RawContext), "{current}");
         }
     }
 

@@ -199,3 +199,32 @@ fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
         assert_eq!((reserved(), upstream.live_events()), (0, 0));
     }
 }
+
+/// No event can be recorded on a stream that may have ended. So memory that such a stream may be reading goes nowhere behind events,
+/// nor does its own, and it gets no other's.
+#[test]
+fn memory_is_not_handed_on_past_a_stream_that_may_end() {
+    let [home, lent, third] = [1, 2, 3].map(stream);
+    for (from, to, unrecorded) in [(home, third, true), (lent, third, false), (home, lent, false)] {
+        for growing in ["", "expandable_segments:False,"] {
+            for reuse in ["idle", "ordered"] {
+                let text = format!("{growing}cross_stream_reuse:{reuse}");
+                let (upstream, allocator) = allocator(small_pages().apply(&text).expect("it is right"));
+                if unrecorded {
+                    [home, lent, third].into_iter().for_each(|user| allocator.add_unrecorded_user(user));
+                }
+                upstream.lend_stream(lent);
+                let reserved = || allocator.statistics().reserved_bytes.all.current;
+                drop(allocator.allocate(40 * MIB, from).expect("there is room"));
+                drop(allocator.allocate(2 * MIB, to).expect("there is room"));
+                upstream.complete_all();
+                let before = reserved();
+                let x = allocator.allocate(38 * MIB, to).expect("there is room");
+                assert!(reserved() >= before + 36 * MIB, "{from:?} to {to:?}, {text}: {}", reserved());
+                drop(x);
+                allocator.empty_cache().expect("the upstream works");
+                assert_eq!((reserved(), upstream.live_events(), upstream.recorded_events(lent)), (0, 0, 0));
+            }
+        }
+    }
+}

@@ -80,7 +80,28 @@ fn a_lent_stream_is_not_named_when_it_may_be_gone() {
     }
 }
 
-/// Or the test above says nothing.
+/// What another stream has cached is not lent to it by the block: the free would name it.
+#[test]
+fn a_lent_stream_borrows_no_block() {
+    for settings in SETTINGS {
+        for lent_first in [true, false] {
+            let machine = Machine::new(settings);
+            let main = machine.torch.default_stream(0);
+            if lent_first {
+                machine.leave_memory_behind(MIB, true, true);
+            }
+            drop(machine.torch.full(40 * MIB, 1, &main));
+            main.synchronize().unwrap();
+            for freed_first in [true, false] {
+                machine.leave_memory_behind(20 * MIB, true, freed_first);
+            }
+            machine.want_memory();
+            assert_eq!(machine.driver.ended_streams_named(), 0, "{settings:?}");
+        }
+    }
+}
+
+/// Or the tests above say nothing.
 #[test]
 fn a_stream_that_was_not_lent_is_named() {
     let machine = Machine::new("");
