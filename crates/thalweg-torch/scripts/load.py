@@ -21,7 +21,8 @@ def native():
     before = torch.cuda.get_allocator_backend()
     enabled = thalweg_torch.enable(tier=2)
     assert torch.cuda.get_allocator_backend() == "thalweg"
-    assert torch._C._cuda_memoryStats(0)["num_ooms"] == 0
+    # There is no device yet, and PyTorch's own words say so.
+    assert "Invalid device argument 0: did you call init?" in str(raises(RuntimeError, torch._C._cuda_memoryStats, 0))
     assert torch._C._cuda_memorySnapshot(None)["segments"] == []
     assert "in use already" in str(raises(RuntimeError, thalweg_torch.enable))
     enabled.way.remove()
@@ -85,6 +86,10 @@ def statistics():
     for device in (None, 0, "cuda:0", 99):
         assert torch.cuda.memory_stats(device) == {} and torch.cuda.max_memory_allocated(device) == 0
     assert torch.cuda.memory_stats_as_nested_dict() == {} and not torch.cuda.is_initialized()
+    accelerator = torch.accelerator
+    assert accelerator.memory_stats() == accelerator.memory.memory_stats("cuda:0") == {}
+    assert accelerator.memory_reserved() == accelerator.max_memory_allocated(0) == 0
+    raises(RuntimeError, accelerator.reset_peak_memory_stats, 99)
     raises(RuntimeError, torch.cuda.reset_peak_memory_stats, 99)
     raises(RuntimeError, torch.cuda.reset_peak_memory_stats, -1)
     for function in (torch.cuda.reset_peak_memory_stats, torch.cuda.memory_summary, thalweg_torch.settings):
@@ -238,6 +243,12 @@ def program():
             ]
             assert answers[0].stdout == answers[1].stdout and answers[1].returncode == 0, answers
             assert answers[1].stdout.endswith("late\nexit\n"), answers
+        answers = [
+            subprocess.run([*way, "missing.py"], cwd=folder, env=environment, capture_output=True, text=True)
+            for way in ([sys.executable], ours)
+        ]
+        assert [answer.returncode for answer in answers] == [2, 2] and "Traceback" not in answers[1].stderr, answers
+        assert answers[1].stderr.splitlines()[-1] == answers[0].stderr.splitlines()[-1], answers
     return "a script and a module run as they do without us"
 
 

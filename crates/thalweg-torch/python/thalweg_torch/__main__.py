@@ -56,7 +56,12 @@ def run(program):
         sys.path[0] = os.path.dirname(os.path.realpath(file))
     module.__file__ = file
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
-    exec(module.__loader__.source_to_code(module.__loader__.get_data(file), file), vars(module))
+    try:
+        source = module.__loader__.get_data(file)
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    exec(module.__loader__.source_to_code(source, file), vars(module))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,19 @@ starts, since PyTorch itself fails in the middle.
 
 from . import _statistics, _tiers
 
-_STATISTICS = [
+# In torch.cuda, and in torch.accelerator, which is the same for devices of any kind.
+_COMMON = [
     "memory_stats",
-    "memory_stats_as_nested_dict",
     "memory_allocated",
     "max_memory_allocated",
     "memory_reserved",
     "max_memory_reserved",
     "reset_peak_memory_stats",
     "reset_accumulated_memory_stats",
+]
+_STATISTICS = [
+    *_COMMON,
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "memory_snapshot",
     "get_per_process_memory_fraction",
@@ -60,6 +64,10 @@ def statistics():
         setattr(torch.cuda, name, getattr(_statistics, name))
     for name in _PRIVATE:
         setattr(torch.cuda.memory, name, getattr(_statistics, name))
+    accelerator = getattr(torch, "accelerator", None)
+    for module in filter(None, (accelerator, getattr(accelerator, "memory", None))):
+        for name in filter(vars(module).__contains__, _COMMON):
+            setattr(module, name, getattr(_statistics, name))
 
 
 def check():
