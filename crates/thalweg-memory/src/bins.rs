@@ -261,7 +261,7 @@ impl Bins {
         self.first_from(Key::new(size_bytes, 0, 0).number(), bin_of(size_bytes))
     }
 
-    /// The block after this one in the order, which need not be here.
+    /// The block after this one in the order.
     pub(crate) fn after(&self, entry: Entry) -> Option<Entry> {
         let key = Key::new(entry.size_bytes, entry.registration, entry.address);
         self.first_from(key.number() + 1, bin_of(entry.size_bytes))
@@ -293,14 +293,13 @@ impl Bins {
     }
 
     /// The blocks from the first of at least `size_bytes` on, in order.
-    pub(crate) fn at_least(&self, size_bytes: u64) -> impl DoubleEndedIterator<Item = Entry> {
-        let from = bin_of(size_bytes).min(self.bins.len());
-        self.bins[from..].iter().flat_map(Bin::entries).filter(move |entry| entry.size_bytes >= size_bytes)
+    pub(crate) fn at_least(&self, size_bytes: u64) -> impl Iterator<Item = Entry> {
+        std::iter::successors(self.best_fit(size_bytes), |entry| self.after(*entry))
     }
 
     /// All blocks, in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> {
-        self.at_least(0)
+        self.bins.iter().flat_map(Bin::entries)
     }
 }
 

@@ -627,7 +627,7 @@ impl<'a> Climb<'a> {
             let bins = &state.free[self.request.class as usize];
             let is_plain =
                 |span: &Span| !state.blocks.tag(span.block).grows && !state.blocks.is_split(span.block);
-            let single = bins.at_least(needed_bytes).next().map(|entry| entry.span()).filter(is_plain);
+            let single = bins.best_fit(needed_bytes).map(|entry| entry.span()).filter(is_plain);
             let chosen: Vec<Span> = match single {
                 Some(span) => vec![span],
                 None => {

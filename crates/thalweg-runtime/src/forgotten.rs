@@ -30,7 +30,7 @@ pub(crate) struct ForgottenStreams {
 pub(crate) enum LastWork {
     /// At this event.
     Event(EventHandle),
-    /// No event could be recorded: the device was lost, or the stream was capturing.
+    /// No event could be recorded: the device was lost, or the stream was capturing, or lent.
     Unknown,
 }
 
@@ -41,7 +41,9 @@ impl ForgottenStreams {
 
     /// From now on the stream's owner may destroy it at any moment.
     pub(crate) fn lend(&self, stream: StreamHandle) {
-        self.lent.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+        if !self.is_lent(stream) {
+            self.lent.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+        }
     }
 
     /// Whether its owner may have destroyed it.
@@ -51,8 +53,7 @@ impl ForgottenStreams {
 
     /// Gives the handle up.
     pub(crate) fn forget(&self, stream: StreamHandle) {
-        let last = if self.is_lent(stream) { Ok(LastWork::Unknown) } else { self.record_last(stream) };
-        let last = last.unwrap_or(LastWork::Unknown);
+        let last = self.record_last(stream).unwrap_or(LastWork::Unknown);
         let mut list = self.lock();
         list.retain(|_, last| !self.is_over(*last));
         list.insert(stream, last);
@@ -66,7 +67,7 @@ impl ForgottenStreams {
     }
 
     fn record_last(&self, stream: StreamHandle) -> thalweg_device::Result<LastWork> {
-        if self.driver.stream_capture_info(stream)?.id != 0 {
+        if self.is_lent(stream) || self.driver.stream_capture_info(stream)?.id != 0 {
             return Ok(LastWork::Unknown);
         }
         let event = self.driver.event_create(self.driver.stream_device(stream)?, EventFlags::default())?;

@@ -97,14 +97,8 @@ thalweg_allocator* the_allocator = nullptr;
 // PyTorch knows it by its handle, and its own streams by numbers.
 inline void lend_if_external(c10::cuda::CUDAStream stream) {
   const auto handle = number(stream.stream());
-  if (C10_LIKELY(handle == 0 || static_cast<uint64_t>(stream.id()) != handle)) {
-    return;
-  }
-  static thread_local std::pair<c10::DeviceIndex, uint64_t> last{-1, 0};
-  const std::pair<c10::DeviceIndex, uint64_t> named{stream.device_index(), handle};
-  if (named != last) {
-    check(thalweg_lend_stream(the_allocator, named.first, handle));
-    last = named;
+  if (C10_UNLIKELY(handle != 0 && static_cast<uint64_t>(stream.id()) == handle)) {
+    check(thalweg_lend_stream(the_allocator, stream.device_index(), handle));
   }
 }
 

@@ -19,7 +19,6 @@ use crate::open_device::OpenDevice;
 use crate::pools::PoolName;
 use crate::python::PythonStacks;
 use crate::status::{Error, Result};
-use crate::streams::NativeStream;
 
 /// PyTorch counts devices in eight bits.
 const MOST_DEVICES: usize = 128;
@@ -127,7 +126,7 @@ impl Allocator {
     /// If there is no such device, or the driver does not know the stream.
     pub fn stream(&self, device: i32, native: u64) -> Result<Stream> {
         let device = self.device(device)?;
-        device.streams.find_or_adopt(&device.device, NativeStream { handle: native, context: None })
+        device.streams.find_or_adopt(&device.device, device.named(native))
     }
 
     /// From now on the owner of a native stream may destroy it without a word.

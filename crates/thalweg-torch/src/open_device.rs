@@ -6,12 +6,12 @@ use thalweg_device::Label;
 use thalweg_device::check::{BlockKind, UseKind};
 use thalweg_device::cuda::CudaDriver;
 use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError};
-use thalweg_runtime::Device;
+use thalweg_runtime::{Device, ForeignStream};
 
 use crate::live::{Live, LiveBlocks};
 use crate::pools::{PoolName, Pools};
 use crate::status::{Error, Result};
-use crate::streams::{NativeStream, Streams};
+use crate::streams::Streams;
 
 /// A device that is open.
 pub(crate) struct OpenDevice {
@@ -58,9 +58,17 @@ impl OpenDevice {
     /// What the caller means by a native handle: the default stream's is that of the green context that is current, if there is
     /// one.
     #[inline]
-    fn named(&self, handle: u64) -> NativeStream {
-        let cuda = self.cuda.as_ref().filter(|_| handle <= 1);
-        NativeStream { handle, context: cuda.and_then(|driver| driver.green_context(self.index)) }
+    pub(crate) fn named(&self, native: u64) -> ForeignStream {
+        let cuda = self.cuda.as_ref().filter(|_| native <= 1);
+        // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live as long
+        // as the process; those that may not are lent, and are then named only for a caller who names them, as is the current
+        // context's default stream.
+        unsafe {
+            match cuda.and_then(|driver| driver.green_context(self.index)) {
+                None => ForeignStream::new(native),
+                Some(context) => ForeignStream::default_of(context),
+            }
+        }
     }
 
     /// From now on the stream's owner may destroy it without a word.
@@ -130,23 +138,25 @@ impl OpenDevice {
         if !self.streams.has_green() {
             return Ok(());
         }
-        match self.named(0) {
-            NativeStream { context: None, .. } => Ok(()),
-            green => self.record_on(block, self.streams.id(&self.device, green)?, UseKind::SoFar),
+        let current = self.named(0);
+        if current.context().is_none() {
+            return Ok(());
         }
+        self.record_on(block, self.streams.id(&self.device, current)?, UseKind::SoFar)
     }
 
     /// Notes a use of a block on a stream of this device, which need not be the block's own.
     pub(crate) fn record(&self, block: &Block, native: u64, kind: UseKind) -> Result<()> {
         let named = self.named(native);
         let stream = self.streams.id(&self.device, named)?;
-        if named.context.is_none() || kind == UseKind::SoFar {
+        if named.context().is_none() || kind == UseKind::SoFar {
             return self.record_on(block, stream, kind);
         }
         // The context may be gone when the block is freed. What it is given after this is noted if the block is freed before the
         // context is popped, and behind that the device's default stream waits for it.
         self.record_on(block, stream, UseKind::SoFar)?;
-        let default = self.streams.id(&self.device, NativeStream { context: None, ..named })?;
+        // SAFETY: 0 is the default stream of every device.
+        let default = self.streams.id(&self.device, unsafe { ForeignStream::new(0) })?;
         self.record_on(block, default, kind)
     }
 

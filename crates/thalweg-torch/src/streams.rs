@@ -22,27 +22,16 @@ use thalweg_runtime::{Device, ForeignStream, Stream};
 
 use crate::status::Result;
 
-/// A stream as CUDA names it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct NativeStream {
-    pub(crate) handle: u64,
-    /// Of a default stream that is not the primary context's, whose it is.
-    pub(crate) context: Option<u64>,
-}
-
 #[derive(Clone, Copy)]
 struct Recent {
     /// Of which table.
     table: u64,
-    native: NativeStream,
+    native: ForeignStream,
     id: StreamId,
 }
 
-const NO_STREAM: Recent =
-    Recent { table: 0, native: NativeStream { handle: 0, context: None }, id: StreamId::from_raw(0) };
-
 thread_local! {
-    static RECENT: Cell<Recent> = const { Cell::new(NO_STREAM) };
+    static RECENT: Cell<Option<Recent>> = const { Cell::new(None) };
 }
 
 /// The streams of one device.
@@ -57,7 +46,7 @@ pub(crate) struct Streams {
 
 #[derive(Default, Debug)]
 struct Known {
-    by_native: FxHashMap<NativeStream, Stream>,
+    by_native: FxHashMap<ForeignStream, Stream>,
     natives: FxHashMap<StreamId, u64>,
 }
 
@@ -75,18 +64,19 @@ impl Default for Streams {
 impl Streams {
     /// Our name of a native stream of `device`.
     #[inline]
-    pub(crate) fn id(&self, device: &Device, native: NativeStream) -> Result<StreamId> {
-        let recent = RECENT.get();
-        if recent.table == self.number && recent.native == native {
+    pub(crate) fn id(&self, device: &Device, native: ForeignStream) -> Result<StreamId> {
+        if let Some(recent) = RECENT.get()
+            && (recent.table, recent.native) == (self.number, native)
+        {
             return Ok(recent.id);
         }
         let id = self.find_or_adopt(device, native)?.id();
-        RECENT.set(Recent { table: self.number, native, id });
+        RECENT.set(Some(Recent { table: self.number, native, id }));
         Ok(id)
     }
 
     /// The stream itself.
-    pub(crate) fn find_or_adopt(&self, device: &Device, native: NativeStream) -> Result<Stream> {
+    pub(crate) fn find_or_adopt(&self, device: &Device, native: ForeignStream) -> Result<Stream> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = known.by_native.get(&native) {
             return Ok(stream.clone());
@@ -96,23 +86,14 @@ impl Streams {
         if let Some(stream) = known.by_native.get(&native) {
             return Ok(stream.clone());
         }
-        // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live
-        // as long as the process; those that may not are lent, and are then named only for a caller who names them. A context
-        // is the caller's current one.
-        let foreign = unsafe {
-            match native.context {
-                None => ForeignStream::new(native.handle),
-                Some(context) => ForeignStream::default_of(context),
-            }
-        };
-        let stream = Stream::from_external(device, foreign)?;
-        if native.context.is_some() {
+        let stream = Stream::from_external(device, native)?;
+        if native.context().is_some() {
             stream.lend();
             self.has_green.store(true, Ordering::Relaxed);
         }
         // PyTorch does not insist on every use being recorded.
         device.allocator().add_unrecorded_user(stream.id());
-        known.natives.insert(stream.id(), native.handle);
+        known.natives.insert(stream.id(), native.native());
         known.by_native.insert(native, stream.clone());
         Ok(stream)
     }

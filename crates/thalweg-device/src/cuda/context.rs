@@ -100,6 +100,15 @@ impl Cuda {
         }
     }
 
+    /// The calling thread's current context; null if there is none, or it cannot be had.
+    #[inline]
+    fn current_context(&self) -> RawContext {
+        let mut current = RawContext::default();
+        // SAFETY: writes one handle.
+        let outcome = unsafe { self.table.context_get_current(&raw mut current) };
+        if outcome.is_success() { current } else { RawContext::default() }
+    }
+
     /// Sets the calling thread free of other threads' captures while the guard lives: for calls that our own bookkeeping
     /// needs and that touch nothing which a capture could see.
     pub(super) fn relaxed(&self) -> Relaxed<'_> {
@@ -328,10 +337,8 @@ impl Device {
     /// It lives.
     #[inline]
     pub(super) unsafe fn make_context_current(&self, cuda: &Cuda, context: RawContext) -> Result<()> {
-        let mut current = RawContext::default();
-        // SAFETY: writes one handle.
-        let outcome = unsafe { cuda.table.context_get_current(&raw mut current) };
-        if outcome.is_success() && current == context {
+        let current = cuda.current_context();
+        if current == context {
             return Ok(());
         }
         // SAFETY: the caller says that it lives.
@@ -347,11 +354,8 @@ impl Device {
     /// context is there.
     #[inline]
     pub(super) fn green_context(&self, cuda: &Cuda) -> Option<RawContext> {
-        let mut current = RawContext::default();
-        // SAFETY: writes one handle.
-        let outcome = unsafe { cuda.table.context_get_current(&raw mut current) };
-        let is_other =
-            outcome.is_success() && current != RawContext::default() && current != self.context.get()?.raw;
+        let current = cuda.current_context();
+        let is_other = current != RawContext::default() && current != self.context.get()?.raw;
         if is_other { self.own(cuda, current) } else { None }
     }
 

@@ -124,6 +124,7 @@ impl CudaDriver {
     }
 
     fn raw_info(&self, stream: &Stream) -> Result<RawInfo> {
+        // Any other stream can be asked about in any context, and a default stream before its device has one.
         if stream.context.is_some() {
             self.enter_stream(stream)?;
         }

@@ -54,13 +54,9 @@ pub unsafe extern "C" fn thalweg_record_stream(
     device: i32,
     stream: u64,
 ) -> Status {
-    let kind = UseKind::UntilFree;
+    let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::UntilFree);
     // SAFETY: the header asks for an allocator.
-    unsafe {
-        on_unless_forked("thalweg_record_stream", allocator, |allocator| {
-            allocator.record(address, device, stream, kind)
-        })
-    }
+    unsafe { on_unless_forked("thalweg_record_stream", allocator, record) }
 }
 
 /// Says that a stream has used memory, up to now.
@@ -71,13 +67,9 @@ pub unsafe extern "C" fn thalweg_record_use(
     device: i32,
     stream: u64,
 ) -> Status {
-    let kind = UseKind::SoFar;
+    let record = |allocator: &Allocator| allocator.record(address, device, stream, UseKind::SoFar);
     // SAFETY: the header asks for an allocator.
-    unsafe {
-        on_unless_forked("thalweg_record_use", allocator, |allocator| {
-            allocator.record(address, device, stream, kind)
-        })
-    }
+    unsafe { on_unless_forked("thalweg_record_use", allocator, record) }
 }
 
 /// Says that a stream's owner may destroy it.
