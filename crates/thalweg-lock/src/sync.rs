@@ -1,7 +1,7 @@
 //! What threads share, from the standard library, or from the model checker in its place (`--cfg loom`).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p thalweg-lock --lib loom_ --target-dir target/loom
+//! RUSTFLAGS="--cfg loom" cargo test --profile loom -p thalweg-lock --lib loom_ --target-dir target/loom
 //! ```
 
 #[cfg(loom)]

@@ -5,7 +5,7 @@
 //! flag only the tests named `loom` can run:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p thalweg-memory --lib loom_ --target-dir target/loom
+//! RUSTFLAGS="--cfg loom" cargo test --profile loom -p thalweg-memory --lib loom_ --target-dir target/loom
 //! ```
 
 #[cfg(loom)]

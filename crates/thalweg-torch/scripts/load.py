@@ -207,7 +207,12 @@ def uses():
     assert after(lambda: Wrapper(x) + 1, x, y) == all_of_them
     # An operator that raises may have used its arguments.
     assert after(lambda: raises(RuntimeError, lambda: x + torch.ones(2)), x) == use(x)
-    return "sparse tensors and wrappers are told of part by part"
+
+    assert "torch._dynamo" not in sys.modules, "a region imports the compiler"
+    add = torch.compile(lambda x: x + 1, backend="eager")
+    assert after(lambda: add(x), x, y) == use(x)
+    assert after(lambda: x + 1, x, y) == use(x)
+    return "sparse tensors and wrappers are told of part by part, and the compiler may come or not"
 
 
 SCRIPT = """

@@ -1,6 +1,7 @@
 """`record_use`: saying where another stream's last use of a tensor is."""
 
 import contextlib
+import sys
 
 from . import _state
 
@@ -37,8 +38,6 @@ def record_use_region():
     That is safe for whatever goes through PyTorch's dispatcher on this thread: operators, collectives, custom operators. What
     does not (a kernel that is launched by hand, a library that was given a pointer, the backward pass, which runs on a thread of
     its own) is not seen, and has to be followed by a `record_use` of its own, or to stay outside the region.
-
-    The first operator in a region takes seconds, once: PyTorch imports its compiler for every mode of its dispatcher.
     """
     with _mode()():
         yield
@@ -86,7 +85,17 @@ def _make_mode():
             # Storages by address, with the streams that were recorded for them. Weak: whoever drops a tensor frees its memory.
             self.recorded = {}
 
+        @classmethod
+        def _should_skip_dynamo(cls):
+            # Otherwise PyTorch imports its compiler at the first operator, which takes seconds, to tell it to leave the mode alone.
+            # Here it is told so where a program imported it anyway.
+            return False
+
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            follow = self.follow_uncompiled if "torch._dynamo" in sys.modules else self.follow
+            return follow(function, arguments, keywords or {})
+
+        def follow(self, function, arguments, keywords):
             if function is torch.ops.aten.record_stream.default and is_plain(arguments[0]):
                 self.record(*arguments)
                 return None
@@ -95,10 +104,12 @@ def _make_mode():
                 values = tree_iter((arguments, keywords))
                 tensors = [plain for value in values if isinstance(value, torch.Tensor) for plain in self.plain(value)]
             try:
-                return function(*arguments, **(keywords or {}))
+                return function(*arguments, **keywords)
             finally:
                 for tensor in tensors:
                     self.touch(tensor)
+
+        follow_uncompiled = torch._disable_dynamo(follow)
 
         def record(self, tensor, stream):
             stream = torch.cuda.Stream(
