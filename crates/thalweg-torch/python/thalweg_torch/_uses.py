@@ -1,6 +1,7 @@
 """`record_use`: saying where another stream's last use of a tensor is."""
 
 import contextlib
+import functools
 import sys
 
 from . import _state
@@ -37,24 +38,17 @@ def record_use_region():
 
     That is safe for whatever goes through PyTorch's dispatcher on this thread: operators, collectives, custom operators. What
     does not (a kernel that is launched by hand, a library that was given a pointer, the backward pass, which runs on a thread of
-    its own) is not seen, and has to be followed by a `record_use` of its own, or to stay outside the region.
+    its own) is not seen, and has to be followed by a `record_use` of its own, or to stay outside the region. Compiled functions run
+    as they do without `torch.compile`. Operators that are given functions (`torch.cond`, `scan`) want the compiler to
+    have been imported before the region begins, as it is behind the first `torch.compile`; PyTorch raises otherwise.
     """
-    with _mode()():
+    with _mode("torch._dynamo" in sys.modules)():
         yield
 
 
-def _mode():
-    # PyTorch is imported when it is first needed, so the class cannot stand at the top of the module.
-    global _mode_class
-    if _mode_class is None:
-        _mode_class = _make_mode()
-    return _mode_class
-
-
-_mode_class = None
-
-
-def _make_mode():
+@functools.cache
+def _mode(with_compiler):
+    """The mode of PyTorch's dispatcher for a region that begins when PyTorch's compiler was imported, or was not."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,23 +70,28 @@ def _make_mode():
     # - a sparse tensor is its indices and values, and a wrapper with __tensor_flatten__ (DTensor, NestedTensor) is what that
     #   names: these are told of, down to plain tensors;
     # - of any other tensor with operators of its own nobody knows what it holds. Before such an operator everything that was
-    #   recorded is handed to the real record_stream, which waits for all that the stream is given as long as the memory lives.
+    #   recorded is handed to the real record_stream, which waits for all that the stream is given as long as the memory lives;
+    # - and so before an operator that is given functions (torch.cond, scan): they may hold tensors, too.
     #
     # record_stream of a tensor that is not plain is PyTorch's own: what it reaches inside, it reaches with the mode off.
     class RecordUseMode(TorchDispatchMode):
+        # A mode that the compiler is to leave alone is wrapped by PyTorch, and that imports the compiler at the first operator, which
+        # takes seconds. So it is asked for only where the compiler is there; if it comes later, `follow_uncompiled` takes over. That
+        # is not enough inside operators that are given functions, which compile them: those want the first way.
+        supports_higher_order_operators = with_compiler
+
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return with_compiler
+
         def __init__(self):
             super().__init__()
             # Storages by address, with the streams that were recorded for them. Weak: whoever drops a tensor frees its memory.
             self.recorded = {}
 
-        @classmethod
-        def _should_skip_dynamo(cls):
-            # Otherwise PyTorch imports its compiler at the first operator, which takes seconds, to tell it to leave the mode alone.
-            # Here it is told so where a program imported it anyway.
-            return False
-
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            follow = self.follow_uncompiled if "torch._dynamo" in sys.modules else self.follow
+            came_later = not with_compiler and "torch._dynamo" in sys.modules
+            follow = self.follow_uncompiled if came_later else self.follow
             return follow(function, arguments, keywords or {})
 
         def follow(self, function, arguments, keywords):
@@ -100,7 +99,9 @@ def _make_mode():
                 self.record(*arguments)
                 return None
             tensors = []
-            if self.recorded:
+            if isinstance(function, torch._ops.HigherOrderOperator):
+                self.give_up()
+            elif self.recorded:
                 values = tree_iter((arguments, keywords))
                 tensors = [plain for value in values if isinstance(value, torch.Tensor) for plain in self.plain(value)]
             try:
