@@ -189,9 +189,7 @@ fn every_kernel_of_the_table_compiles() {
 
 fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
     let source = thalweg_ir::cuda::print_unit(unit);
-    // Whether it compiles does not depend on how far the assembler optimises, and at this level it takes half as long.
-    let options = [thalweg_ir::cuda::OPTIONS, &["--ptxas-options=-O1"]].concat();
-    let extra = options.iter().map(|&option| option.to_owned()).collect();
+    let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
     let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
     let compiled = compiler.compile(&source, &unit[0].name, &options);
     let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
