@@ -209,6 +209,9 @@ def uses():
     assert after(lambda: raises(RuntimeError, lambda: x + torch.ones(2)), x) == use(x)
 
     assert "torch._dynamo" not in sys.modules, "a region imports the compiler"
+    # It comes within a region, and is there when the next ones begin.
+    assert after(lambda: torch.compile(lambda x: x + 1, backend="eager")(x), x, y) == use(x)
+    assert "torch._dynamo" in sys.modules
     add = torch.compile(lambda x: x + 1, backend="eager")
     assert after(lambda: add(x), x, y) == use(x)
     assert after(lambda: x + 1, x, y) == use(x)
