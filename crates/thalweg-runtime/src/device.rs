@@ -73,17 +73,17 @@ impl Device {
     /// A GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was looked
     /// for and what to install.
     pub fn cuda(index: u32) -> Result<Self> {
-        static DEVICES: Opened = Opened::new("cuda");
+        static DEVICES: Opened = Opened(Mutex::new(None));
         DEVICES.get(index, || {
             let driver: Arc<dyn Driver> = CudaDriver::open()?;
-            Ok(System::new(driver, Environment::get()))
+            Ok(Devices::new(driver, Environment::get()))
         })
     }
 
     /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large; with
     /// `THALWEG_SIM_SEED` it is [watched](crate::sim).
     pub fn sim(index: u32) -> Result<Self> {
-        static DEVICES: Opened = Opened::new("sim");
+        static DEVICES: Opened = Opened(Mutex::new(None));
         DEVICES.get(index, || {
             let environment = Environment::get();
             environment.check()?;
@@ -97,7 +97,7 @@ impl Device {
                 Some(program) => program.driver(config)?,
                 None => SimDriver::new(config)?,
             };
-            Ok(System::new(driver, environment))
+            Ok(Devices::new(driver, environment))
         })
     }
 
@@ -349,31 +349,30 @@ impl System {
     }
 }
 
-/// The devices of one kind, each opened when it is first asked for; a failure is reported, and tried again at the next
-/// call. Whoever else asks meanwhile waits.
-struct Opened {
-    kind: &'static str,
-    system: Mutex<Option<(System, Vec<Option<Device>>)>>,
+/// The devices of a driver, each opened when it is first asked for; a failure is reported, and tried again at the next call.
+/// Whoever else asks meanwhile waits.
+pub struct Devices {
+    system: System,
+    open: Mutex<Vec<Option<Device>>>,
 }
 
-impl Opened {
-    const fn new(kind: &'static str) -> Self {
-        Self { kind, system: Mutex::new(None) }
+impl Devices {
+    /// The devices of a driver. None is opened yet.
+    pub fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
+        let open = Mutex::new(vec![None; driver.device_count() as usize]);
+        Self { system: System::new(driver, environment), open }
     }
 
-    fn get(&self, index: u32, open: impl FnOnce() -> Result<System>) -> Result<Device> {
-        let mut slot = self.system.lock().unwrap_or_else(PoisonError::into_inner);
-        let (system, devices) = match &mut *slot {
-            Some(opened) => opened,
-            None => {
-                let system = open()?;
-                let count = system.driver.device_count() as usize;
-                slot.insert((system, vec![None; count]))
-            }
-        };
-        let Some(device) = devices.get_mut(index as usize) else {
-            let kind = self.kind;
-            let names: Vec<_> = (0..devices.len()).map(|index| format!("{kind}:{index}")).collect();
+    /// A device of the driver, by its number there.
+    ///
+    /// # Errors
+    /// If there is no such device, or the driver cannot open it.
+    pub fn get(&self, index: u32) -> Result<Device> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.len();
+        let Some(device) = open.get_mut(index as usize) else {
+            let kind = self.system.driver.name();
+            let names: Vec<_> = (0..count).map(|index| format!("{kind}:{index}")).collect();
             let more = if kind == "sim" { " (THALWEG_SIM_DEVICES=N makes more)" } else { "" };
             return Err(Error::invalid(format!(
                 "there is no device {kind}:{index}; there is {}{more}",
@@ -382,8 +381,30 @@ impl Opened {
         };
         match device {
             Some(device) => Ok(device.clone()),
-            None => Ok(device.insert(system.open(index)?).clone()),
+            None => Ok(device.insert(self.system.open(index)?).clone()),
         }
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Devices").field("driver", &self.system.driver).finish_non_exhaustive()
+    }
+}
+
+/// The process's devices of one kind. A driver that cannot be opened is tried again at the next call.
+struct Opened(Mutex<Option<Arc<Devices>>>);
+
+impl Opened {
+    fn get(&self, index: u32, open: impl FnOnce() -> Result<Devices>) -> Result<Device> {
+        let devices = {
+            let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*slot {
+                Some(devices) => devices.clone(),
+                None => slot.insert(Arc::new(open()?)).clone(),
+            }
+        };
+        devices.get(index)
     }
 }
 

@@ -175,8 +175,8 @@ fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> 
     }
 }
 
-/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements.
-pub(crate) fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
+/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
+pub fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
     let mut dimensions: SmallVec<[(u64, u64); 8]> =
         dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
     dimensions.sort_unstable_by_key(|&(_, stride)| stride);

@@ -36,12 +36,13 @@ mod pinned;
 pub mod sim;
 mod stream;
 
-pub use device::{Device, DeviceGuard};
+pub use device::{Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
+pub use launch::touch_of;
 pub use launch::{LaunchKey, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};

@@ -65,7 +65,8 @@ const char *thalweg_error_message(void);
 
 /* ---- The allocator ------------------------------------------------------------------------------------------------------- */
 
-/* Makes an allocator over devices of a kind: "cuda", or "sim" for simulated GPUs. `settings` is a text in the grammar of
+/* Makes an allocator over devices of a kind: "cuda", or "sim" for simulated GPUs; with "+sanitizer"
+ * behind it, one that is watched (see below). `settings` is a text in the grammar of
  * PYTORCH_ALLOC_CONF, which goes on top of that variable; "" adds nothing. If one of the two is wrong, the message points at the
  * place. No device is opened and CUDA is not initialised: that happens when a device is first named. */
 thalweg_status thalweg_open(const char *kind, const char *settings, thalweg_allocator **allocator);
@@ -409,6 +410,39 @@ THALWEG_SIZE(thalweg_event, 88);
 THALWEG_SIZE(thalweg_annotation, 32);
 THALWEG_SIZE(thalweg_visitor, 40);
 THALWEG_SIZE(thalweg_history_settings, 24);
+
+/* ---- The sanitizer --------------------------------------------------------------------------------------------------------
+ *
+ * An allocator of kind "cuda+sanitizer" or "sim+sanitizer" watches what is done with its memory, and finds accesses that nothing puts
+ * in order, memory that is freed under another stream's work that was not recorded, and memory that is used after it was freed. It
+ * knows its own doings; what is submitted by others is told here, on the thread that submits, in the order of submission. Nothing
+ * here changes what a program does. With another kind all of these are THALWEG_INVALID. */
+
+/* Where the calling thread is in its program, for what is allocated, recorded and freed from now on; a null `operation` ends that.
+ * `file` may be null: then the line is not known. */
+thalweg_status thalweg_sanitizer_at(const thalweg_allocator *allocator, const char *operation, const char *file, uint32_t line);
+
+/* `stream` was given work, or is about to be. `operands` are `count` numbers: for each operand its address, the bytes of an element,
+ * 0 (read), 1 (written) or 2 (both), the number of dimensions, their sizes, and their strides in elements. While the stream takes
+ * part in a capture this is ignored: nothing runs then. */
+thalweg_status thalweg_sanitizer_work(const thalweg_allocator *allocator, int32_t device, uint64_t stream, const char *operation,
+                                      const char *file, uint32_t line, const int64_t *operands, size_t count);
+
+/* What happened to an event (cudaEvent_t as a number): 0, it was recorded on the stream; 1, the stream was told to wait for it; 2, the
+ * host saw it complete; 3, it was destroyed. Device and stream are ignored by the latter two. */
+thalweg_status thalweg_sanitizer_event(const thalweg_allocator *allocator, int32_t what, uint64_t event, int32_t device,
+                                       uint64_t stream);
+
+/* The host saw complete all that the stream, or the device, was given so far. */
+thalweg_status thalweg_sanitizer_stream_done(const thalweg_allocator *allocator, int32_t device, uint64_t stream);
+thalweg_status thalweg_sanitizer_device_done(const thalweg_allocator *allocator, uint32_t device);
+
+/* What reports call a stream. */
+thalweg_status thalweg_sanitizer_name_stream(const thalweg_allocator *allocator, int32_t device, uint64_t stream, const char *name);
+
+/* What was found, but for the first `from` findings: calls `write` once for each, with its text, and says how many they were. */
+thalweg_status thalweg_sanitizer_findings(const thalweg_allocator *allocator, uint64_t from, uint64_t *count, thalweg_write write,
+                                          void *user);
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,7 @@ use crate::observers::Observer;
 use crate::open_device::OpenDevice;
 use crate::pools::PoolName;
 use crate::python::PythonStacks;
+use crate::sanitizer::{AtSite, Sanitizer};
 use crate::status::{Error, Result};
 
 /// PyTorch counts devices in eight bits.
@@ -32,6 +33,8 @@ pub enum Source {
     Sim,
     /// These.
     Devices(Vec<Device>),
+    /// Devices whose work is watched.
+    Sanitized(Arc<Sanitizer>),
 }
 
 /// What was said to all devices, also to those that open later.
@@ -157,6 +160,7 @@ impl Allocator {
         let device = match &self.source {
             Source::Cuda => Device::cuda(index)?,
             Source::Sim => Device::sim(index)?,
+            Source::Sanitized(sanitizer) => sanitizer.device(index)?,
             Source::Devices(devices) => devices
                 .get(index as usize)
                 .cloned()
@@ -206,8 +210,32 @@ impl Allocator {
     /// The driver of real GPUs, which is opened.
     #[inline]
     fn cuda(&self) -> Option<&Arc<CudaDriver>> {
-        let open = || matches!(self.source, Source::Cuda).then(|| CudaDriver::open().ok())?;
+        let is_real = match &self.source {
+            Source::Cuda => true,
+            Source::Sanitized(sanitizer) => sanitizer.is_real(),
+            Source::Sim | Source::Devices(_) => false,
+        };
+        let open = || is_real.then(|| CudaDriver::open().ok())?;
         self.cuda.get_or_init(open).as_ref()
+    }
+
+    /// Who watches the work of the devices, if somebody does.
+    ///
+    /// # Errors
+    /// If nobody does.
+    pub(crate) fn sanitizer(&self) -> Result<&Arc<Sanitizer>> {
+        match &self.source {
+            Source::Sanitized(sanitizer) => Ok(sanitizer),
+            _ => {
+                Err(Error::invalid("this allocator was not opened with a sanitizer (kind `cuda+sanitizer`)"))
+            }
+        }
+    }
+
+    /// While this lives, the sanitizer knows the calling thread's line of Python, if there is one to know it.
+    fn at_python_line(&self, call: &'static str) -> Option<AtSite> {
+        let Source::Sanitized(sanitizer) = &self.source else { return None };
+        sanitizer.at_line_of(call, &*self.stacks)
     }
 
     /// At least `bytes` of memory of a device for work on one of its streams, by its native handle; 0 for 0 bytes.
@@ -216,6 +244,7 @@ impl Allocator {
     /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
     #[inline]
     pub(crate) fn allocate(&self, device: i32, bytes: u64, native_stream: u64) -> Result<u64> {
+        let _at = self.at_python_line("allocate");
         self.with_device(device, |device| device.allocate(&self.live, bytes, native_stream))
     }
 
@@ -242,6 +271,7 @@ impl Allocator {
         if address == 0 {
             return Ok(());
         }
+        let _at = self.at_python_line("free");
         let Some(live) = self.live.remove(address) else { return Err(unknown(address)) };
         let _context = self.keep_context();
         let device = self.devices[live.device as usize].get().expect("a live block's device is open");
@@ -261,6 +291,7 @@ impl Allocator {
         if address == 0 {
             return Ok(());
         }
+        let _at = self.at_python_line("record_stream");
         let _context = self.keep_context();
         let record = |live: &crate::live::Live| {
             let device = if device < 0 { live.device.cast_signed() } else { device };

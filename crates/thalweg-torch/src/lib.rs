@@ -24,7 +24,8 @@
 //! - a *pool* by a pair of numbers that PyTorch makes up (`pools`);
 //! - a *block* by its address alone (`live`);
 //! - an *error* by a status and the thread's last message (`status`);
-//! - a *stack* by the Python frames of the thread (`python`).
+//! - a *stack* by the Python frames of the thread (`python`);
+//! - *work*, of which the sanitizer is told, by its operands (`sanitizer`).
 //!
 //! # Invariants
 //!
@@ -43,6 +44,7 @@ mod observers;
 mod open_device;
 mod pools;
 mod python;
+mod sanitizer;
 mod snapshot;
 mod statistics;
 mod status;
@@ -50,4 +52,5 @@ mod streams;
 
 pub use allocator::{Allocator, Source};
 pub use pools::PoolName;
+pub use sanitizer::Sanitizer;
 pub use status::{Error, Result, Status};

@@ -205,7 +205,7 @@ impl CheckedDriver {
 }
 
 /// Does something with the clock of a stream's newest command.
-fn work(model: &mut Model, id: StreamId, act: impl FnOnce(&mut Model, &Clock)) {
+pub(super) fn work(model: &mut Model, id: StreamId, act: impl FnOnce(&mut Model, &Clock)) {
     let clock = std::mem::take(&mut model.streams[id as usize].clock);
     act(model, &clock);
     model.streams[id as usize].clock = clock;

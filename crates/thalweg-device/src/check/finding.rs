@@ -11,18 +11,33 @@ use crate::{AccessMode, Label};
 /// The width of a report, in columns.
 pub const WIDTH: usize = 100;
 
+/// A line of a program's source, in whatever language.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SourceLine {
+    /// The file, as the compiler or the interpreter names it.
+    pub file: &'static str,
+    /// Counted from 1.
+    pub line: u32,
+}
+
+impl From<&'static Location<'static>> for SourceLine {
+    fn from(location: &'static Location<'static>) -> Self {
+        Self { file: location.file(), line: location.line() }
+    }
+}
+
 /// A place in the program that work comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Site {
     /// The operator (`add`), or the driver's call where nobody has named one.
     pub operator: &'static str,
     /// The line of source, where it is known.
-    pub location: Option<&'static Location<'static>>,
+    pub location: Option<SourceLine>,
 }
 
 impl From<Label> for Site {
     fn from(label: Label) -> Self {
-        Self { operator: label.operator, location: Some(label.location) }
+        Self { operator: label.operator, location: Some(label.location.into()) }
     }
 }
 
@@ -30,7 +45,7 @@ impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.operator)?;
         match self.location {
-            Some(location) => write!(f, " at {}:{}", location.file(), location.line()),
+            Some(SourceLine { file, line }) => write!(f, " at {file}:{line}"),
             None => Ok(()),
         }
     }

@@ -19,7 +19,7 @@
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
 //! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
-//! - `collective`: which parts meet.
+//! - `collective`: which parts meet. `told`: programs that do not go through this driver.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
 //!
 //! Memory is bounded by the layout of the program's memory: of each byte the last write is remembered, and those reads since
@@ -45,6 +45,7 @@ mod report;
 mod shadow;
 mod site;
 mod space;
+mod told;
 mod touch;
 mod update;
 
@@ -53,9 +54,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use self::finding::{Finding, FindingKind, History, Site, WIDTH, Work};
+use self::driver::work;
+pub use self::finding::{Finding, FindingKind, History, Site, SourceLine, WIDTH, Work};
 pub use self::instrument::{BlockKind, HostClock, Instrument, UseKind};
 use self::model::{HostId, Model};
+pub use self::told::Completed;
 use crate::{Code, Driver, Error, Label, Result, StreamHandle};
 
 /// A driver that checks what it is asked to do. See the [module](self).
@@ -77,6 +80,8 @@ thread_local! {
     static INTRODUCED: RefCell<Vec<(u64, HostId)>> = const { RefCell::new(Vec::new()) };
     /// The label of the next call without one.
     static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
+    /// Where the thread is in a program that tells of its work.
+    static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
 impl CheckedDriver {
@@ -161,7 +166,7 @@ impl Instrument for CheckedDriver {
         }
         let (host, capture) = (self.host(), self.capture_of(stream));
         let mut model = self.lock();
-        let site = model.sites.of(label);
+        let site = model.site_or(|model| model.sites.of(label));
         if let Some(stream) = model.stream(stream) {
             model.block_allocated((start, bytes), kind, stream, capture, host, site);
         }
@@ -170,13 +175,13 @@ impl Instrument for CheckedDriver {
     fn block_freed(&self, start: u64, label: Option<Label>) {
         let host = self.host();
         let mut model = self.lock();
-        let site = model.sites.labelled(label, "drop");
+        let site = model.site_or(|model| model.sites.labelled(label, "drop"));
         model.block_freed(start, host, site);
     }
 
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label) {
         let mut model = self.lock();
-        let site = model.sites.of(label);
+        let site = model.site_or(|model| model.sites.of(label));
         if let Some(stream) = model.stream(stream) {
             model.block_recorded(start, stream, kind, site);
         }

@@ -112,6 +112,8 @@ pub(super) struct Model {
     pub(super) exported: FxHashMap<[u8; 64], (u32, u64)>,
     pub(super) communicators: Communicators,
     pub(super) findings: Findings,
+    /// Whether advice is written for a Python program.
+    pub(super) speaks_python: bool,
 }
 
 impl Model {
@@ -140,6 +142,7 @@ impl Model {
             exported: FxHashMap::default(),
             communicators: Communicators::default(),
             findings: Findings::default(),
+            speaks_python: false,
         };
         model.introduce("the host");
         model

@@ -220,6 +220,14 @@ impl Model {
         }
     }
 
+    /// The call by which one stream waits for another.
+    fn wait_stream(&self, later: &str, earlier: &str) -> String {
+        let later = if is_identifier(later) { later } else { "later" };
+        let earlier = if is_identifier(earlier) { earlier } else { "earlier" };
+        let reference = if self.speaks_python { "" } else { "&" };
+        format!("{later}.wait_stream({reference}{earlier})")
+    }
+
     // ---- The call that would add it -------------------------------------------------------------------------------
 
     fn advice(&self, trouble: &Trouble, mark: &Mark) -> String {
@@ -294,7 +302,7 @@ impl Model {
             ),
             (_, Some(earlier), Some(later)) => format!(
                 "before {second}, insert `{}`{}; or record an event after {first} and let {later} wait for it.",
-                wait_stream(later, earlier),
+                self.wait_stream(later, earlier),
                 legend(later, earlier),
             ),
             (_, Some(stream), None) => format!(
@@ -305,16 +313,6 @@ impl Model {
                 "hand over from the thread of {first} to the thread of {second} (join it, or send a message) before {second}."
             ),
         }
-    }
-}
-
-/// The call by which one stream waits for another.
-fn wait_stream(later: &str, earlier: &str) -> String {
-    match (is_identifier(later), is_identifier(earlier)) {
-        (true, true) => format!("{later}.wait_stream(&{earlier})"),
-        (true, false) => format!("{later}.wait_stream(&earlier)"),
-        (false, true) => format!("later.wait_stream(&{earlier})"),
-        (false, false) => "later.wait_stream(&earlier)".to_owned(),
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) enum Manner {
     Submitted,
     /// As a node of a graph that is launched now: whom the memory belongs to was judged otherwise.
     Launched,
+    /// As work that a program tells of: others may have written there, too.
+    Told,
 }
 
 /// What an access of an actor with this clock finds, and leaves behind, in the bytes of a span.
@@ -84,7 +86,7 @@ impl Model {
         let look = Look {
             clock,
             mark,
-            reads_before: access.mode != AccessMode::Write,
+            reads_before: access.mode != AccessMode::Write && manner != Manner::Told,
             writes: access.mode.writes(),
             is_exact: rows.is_some(),
         };

@@ -15,11 +15,13 @@
 
 mod memory;
 mod pools;
+mod sanitizer;
 mod sharing;
 mod watch;
 
 pub use memory::*;
 pub use pools::*;
+pub use sanitizer::*;
 pub use sharing::*;
 pub use watch::*;
 
@@ -29,8 +31,10 @@ pub use crate::snapshot::{AnnotationC, BlockC, EventC, SegmentC, VisitorC};
 pub use crate::statistics::{ByPoolC, StatisticC, StatisticsC};
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 use crate::allocator::{Allocator, Source};
+use crate::sanitizer::Sanitizer;
 use crate::status::{Error, Result, Status, answer, last_message, text_of};
 
 /// `THALWEG_ABI_VERSION`: rises whenever something of the header changes its meaning.
@@ -167,9 +171,11 @@ pub unsafe extern "C" fn thalweg_open(
         let source = match kind {
             "cuda" => Source::Cuda,
             "sim" => Source::Sim,
+            "cuda+sanitizer" => Source::Sanitized(Arc::new(Sanitizer::cuda())),
+            "sim+sanitizer" => Source::Sanitized(Arc::new(Sanitizer::sim())),
             other => {
                 return Err(Error::invalid(format!(
-                    "there are no devices of kind '{other}': `cuda` or `sim`"
+                    "there are no devices of kind '{other}': `cuda` or `sim`, or one of them with `+sanitizer` behind it"
                 )));
             }
         };

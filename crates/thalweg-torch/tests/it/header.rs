@@ -47,6 +47,7 @@ fn exported() -> BTreeSet<String> {
         include_str!("../../src/interface/mod.rs"),
         include_str!("../../src/interface/memory.rs"),
         include_str!("../../src/interface/pools.rs"),
+        include_str!("../../src/interface/sanitizer.rs"),
         include_str!("../../src/interface/sharing.rs"),
         include_str!("../../src/interface/watch.rs"),
     ];

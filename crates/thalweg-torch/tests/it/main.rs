@@ -8,6 +8,7 @@ mod lent_streams;
 mod pools;
 mod process;
 mod races;
+mod sanitizer;
 mod support;
 mod trees;
 mod watch;

@@ -1,0 +1,193 @@
+//! What a program tells the sanitizer.
+
+use std::ffi::{c_char, c_void};
+
+use thalweg_device::StreamHandle;
+use thalweg_device::check::{CheckedDriver, Completed, Instrument as _, Site, SourceLine};
+
+use super::{Write, give, on, put};
+use crate::allocator::Allocator;
+use crate::sanitizer::{accesses, kept};
+use crate::status::{Error, Result, Status, text_of};
+
+/// A site by its texts; `None` where there is no operator.
+///
+/// # Safety
+/// The pointers are null or texts.
+unsafe fn site(operation: *const c_char, file: *const c_char, line: u32) -> Result<Option<Site>> {
+    if operation.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let operator = kept(unsafe { text_of("operation", operation)? });
+    let location = if file.is_null() {
+        None
+    } else {
+        // SAFETY: the caller's promise.
+        Some(SourceLine { file: kept(unsafe { text_of("file", file)? }), line })
+    };
+    Ok(Some(Site { operator, location }))
+}
+
+/// The handle of a native stream.
+fn handle(allocator: &Allocator, device: i32, native: u64) -> Result<StreamHandle> {
+    Ok(allocator.stream(device, native)?.handle())
+}
+
+/// Says where the calling thread is in the program.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_at(
+    allocator: *const Allocator,
+    operation: *const c_char,
+    file: *const c_char,
+    line: u32,
+) -> Status {
+    let tell = |allocator: &Allocator| {
+        allocator.sanitizer()?;
+        // SAFETY: the header asks for texts.
+        CheckedDriver::told_site(unsafe { site(operation, file, line)? });
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_at", allocator, tell) }
+}
+
+/// Tells of work on a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_work(
+    allocator: *const Allocator,
+    device: i32,
+    stream: u64,
+    operation: *const c_char,
+    file: *const c_char,
+    line: u32,
+    operands: *const i64,
+    count: usize,
+) -> Status {
+    let tell = |allocator: &Allocator| {
+        if operands.is_null() && count > 0 {
+            return Err(Error::invalid("the operands are a null pointer"));
+        }
+        // SAFETY: the header asks for `count` numbers there, and for texts.
+        let (words, site) = unsafe {
+            let words: &[i64] = if count == 0 { &[] } else { std::slice::from_raw_parts(operands, count) };
+            (words, site(operation, file, line)?)
+        };
+        let site = site.ok_or_else(|| Error::invalid("the work has no name"))?;
+        let accesses = accesses(words)?;
+        let referee = allocator.sanitizer()?.referee()?;
+        allocator.with_device(device, |_| {
+            referee.told_work(handle(allocator, device, stream)?, site, &accesses);
+            Ok(())
+        })
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_work", allocator, tell) }
+}
+
+/// Tells what happens to an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_event(
+    allocator: *const Allocator,
+    what: i32,
+    event: u64,
+    device: i32,
+    stream: u64,
+) -> Status {
+    let tell = |allocator: &Allocator| {
+        let referee = allocator.sanitizer()?.referee()?;
+        match what {
+            0 => allocator.with_device(device, |_| {
+                referee.told_record(event, handle(allocator, device, stream)?);
+                Ok(())
+            }),
+            1 => allocator.with_device(device, |_| {
+                referee.told_wait(handle(allocator, device, stream)?, event);
+                Ok(())
+            }),
+            2 => {
+                referee.told_complete(Completed::Event(event));
+                Ok(())
+            }
+            3 => {
+                referee.told_event_destroyed(event);
+                Ok(())
+            }
+            _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
+        }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_event", allocator, tell) }
+}
+
+/// Tells that a stream is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
+    allocator: *const Allocator,
+    device: i32,
+    stream: u64,
+) -> Status {
+    let tell = |allocator: &Allocator| {
+        let referee = allocator.sanitizer()?.referee()?;
+        allocator.with_device(device, |_| {
+            referee.told_complete(Completed::Stream(handle(allocator, device, stream)?));
+            Ok(())
+        })
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_stream_done", allocator, tell) }
+}
+
+/// Tells that a device is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: *const Allocator, device: u32) -> Status {
+    let tell = |allocator: &Allocator| {
+        allocator.sanitizer()?.referee()?.told_complete(Completed::Device(device));
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_device_done", allocator, tell) }
+}
+
+/// Names a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
+    allocator: *const Allocator,
+    device: i32,
+    stream: u64,
+    name: *const c_char,
+) -> Status {
+    let tell = |allocator: &Allocator| {
+        // SAFETY: the header asks for a text.
+        let name = unsafe { text_of("name", name)? };
+        let referee = allocator.sanitizer()?.referee()?;
+        allocator.with_device(device, |_| {
+            referee.name_stream(handle(allocator, device, stream)?, name);
+            Ok(())
+        })
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_name_stream", allocator, tell) }
+}
+
+/// What was found.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_sanitizer_findings(
+    allocator: *const Allocator,
+    from: u64,
+    count: *mut u64,
+    write: Write,
+    user: *mut c_void,
+) -> Status {
+    let find = |allocator: &Allocator| {
+        let findings = allocator.sanitizer()?.referee()?.findings_from(from as usize);
+        for finding in &findings {
+            // SAFETY: the header asks for a function that takes `user`.
+            unsafe { give(write, user, finding.to_string().as_bytes()) };
+        }
+        // SAFETY: the header asks for a place.
+        unsafe { put(count, findings.len() as u64) }
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { on("thalweg_sanitizer_findings", allocator, find) }
+}

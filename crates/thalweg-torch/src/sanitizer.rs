@@ -1,0 +1,163 @@
+//! The sanitizer: the referee around the driver that the allocator stands on, told of the work that PyTorch gives the device.
+//!
+//! The allocator's own doings (blocks given out, recorded and freed, pages mapped) reach the [`CheckedDriver`] by themselves. What
+//! PyTorch submits does not: its dispatch mode and its trace of events and streams tell of it (`thalweg_sanitizer_*`). Texts that
+//! they name are operators and lines of the program: kept for good, each once.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustc_hash::FxHashSet;
+use thalweg_device::check::{CheckedDriver, Site, SourceLine};
+use thalweg_device::cuda::CudaDriver;
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_device::{Access, AccessMode, Driver, Touch};
+use thalweg_memory::history::StackSource;
+use thalweg_memory::snapshot::Frame;
+use thalweg_runtime::{Device, Devices, Environment, touch_of};
+
+use crate::status::{Error, Result};
+
+/// Watches the work of all devices of a kind.
+#[derive(Debug)]
+pub struct Sanitizer {
+    is_real: bool,
+    opened: OnceLock<Opened>,
+    /// Held while the driver is opened.
+    opening: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    referee: Arc<CheckedDriver>,
+    devices: Devices,
+}
+
+impl Sanitizer {
+    /// For the GPUs of the machine. The driver is opened when the first device is.
+    pub fn cuda() -> Self {
+        Self { is_real: true, opened: OnceLock::new(), opening: Mutex::new(()) }
+    }
+
+    /// For simulated GPUs.
+    pub fn sim() -> Self {
+        Self { is_real: false, ..Self::cuda() }
+    }
+
+    /// Whether the devices are real.
+    pub(crate) fn is_real(&self) -> bool {
+        self.is_real
+    }
+
+    /// A device, behind the referee.
+    ///
+    /// # Errors
+    /// If there is no such device, or its driver cannot be opened.
+    pub fn device(&self, index: u32) -> Result<Device> {
+        Ok(self.opened()?.devices.get(index)?)
+    }
+
+    /// The referee, with its driver opened.
+    pub(crate) fn referee(&self) -> Result<&Arc<CheckedDriver>> {
+        Ok(&self.opened()?.referee)
+    }
+
+    fn opened(&self) -> Result<&Opened> {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let driver: Arc<dyn Driver> = if self.is_real {
+            CudaDriver::open().map_err(thalweg_runtime::Error::from)?
+        } else {
+            SimDriver::new(SimConfig::default()).map_err(thalweg_runtime::Error::from)?
+        };
+        let referee = CheckedDriver::new(driver);
+        referee.speak_python();
+        let devices = Devices::new(referee.clone(), Environment::get());
+        Ok(self.opened.get_or_init(|| Opened { referee, devices }))
+    }
+
+    /// Says where the calling thread is, by its stack, unless it has said so itself.
+    pub(crate) fn at_line_of(&self, call: &'static str, stacks: &dyn StackSource) -> Option<AtSite> {
+        if CheckedDriver::has_told_site() {
+            return None;
+        }
+        let frames = stacks.frames(stacks.capture()?);
+        let frame = frames.iter().find(|frame| is_of_program(frame))?;
+        let line = SourceLine { file: kept(&frame.filename), line: frame.line };
+        CheckedDriver::told_site(Some(Site { operator: call, location: Some(line) }));
+        Some(AtSite)
+    }
+}
+
+/// While it lives, a site of the calling thread is told. See [`CheckedDriver::told_site`].
+pub(crate) struct AtSite;
+
+impl Drop for AtSite {
+    fn drop(&mut self) {
+        CheckedDriver::told_site(None);
+    }
+}
+
+/// Whether a frame is neither PyTorch's nor of our package.
+fn is_of_program(frame: &Frame) -> bool {
+    let is_in = |folder: &str| frame.filename.contains(&format!("/site-packages/{folder}/"));
+    !frame.filename.starts_with('<') && !is_in("torch") && !frame.filename.contains("/thalweg_torch/")
+}
+
+/// A text of the program's, kept for good, once.
+pub(crate) fn kept(text: &str) -> &'static str {
+    static TEXTS: Mutex<Option<FxHashSet<&'static str>>> = Mutex::new(None);
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let texts = texts.get_or_insert_with(FxHashSet::default);
+    if let Some(known) = texts.get(text) {
+        return known;
+    }
+    let new: &'static str = Box::leak(text.into());
+    texts.insert(new);
+    new
+}
+
+/// The accesses that a list of numbers describes: for each operand its address, the bytes of an element, 0 for read, 1 for write or
+/// 2 for both, the number of dimensions, their sizes, and their strides in elements.
+///
+/// # Errors
+/// If the numbers end within an operand, or make no sense.
+pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
+    let wrong = || Error::invalid("the numbers of the accesses do not describe operands");
+    let mut accesses = Vec::new();
+    while let [address, element_bytes, mode, dimensions, rest @ ..] = words {
+        let count = usize::try_from(*dimensions).map_err(|_| wrong())?;
+        let behind = count.checked_mul(2).filter(|behind| *behind <= rest.len()).ok_or_else(wrong)?;
+        let (sizes, strides) = rest[..behind].split_at(count);
+        words = &rest[behind..];
+        let mode = match mode {
+            0 => AccessMode::Read,
+            1 => AccessMode::Write,
+            2 => AccessMode::ReadWrite,
+            _ => return Err(wrong()),
+        };
+        let element_bytes = u64::try_from(*element_bytes).map_err(|_| wrong())?;
+        let (bytes, touch) = extent(sizes, strides, element_bytes).ok_or_else(wrong)?;
+        if bytes > 0 {
+            accesses.push(Access::new(address.cast_unsigned(), bytes, mode).touching(touch));
+        }
+    }
+    if words.is_empty() { Ok(accesses) } else { Err(wrong()) }
+}
+
+/// How many bytes a strided operand spans, and which of them it touches; `None` where that makes no sense.
+fn extent(sizes: &[i64], strides: &[i64], element_bytes: u64) -> Option<(u64, Touch)> {
+    let mut dimensions = Vec::with_capacity(sizes.len());
+    let mut last: u64 = 0;
+    for (size, stride) in sizes.iter().zip(strides) {
+        let (size, stride) = (u64::try_from(*size).ok()?, u64::try_from(*stride).ok()?);
+        if size == 0 {
+            return Some((0, Touch::All));
+        }
+        last = last.checked_add((size - 1).checked_mul(stride)?)?;
+        dimensions.push((size, stride));
+    }
+    let bytes = last.checked_add(1)?.checked_mul(element_bytes)?;
+    Some((bytes, touch_of(dimensions.into_iter(), element_bytes)))
+}
