@@ -4,6 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use crate::DType;
+
 /// Extents of dimensions.
 pub type Shape = SmallVec<[usize; 6]>;
 
@@ -58,13 +60,23 @@ pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> 
         .collect()
 }
 
-/// The number of elements of a shape, or an error where it does not fit the address space.
+/// The number of elements of a shape, or an error where it does not fit the address space. Extents of 0 are left out of that
+/// check, so that strides, and products of some of the extents, fit as well.
 pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
     shape
         .iter()
-        .try_fold(1usize, |count, &extent| count.checked_mul(extent))
+        .try_fold(1usize, |count, &extent| count.checked_mul(extent.max(1)))
         .filter(|&count| count <= isize::MAX as usize)
+        .map(|count| if shape.contains(&0) { 0 } else { count })
         .map_or_else(|| error(format!("shape {shape:?} has more elements than can be addressed")), Ok)
+}
+
+/// The number of bytes of a contiguous tensor of a shape, or an error where it does not fit the address space.
+pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
+    element_count(shape)?
+        .checked_mul(dtype.size_bytes())
+        .filter(|&bytes| bytes <= isize::MAX as usize)
+        .map_or_else(|| error(format!("shape {shape:?} of {dtype} is larger than the address space")), Ok)
 }
 
 impl Layout {
@@ -167,6 +179,8 @@ impl Layout {
         let index = if dimension < 0 { dimension + rank } else { dimension };
         if (0..rank).contains(&index) {
             Ok(index as usize)
+        } else if rank == 0 {
+            error(format!("dimension {dimension} was asked for, but the tensor has no dimensions"))
         } else {
             error(format!(
                 "dimension {dimension} is out of range for shape {:?} (expected {} to {})",

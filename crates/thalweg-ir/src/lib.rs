@@ -35,4 +35,6 @@ pub use body::{
 pub use dtype::{DType, Element};
 pub use half::{bf16, f16};
 pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, Unpacked};
-pub use layout::{Layout, LayoutError, Shape, broadcast_shapes, contiguous_strides, element_count};
+pub use layout::{
+    Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
+};

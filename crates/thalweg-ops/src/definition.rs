@@ -27,6 +27,8 @@ pub enum DTypeRule {
     Position,
     /// The first input is floating-point, the second an i64 index: losses over classes.
     Classes,
+    /// The first input is floating-point, and the results have its dtype.
+    FloatingPoint,
     /// Any dtype, kept as it is: what only moves elements.
     Moved,
     /// One input of any dtype; the result's dtype is asked for by the call.
@@ -46,6 +48,23 @@ pub enum Space {
     Rows,
     /// The operator says its extents itself and works with coordinates.
     Coordinates,
+}
+
+/// What the sizes of a call are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Sizes {
+    /// There are none.
+    None,
+    /// The shape of the result.
+    Shape,
+    /// One: how many elements the result has.
+    Count,
+    /// Dimensions of the first input, each at most once: those that are reduced.
+    Dimensions,
+    /// One dimension of the first input: the one that is reduced.
+    Dimension,
+    /// So many numbers, which the operator checks itself.
+    Numbers(usize),
 }
 
 /// The dtypes of one call.
@@ -81,6 +100,8 @@ pub struct LoopOp {
     pub input_count: usize,
     /// The names of the numbers it takes.
     pub scalars: &'static [&'static str],
+    /// The sizes it takes.
+    pub sizes: Sizes,
     /// Dtypes.
     pub rule: DTypeRule,
     /// Iteration space.
@@ -160,7 +181,10 @@ impl LoopOp {
             DTypeRule::Classes if !inputs[0].is_floating_point() || inputs[1] != DType::I64 => {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
-            DTypeRule::Classes | DTypeRule::Moved => inputs[0],
+            DTypeRule::FloatingPoint if !inputs[0].is_floating_point() => {
+                return refuse("it takes floating-point tensors; convert with `to_dtype`");
+            }
+            DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],
             DTypeRule::Counted if requested == Some(DType::Bool) => {
                 return Err(DTypeError(format!("{} counts in numbers, not in bool", self.name)));
             }

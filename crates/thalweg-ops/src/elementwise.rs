@@ -302,7 +302,7 @@ macro_rules! define {
         pub mod table {
             use thalweg_ir::{BodyBuilder, Place, Value};
 
-            use crate::definition::{DTypeRule, Examples, LoopOp, Signature, Space};
+            use crate::definition::{DTypeRule, Examples, LoopOp, Signature, Sizes, Space};
 
             $(
                 $(#[doc = $doc])+
@@ -311,6 +311,7 @@ macro_rules! define {
                     doc: concat!($($doc),+),
                     input_count: [$(stringify!($input)),+].len(),
                     scalars: &[$($(stringify!($number)),+)?],
+                    sizes: Sizes::None,
                     rule: DTypeRule::$rule,
                     space: Space::Elementwise,
                     outputs: &[Place::Row],

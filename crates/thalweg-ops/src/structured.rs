@@ -24,7 +24,7 @@ pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 /// The operators of this module.
 pub static STRUCTURED: &[&LoopOp] = &[
@@ -72,6 +72,7 @@ pub static COPY: LoopOp = LoopOp {
     doc: "The elements, in another layout or dtype.",
     input_count: 1,
     scalars: &[],
+    sizes: Sizes::None,
     rule: DTypeRule::Converted,
     space: Space::Elementwise,
     outputs: &[Place::Row],
@@ -88,6 +89,7 @@ pub static FULL: LoopOp = LoopOp {
     doc: "One value everywhere.",
     input_count: 0,
     scalars: &["value"],
+    sizes: Sizes::Shape,
     rule: DTypeRule::Created,
     space: Space::Elementwise,
     outputs: &[Place::Row],
@@ -101,6 +103,7 @@ pub static ARANGE: LoopOp = LoopOp {
     doc: "start, start + step, start + 2·step, …",
     input_count: 0,
     scalars: &["start", "step"],
+    sizes: Sizes::Count,
     rule: DTypeRule::Counted,
     space: Space::Coordinates,
     outputs: &[Place::Row],
@@ -125,6 +128,7 @@ const fn reduction(
         doc,
         input_count: 1,
         scalars,
+        sizes: Sizes::Dimensions,
         rule,
         space: Space::Rows,
         outputs: &[Place::Row],
@@ -141,7 +145,7 @@ pub static SUM: LoopOp = reduction("sum", "The sum over dimensions.", DTypeRule:
 
 /// The mean over dimensions; the call says over how many elements.
 pub static MEAN: LoopOp =
-    reduction("mean", "The mean over dimensions.", DTypeRule::Floating, &["count"], |b, signature| {
+    reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);
         b.output(mean, signature.outputs[0], Place::Row);
@@ -160,20 +164,23 @@ pub static AMIN: LoopOp =
     });
 
 /// The place of the greatest element in one dimension: the first of equals, or of NaNs.
-pub static ARGMAX: LoopOp = reduction(
-    "argmax",
-    "The place of the greatest element in one dimension.",
-    DTypeRule::Position,
-    &[],
-    |b, signature| {
-        let x = b.input(signature.inputs[0]);
-        let greatest = b.reduce(ReduceOp::Max, x);
-        let is_greatest = x.eq(greatest).or(x.eq(x).logical_not());
-        let place = b.index(Dimension::Inner(0));
-        let candidate = is_greatest.select(place, b.constant(i64::MAX, DType::I64));
-        b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, Place::Row);
-    },
-);
+pub static ARGMAX: LoopOp = LoopOp {
+    sizes: Sizes::Dimension,
+    ..reduction(
+        "argmax",
+        "The place of the greatest element in one dimension.",
+        DTypeRule::Position,
+        &[],
+        |b, signature| {
+            let x = b.input(signature.inputs[0]);
+            let greatest = b.reduce(ReduceOp::Max, x);
+            let is_greatest = x.eq(greatest).or(x.eq(x).logical_not());
+            let place = b.index(Dimension::Inner(0));
+            let candidate = is_greatest.select(place, b.constant(i64::MAX, DType::I64));
+            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, Place::Row);
+        },
+    )
+};
 
 /// x − max, and the sum of its exponentials over the row. The shift changes no result, so no gradient flows through it.
 fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Value<'b>) {
@@ -184,10 +191,11 @@ fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Val
 /// eˣ over its sum along one dimension.
 pub static SOFTMAX: LoopOp = LoopOp {
     outputs: &[Place::Point],
+    sizes: Sizes::Dimension,
     ..reduction(
         "softmax",
         "eˣ over its sum along one dimension.",
-        DTypeRule::Floating,
+        DTypeRule::FloatingPoint,
         &[],
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
@@ -200,10 +208,11 @@ pub static SOFTMAX: LoopOp = LoopOp {
 /// The logarithm of softmax along one dimension, without overflow.
 pub static LOG_SOFTMAX: LoopOp = LoopOp {
     outputs: &[Place::Point],
+    sizes: Sizes::Dimension,
     ..reduction(
         "log_softmax",
         "The logarithm of softmax along one dimension.",
-        DTypeRule::Floating,
+        DTypeRule::FloatingPoint,
         &[],
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
@@ -298,6 +307,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
     doc: "The windows of a batch of images as columns (im2col).",
     input_count: 1,
     scalars: WINDOW_SCALARS,
+    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::Moved,
     space: Space::Coordinates,
     outputs: &[Place::Row],
@@ -322,6 +332,7 @@ pub static FOLD2D: LoopOp = LoopOp {
     doc: "The sum of all window entries at each pixel (col2im).",
     input_count: 1,
     scalars: WINDOW_SCALARS,
+    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::Numeric,
     space: Space::Coordinates,
     outputs: &[Place::Row],
@@ -350,7 +361,8 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
     doc: "The greatest element of each window, and its place in the image plane.",
     input_count: 1,
     scalars: WINDOW_SCALARS,
-    rule: DTypeRule::Moved,
+    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
+    rule: DTypeRule::FloatingPoint,
     space: Space::Coordinates,
     outputs: &[Place::Row, Place::Row],
     build: |b, signature| {
@@ -381,7 +393,8 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
     doc: "The gradient of max_pool2d, from the gradient of its output and the places that won.",
     input_count: 2,
     scalars: WINDOW_SCALARS,
-    rule: DTypeRule::Moved,
+    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
+    rule: DTypeRule::FloatingPoint,
     space: Space::Coordinates,
     outputs: &[Place::Row],
     build: |b, signature| {

@@ -71,7 +71,7 @@ fn main() -> Result<()> {
     let leaf = a.requires_grad_()?;
     bench.time("add_16_recorded", 500, || leaf.add(&b).map(drop))?;
     bench.time("forward_backward_3_operators", 100, || {
-        leaf.set_grad(None);
+        leaf.zero_grad();
         leaf.mul(&b)?.tanh()?.sum(&[], false)?.backward()
     })?;
     no_grad(|| bench.time("copy_in_place_16", 500, || a.copy_(&b)))

@@ -93,14 +93,14 @@ fn parts(device: &Device) -> Result<()> {
     let leaf = |tensor: &Tensor| tensor.requires_grad_();
     let [q, k, v] = [leaf(&q)?, leaf(&k)?, leaf(&v)?];
     part("attention and back", device, || {
-        [&q, &k, &v].into_iter().for_each(|tensor| tensor.set_grad(None));
+        [&q, &k, &v].into_iter().for_each(|tensor| tensor.zero_grad());
         functional::scaled_dot_product_attention(&q, &k, &v, options)?.backward_with(&v.detach())
     })?;
     let (input, weight, bias) = (leaf(&x)?, leaf(&random(&[128])?)?, leaf(&random(&[128])?)?);
     let norm = || functional::layer_norm(&input, &[128], Some(&weight), Some(&bias), 1e-5);
     part("layer_norm", device, || no_grad(norm).map(drop))?;
     part("layer_norm and back", device, || {
-        [&input, &weight, &bias].into_iter().for_each(|tensor| tensor.set_grad(None));
+        [&input, &weight, &bias].into_iter().for_each(|tensor| tensor.zero_grad());
         norm()?.backward_with(&x)
     })?;
     let indices: Vec<i64> = (0..ROWS as i64).map(|place| place * 37 % 256).collect();
@@ -108,12 +108,12 @@ fn parts(device: &Device) -> Result<()> {
     let table = leaf(&random(&[256, 128])?)?;
     part("embedding", device, || no_grad(|| functional::embedding(&indices, &table, None)).map(drop))?;
     part("embedding and back", device, || {
-        table.set_grad(None);
+        table.zero_grad();
         functional::embedding(&indices, &table, None)?.backward_with(&x)
     })?;
     let scores = leaf(&random(&[ROWS, 256])?)?;
     part("cross_entropy and back", device, || {
-        scores.set_grad(None);
+        scores.zero_grad();
         functional::cross_entropy(&scores, &indices)?.backward()
     })?;
     part("zeros", device, || Tensor::zeros(&[128], DType::F32, device).map(drop))
@@ -137,7 +137,7 @@ fn main() -> Result<()> {
     let optimizer = Adam::new(model.parameters(), AdamOptions::adamw())?;
     let mut tokens = || -> Result<Tensor> {
         let values: Vec<i64> =
-            (0..BATCH * TOKENS).map(|_| generator.below(OPTIONS.vocabulary as u32).into()).collect();
+            (0..BATCH * TOKENS).map(|_| generator.below(OPTIONS.vocabulary as u32).unwrap().into()).collect();
         Tensor::from_slice(&values, &[BATCH, TOKENS], &device)
     };
     let (input, next) = (tokens()?, tokens()?);

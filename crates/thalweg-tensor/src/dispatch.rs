@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Device, Error, Label, Result};
 
+use crate::schema::Schema;
 use crate::tensor::{Tensor, Tensors, describe};
 
 /// What may have a say in a call, from the lowest priority to the highest.
@@ -135,6 +136,8 @@ pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync
 /// An operator: a name and a stack of kernels a key.
 pub struct Operator {
     name: &'static str,
+    /// What a call must pass; of an operator of one's own, its kernels check that.
+    schema: Option<Schema>,
     kernels: [RwLock<Vec<(u64, KernelFunction)>>; DispatchKey::ALL.len()],
 }
 
@@ -190,6 +193,10 @@ impl Operator {
     }
 
     /// Calls the operator. `device` is needed where there are no tensors.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the operator does not take so many tensors, numbers or sizes, such sizes, shapes or
+    /// dtypes, or if the tensors are on several devices.
     pub fn call(
         &self,
         tensors: &[&Tensor],
@@ -210,6 +217,9 @@ impl Operator {
                         tensor.device()
                     )));
                 }
+            }
+            if let Some(schema) = &self.schema {
+                schema.check(tensors, arguments)?;
             }
             let mut keys = DispatchKeySet::EMPTY.with(DispatchKey::of_device(device));
             if tensors.iter().any(|tensor| tensor.requires_grad()) {
@@ -245,8 +255,8 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        crate::kernels::define_all(&mut |name, kernels| {
-            let operator = registry.define(name).expect("built-in names are unique");
+        crate::kernels::define_all(&mut |name, schema, kernels| {
+            let operator = registry.define(name, Some(schema)).expect("built-in names are unique");
             for (key, kernel) in kernels {
                 operator.register(key, kernel).keep();
             }
@@ -256,7 +266,7 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn define(&self, name: &'static str) -> Result<&'static Operator> {
+    fn define(&self, name: &'static str, schema: Option<Schema>) -> Result<&'static Operator> {
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(name) {
             return Err(Error::invalid(format!(
@@ -264,7 +274,8 @@ impl Registry {
             )));
         }
         // Operators live as long as the process, like the functions that they name.
-        let operator: &'static Operator = Box::leak(Box::new(Operator { name, kernels: Default::default() }));
+        let operator: &'static Operator =
+            Box::leak(Box::new(Operator { name, schema, kernels: Default::default() }));
         operators.insert(name, operator);
         Ok(operator)
     }
@@ -280,5 +291,5 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
 
 /// Defines an operator of one's own. Register kernels for the backends, and one for `Autograd` where it has a gradient.
 pub fn define_operator(name: &'static str) -> Result<&'static Operator> {
-    registry().define(name)
+    registry().define(name, None)
 }

@@ -129,7 +129,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
     let location = Location::caller();
     let run = || {
         let WindowOptions { stride, padding, dilation } = options;
-        if padding * 2 > kernel[0].min(kernel[1]) {
+        if padding > kernel[0].min(kernel[1]) / 2 {
             return Err(Error::invalid(format!(
                 "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
             )));

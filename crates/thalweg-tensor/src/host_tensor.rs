@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, Element, Shape, element_count};
+use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
 
 use crate::tensor::{Tensor, label_at};
@@ -21,7 +21,7 @@ impl HostTensor {
     /// A tensor in pinned memory of a device's driver. Its elements are anything.
     #[track_caller]
     pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        let bytes = element_count(shape)? * dtype.size_bytes();
+        let bytes = byte_count(shape, dtype)?;
         let buffer = PinnedBuffer::new(device, bytes as u64)?;
         Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
     }

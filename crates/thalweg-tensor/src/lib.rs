@@ -23,6 +23,7 @@ pub mod module;
 mod operators;
 pub mod optim;
 pub mod random;
+mod schema;
 mod tensor;
 mod views;
 

@@ -118,7 +118,7 @@ impl Adam {
 
     /// Forgets all gradients.
     pub fn zero_grad(&self) {
-        self.parameters.iter().for_each(|parameter| parameter.value.set_grad(None));
+        self.parameters.iter().for_each(|parameter| parameter.value.zero_grad());
     }
 
     /// The parameters.
@@ -194,12 +194,6 @@ impl Adam {
         let mut lists = Lists::default();
         for parameter in &self.parameters {
             let Some(gradient) = parameter.value.grad() else { continue };
-            if gradient.shape() != parameter.value.shape() || !gradient.dtype().is_floating_point() {
-                return Err(Error::invalid(format!(
-                    "Adam: the gradient {gradient:?} does not fit the parameter {:?}",
-                    parameter.value
-                )));
-            }
             let gradient = gradient.detach().contiguous()?;
             let dtypes = [parameter.value.dtype(), gradient.dtype()];
             lists.entry(dtypes).or_default().push((parameter, gradient));

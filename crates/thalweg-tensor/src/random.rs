@@ -7,13 +7,15 @@
 
 mod device;
 
-use thalweg_ir::philox;
+use std::panic::Location;
+
+use thalweg_ir::{DType, philox};
 use thalweg_runtime::graph::audit::host_random;
-use thalweg_runtime::{Device, Label, Result};
+use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use device::DeviceGenerator;
 
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, label_at};
 
 /// A stream of random numbers from a seed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,12 +60,17 @@ impl Generator {
         (self.bits() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// A number below `bound`, each as likely as the others. `bound` must not be 0.
+    /// A number below `bound`, each as likely as the others.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if `bound` is 0.
     #[track_caller]
-    pub fn below(&mut self, bound: u32) -> u32 {
-        assert!(bound > 0, "there is no number below 0");
+    pub fn below(&mut self, bound: u32) -> Result<u32> {
+        if bound == 0 {
+            return Err(Error::invalid("below: there is no number below 0"));
+        }
         host_random(Label::here("below"));
-        self.bits_below(bound)
+        Ok(self.bits_below(bound))
     }
 
     fn bits_below(&mut self, bound: u32) -> u32 {
@@ -77,14 +84,21 @@ impl Generator {
     }
 
     /// The numbers 0 to `count` − 1 in random order (`torch.randperm`).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there are 2³² numbers or more; [`Error::is_out_of_memory`] if the host has no room.
     #[track_caller]
-    pub fn permutation(&mut self, count: usize) -> Vec<usize> {
+    pub fn permutation(&mut self, count: usize) -> Result<Vec<usize>> {
+        if u32::try_from(count).is_err() {
+            return Err(Error::invalid(format!("permutation: {count} numbers are more than 2³² − 1")));
+        }
+        let mut order = host_room(count, "permutation")?;
         host_random(Label::here("permutation"));
-        let mut order: Vec<usize> = (0..count).collect();
+        order.extend(0..count);
         for last in (1..count).rev() {
             order.swap(last, self.bits_below(last as u32 + 1) as usize);
         }
-        order
+        Ok(order)
     }
 }
 
@@ -103,7 +117,7 @@ impl Generator {
 }
 
 impl Tensor {
-    /// A tensor of f32 with normally distributed numbers.
+    /// A tensor of f32 with normally distributed numbers; the deviation is at least 0.
     #[track_caller]
     pub fn normal(
         shape: &[usize],
@@ -112,13 +126,12 @@ impl Tensor {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let count = thalweg_ir::element_count(shape)?;
-        host_random(Label::here("normal"));
-        let values: Vec<f32> = (0..count).map(|_| mean + deviation * generator.bell()).collect();
-        Self::from_slice(&values, shape, device)
+        check_normal(f64::from(mean), f64::from(deviation))?;
+        let label = label_at("normal", Location::caller());
+        Self::drawn(shape, device, label, || mean + deviation * generator.bell())
     }
 
-    /// A tensor of f32 with numbers in [low, high).
+    /// A tensor of f32 with numbers in [low, high), both finite.
     #[track_caller]
     pub fn uniform(
         shape: &[usize],
@@ -127,11 +140,63 @@ impl Tensor {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let count = thalweg_ir::element_count(shape)?;
-        host_random(Label::here("uniform"));
-        let values: Vec<f32> = (0..count).map(|_| low + (high - low) * generator.fraction()).collect();
-        Self::from_slice(&values, shape, device)
+        check_uniform(f64::from(low), f64::from(high), f64::from(f32::MAX))?;
+        let label = label_at("uniform", Location::caller());
+        Self::drawn(shape, device, label, || low + (high - low) * generator.fraction())
     }
+
+    /// A tensor of numbers from the host, a piece at a time: the host holds little of what may be large.
+    fn drawn(shape: &[usize], device: &Device, label: Label, mut draw: impl FnMut() -> f32) -> Result<Self> {
+        let stream = device.current_stream();
+        let tensor = Self::empty_on(shape, DType::F32, &stream, label)?;
+        host_random(label);
+        let count = tensor.elements();
+        let mut piece = Vec::with_capacity(PIECE.min(count));
+        for first in (0..count).step_by(PIECE) {
+            piece.clear();
+            piece.extend((first..count.min(first + PIECE)).map(|_| draw()));
+            let target = tensor.pointer().offset((first * size_of::<f32>()) as u64);
+            stream.copy_from_host(target, bytemuck::cast_slice(&piece), label)?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// How many numbers the host draws at a time.
+const PIECE: usize = 1 << 20;
+
+/// A list with room for `count` elements, or an error where the host has none.
+pub(crate) fn host_room<T>(count: usize, operator: &str) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(count) {
+        Ok(()) => Ok(list),
+        Err(_) => Err(Error::out_of_memory(format!(
+            "{operator}: the host has no room for {count} elements of {} bytes",
+            size_of::<T>()
+        ))),
+    }
+}
+
+/// Refuses bounds of which nothing can be drawn, or whose difference is above what the dtype holds, as PyTorch does.
+fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
+    let sound = low.is_finite() && high.is_finite() && low <= high && high - low <= largest;
+    if sound {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "uniform: there is nothing to draw from in [{low}, {high}); the bounds must be finite, the lower one first, and no \
+         further apart than the dtype's largest number"
+    )))
+}
+
+/// Refuses a mean or a deviation that is no number, and a negative deviation.
+fn check_normal(mean: f64, deviation: f64) -> Result<()> {
+    if deviation >= 0.0 && !mean.is_nan() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "normal: the mean {mean} must be a number and the deviation {deviation} at least 0"
+    )))
 }
 
 #[cfg(test)]
@@ -140,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_permutation_has_each_number_once() {
-        let mut order = Generator::new(7).permutation(1000);
+        let mut order = Generator::new(7).permutation(1000).unwrap();
         assert_ne!(order, (0..1000).collect::<Vec<_>>());
         order.sort_unstable();
         assert_eq!(order, (0..1000).collect::<Vec<_>>());

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Element, Layout, contiguous_strides, element_count};
+use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element_count};
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge};
+use crate::random::host_room;
 
 /// A list of tensors; most operators give one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
@@ -52,9 +53,7 @@ impl Tensor {
 
     /// A tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
-        let bytes = element_count(shape)?.checked_mul(dtype.size_bytes()).ok_or_else(|| {
-            Error::invalid(format!("shape {shape:?} of {dtype} is larger than the address space"))
-        })?;
+        let bytes = byte_count(shape, dtype)?;
         let buffer = Buffer::labelled(stream, bytes as u64, label)?;
         Ok(Self::over(Arc::new(Storage::new(buffer)), Layout::contiguous(shape), dtype))
     }
@@ -207,9 +206,41 @@ impl Tensor {
         self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets or forgets the gradient (`zero_grad` sets it to `None`).
-    pub fn set_grad(&self, gradient: Option<Self>) {
+    /// Sets or forgets the gradient: it has the tensor's shape, dtype and device.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it has not.
+    #[track_caller]
+    pub fn set_grad(&self, gradient: Option<Self>) -> Result<()> {
+        if let Some(gradient) = &gradient {
+            self.check_gradient("set_grad", gradient)?;
+        }
         *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = gradient;
+        Ok(())
+    }
+
+    /// Forgets the gradient.
+    pub fn zero_grad(&self) {
+        *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Refuses a gradient that is not this tensor's.
+    pub(crate) fn check_gradient(&self, operator: &str, gradient: &Self) -> Result<()> {
+        let fits = gradient.shape() == self.shape()
+            && gradient.dtype() == self.dtype()
+            && gradient.device() == self.device();
+        if fits {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{operator}: the gradient is {:?} {} on {}, the tensor {:?} {} on {}",
+            gradient.shape(),
+            gradient.dtype(),
+            gradient.device(),
+            self.shape(),
+            self.dtype(),
+            self.device()
+        )))
     }
 
     pub(crate) fn gradient_slot(&self) -> &Mutex<Option<Self>> {
@@ -250,7 +281,8 @@ impl Tensor {
             )));
         }
         let source = self.detach().contiguous()?;
-        let mut values = vec![T::from_f64(0.0); self.elements()];
+        let mut values = host_room(self.elements(), label.operator)?;
+        values.resize(self.elements(), T::from_f64(0.0));
         let stream = self.device().current_stream();
         if let Some(kind) = kind {
             explain(self.device(), kind, label);

@@ -5,6 +5,7 @@ use thalweg_ir::{Layout, Shape};
 use thalweg_runtime::{Error, Result};
 
 use crate::autograd::nodes::{ViewBackward, record_unbind, record_view};
+use crate::random::host_room;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -52,9 +53,10 @@ impl Tensor {
     /// Every place of a dimension, without that dimension (`torch.unbind`).
     pub fn unbind(&self, dimension: isize) -> Result<Vec<Self>> {
         let at = self.layout().dimension(dimension)?;
-        let places = (0..self.shape()[at])
-            .map(|place| Ok(self.with_layout(self.layout().narrow(at, place, 1)?.squeeze(at))))
-            .collect::<Result<Vec<_>>>()?;
+        let mut places = host_room(self.shape()[at], "unbind")?;
+        for place in 0..self.shape()[at] {
+            places.push(self.with_layout(self.layout().narrow(at, place, 1)?.squeeze(at)));
+        }
         Ok(record_unbind(self, places, at))
     }
 

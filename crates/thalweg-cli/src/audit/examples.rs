@@ -71,7 +71,10 @@ impl Classifier {
 fn batch() -> (Vec<f32>, Vec<i64>) {
     let mut generator = Generator::new(2);
     let input = (0..BATCH * FEATURES).map(|_| generator.uniform()).collect();
-    (input, (0..BATCH).map(|_| i64::from(generator.below(CLASSES as u32))).collect())
+    (
+        input,
+        (0..BATCH).map(|_| i64::from(generator.below(CLASSES as u32).expect("there are classes"))).collect(),
+    )
 }
 
 fn train(device: &Device) -> Result<Region> {

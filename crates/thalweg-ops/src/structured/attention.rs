@@ -5,7 +5,7 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Space};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
 
 const fn attention(
     name: &'static str,
@@ -18,7 +18,8 @@ const fn attention(
         doc,
         input_count,
         scalars: &["scale"],
-        rule: DTypeRule::Moved,
+        sizes: Sizes::Dimension,
+        rule: DTypeRule::FloatingPoint,
         space: Space::Rows,
         outputs: &[Place::Point],
         build,

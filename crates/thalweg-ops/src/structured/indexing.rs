@@ -4,7 +4,7 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, Scalar, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 const fn indexing(
     name: &'static str,
@@ -18,6 +18,7 @@ const fn indexing(
         doc,
         input_count,
         scalars,
+        sizes: Sizes::None,
         rule: DTypeRule::Moved,
         space: Space::Coordinates,
         outputs: &[Place::Row],

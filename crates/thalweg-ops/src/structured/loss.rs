@@ -6,7 +6,7 @@
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
 
 use super::shifted_exponentials;
-use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 /// A loss over classes of a floating-point tensor and the classes.
 const fn loss(
@@ -20,6 +20,7 @@ const fn loss(
         doc,
         input_count: 2,
         scalars,
+        sizes: Sizes::Dimension,
         rule: DTypeRule::Classes,
         space: Space::Rows,
         outputs: &[Place::Row],
@@ -104,14 +105,17 @@ pub static NLL_LOSS: LoopOp = loss(
 );
 
 /// The sum of losses over the number of classes that are not ignored; NaN where all are.
-pub static MEAN_OVER_CLASSES: LoopOp = loss(
-    "mean_over_classes",
-    "The mean of losses over the rows whose class is not ignored.",
-    &["ignore_index"],
-    |b, signature| {
-        let losses = b.input(signature.inputs[0]).to(signature.compute);
-        let counts = b.input(DType::I64).eq(scalar(b, DType::I64)).logical_not();
-        let count = b.reduce(ReduceOp::Sum, counts.to(signature.compute));
-        b.output(b.reduce(ReduceOp::Sum, losses) / count, signature.outputs[0], Place::Row);
-    },
-);
+pub static MEAN_OVER_CLASSES: LoopOp = LoopOp {
+    sizes: Sizes::Dimensions,
+    ..loss(
+        "mean_over_classes",
+        "The mean of losses over the rows whose class is not ignored.",
+        &["ignore_index"],
+        |b, signature| {
+            let losses = b.input(signature.inputs[0]).to(signature.compute);
+            let counts = b.input(DType::I64).eq(scalar(b, DType::I64)).logical_not();
+            let count = b.reduce(ReduceOp::Sum, counts.to(signature.compute));
+            b.output(b.reduce(ReduceOp::Sum, losses) / count, signature.outputs[0], Place::Row);
+        },
+    )
+};

@@ -6,7 +6,7 @@
 use thalweg_ir::{BodyBuilder, DType, Place, ReduceOp, Value};
 
 use super::reduction;
-use crate::definition::{DTypeRule, LoopOp, Signature, Space};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
 
 /// (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
 fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
@@ -28,7 +28,7 @@ pub static LAYER_NORM: LoopOp = LoopOp {
     ..reduction(
         "layer_norm",
         "Rows with mean 0 and variance 1.",
-        DTypeRule::Floating,
+        DTypeRule::FloatingPoint,
         &["count", "epsilon"],
         |b, signature| {
             let [result, ..] = normalized(b, loaded(b, signature, 0));
@@ -50,7 +50,8 @@ const fn affine(
         doc,
         input_count,
         scalars,
-        rule: DTypeRule::Moved,
+        sizes: Sizes::Dimensions,
+        rule: DTypeRule::FloatingPoint,
         space: Space::Rows,
         outputs,
         build,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{BodyBuilder, DType, Place, Value};
 
-use crate::definition::{DTypeError, DTypeRule, LoopOp, Signature, Space};
+use crate::definition::{DTypeError, DTypeRule, LoopOp, Signature, Sizes, Space};
 
 /// The number of steps, one further, unless a gradient was not finite.
 pub static ADAM_TICK: LoopOp = LoopOp {
@@ -15,7 +15,8 @@ pub static ADAM_TICK: LoopOp = LoopOp {
     doc: "The number of steps, one further unless a gradient was not finite.",
     input_count: 2,
     scalars: &[],
-    rule: DTypeRule::Moved,
+    sizes: Sizes::None,
+    rule: DTypeRule::FloatingPoint,
     space: Space::Elementwise,
     outputs: &[Place::Row],
     build: |b, signature| {
@@ -31,7 +32,8 @@ const fn adam(name: &'static str, doc: &'static str, build: fn(&BodyBuilder, &Si
         doc,
         input_count: 7,
         scalars: &["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"],
-        rule: DTypeRule::Moved,
+        sizes: Sizes::None,
+        rule: DTypeRule::FloatingPoint,
         space: Space::Elementwise,
         outputs: &[Place::Row, Place::Row, Place::Row],
         build,

@@ -9,7 +9,7 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 const fn drawn(
     name: &'static str,
@@ -22,6 +22,7 @@ const fn drawn(
         doc,
         input_count: 2,
         scalars,
+        sizes: Sizes::Count,
         rule: DTypeRule::Created,
         space: Space::Coordinates,
         outputs: &[Place::Row],
@@ -109,7 +110,7 @@ pub static BERNOULLI: LoopOp =
 /// x where a draw of `probability` says so, over that probability, else 0; and what was kept.
 pub static DROPOUT: LoopOp = LoopOp {
     input_count: 3,
-    rule: DTypeRule::Moved,
+    rule: DTypeRule::FloatingPoint,
     outputs: &[Place::Row, Place::Row],
     ..drawn(
         "dropout",

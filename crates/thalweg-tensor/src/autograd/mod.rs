@@ -155,22 +155,14 @@ impl Tensor {
         self.backward_with(&one)
     }
 
-    /// [`Tensor::backward`] from a given gradient of this tensor.
+    /// [`Tensor::backward`] from a given gradient of this tensor, of its shape, dtype and device.
     pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
         let Some(edge) = self.gradient_edge() else {
             return Err(Error::invalid(
                 "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
             ));
         };
-        if gradient.shape() != self.shape() || gradient.dtype() != self.dtype() {
-            return Err(Error::invalid(format!(
-                "backward: the gradient is {:?} {}, the tensor {:?} {}",
-                gradient.shape(),
-                gradient.dtype(),
-                self.shape(),
-                self.dtype()
-            )));
-        }
+        self.check_gradient("backward", gradient)?;
         no_grad(|| engine::run(edge, gradient.detach()))
     }
 }
@@ -180,7 +172,8 @@ impl Tensor {
 /// [`Tensor::grad`] changes. Asynchronous: the results are ready for work on the current stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if a gradient has not the shape and dtype of its output, or there is not one for each.
+/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, or there is not one for
+/// each.
 pub fn gradients(
     outputs: &[Tensor],
     output_gradients: &[Option<Tensor>],
@@ -196,11 +189,7 @@ pub fn gradients(
     let mut roots = Vec::new();
     for (output, gradient) in outputs.iter().zip(output_gradients) {
         let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
-        if gradient.shape() != output.shape() || gradient.dtype() != output.dtype() {
-            return Err(Error::invalid(format!(
-                "gradients: the gradient {gradient:?} does not fit the output {output:?}"
-            )));
-        }
+        output.check_gradient("gradients", gradient)?;
         roots.push((edge, gradient.detach()));
     }
     let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();

@@ -39,6 +39,9 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             packed.shape()
         )));
     };
+    if call.arguments.sizes[0] > 1 {
+        return Err(Error::invalid("the size says with 1 or 0 whether attention is causal"));
+    }
     let [query, key, value] = parts(&packed)?;
     let stream = call.device.current_stream();
     let result = Tensor::empty_on(&[tokens, heads, features], packed.dtype(), &stream, call.label)?;

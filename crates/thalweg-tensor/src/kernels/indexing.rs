@@ -145,6 +145,10 @@ pub(crate) fn index_copy(
     source: &Tensor,
     label: Label,
 ) -> Result<()> {
+    if target.elements() == 0 || source.elements() == 0 {
+        // Every index is out of range, or there is nothing to write.
+        return Ok(());
+    }
     let Some((shape, strides)) = around(target, dimension)? else {
         return Err(Error::invalid(format!(
             "index_copy_: {target:?} cannot be walked along dimension {dimension} with even strides; make it contiguous"
@@ -156,11 +160,8 @@ pub(crate) fn index_copy(
     };
     let (rows, source_strides) = around(&source, dimension)?.expect("a contiguous tensor can be walked");
     let outputs = strides.map(|stride| stride as u64);
-    let span = 1 + shape
-        .iter()
-        .zip(outputs)
-        .map(|(&extent, stride)| (extent as u64).saturating_sub(1) * stride)
-        .sum::<u64>();
+    let span =
+        1 + shape.iter().zip(outputs).map(|(&extent, stride)| (extent as u64 - 1) * stride).sum::<u64>();
     let placements = [
         strided(&source_strides, &[]),
         Placement::Strided { rows: [0, 1, 0].into_iter().collect(), inner: Dimensions::new() },

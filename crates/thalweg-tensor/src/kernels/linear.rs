@@ -25,9 +25,15 @@ struct Operands<'a> {
 
 impl<'a> Operands<'a> {
     fn new(call: &Call<'a>) -> Result<Self> {
+        let has = call.arguments.sizes.as_slice();
+        if has.iter().any(|&flag| flag > 1) || has.iter().sum::<usize>() + 2 != call.tensors.len() {
+            return Err(Error::invalid(format!(
+                "the sizes {has:?} say with 1 or 0 each whether there is a bias and an addend; there are {} tensors",
+                call.tensors.len()
+            )));
+        }
         let mut rest = call.tensors[2..].iter().copied();
-        let [bias, addend] =
-            [0, 1].map(|place| (call.arguments.sizes[place] == 1).then(|| rest.next()).flatten());
+        let [bias, addend] = [0, 1].map(|place| (has[place] == 1).then(|| rest.next()).flatten());
         let result = Self { input: call.tensors[0], weight: call.tensors[1], bias, addend };
         result.check()?;
         Ok(result)

@@ -1,7 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, DType, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
+use thalweg_ir::{Body, DType, Dimension, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
 use thalweg_ops::{
     DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
     kernel, plan, scalar_bits,
@@ -37,6 +37,7 @@ pub(crate) struct LoopLaunch<'a> {
 impl LoopLaunch<'_> {
     /// Plans, loads and queues the launch on the current stream. A launch of this shape is planned once.
     pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
+        self.check(inputs, outputs)?;
         let device = outputs[0].device();
         let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
         let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
@@ -47,6 +48,37 @@ impl LoopLaunch<'_> {
             device.prepared_launch(&self.key(alignment_bytes), || self.prepare(device, alignment_bytes))?;
         let stream = device.current_stream();
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
+    }
+
+    /// Refuses tensors of another dtype than the body reads or writes: it would read or write beyond them.
+    fn check(&self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
+        let wanted = self.body.inputs.iter().map(|input| input.dtype);
+        let wanted = wanted.chain(self.body.outputs.iter().map(|output| output.dtype));
+        let tensors = inputs.iter().copied().chain(outputs);
+        match tensors.zip(wanted).find(|(tensor, dtype)| tensor.dtype() != *dtype) {
+            None => Ok(()),
+            Some((tensor, dtype)) => Err(Error::invalid(format!(
+                "a tensor {:?} must be {dtype}, not {}",
+                tensor.shape(),
+                tensor.dtype()
+            ))),
+        }
+    }
+
+    /// Refuses an iteration space that has not the dimensions whose coordinates the body reads.
+    fn check_rank(&self) -> Result<()> {
+        let missing = self.body.nodes.iter().any(|node| match node {
+            Expression::Index(Dimension::Row(dimension)) => usize::from(*dimension) >= self.rows.len(),
+            Expression::Index(Dimension::Inner(dimension)) => usize::from(*dimension) >= self.inner.len(),
+            _ => false,
+        });
+        if !missing {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the operator takes more dimensions than rows {:?} of points {:?}",
+            self.rows, self.inner
+        )))
     }
 
     /// Everything that the plan depends on.
@@ -82,6 +114,7 @@ impl LoopLaunch<'_> {
     }
 
     fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
+        self.check_rank()?;
         let iteration = Iteration {
             rows: widen(self.rows),
             inner: widen(self.inner),
@@ -187,18 +220,17 @@ impl Extents {
         match self {
             Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(tensor, shape),
             Self::Rows { split, shape } => {
-                let rows = shape.len() - split.inner.len();
-                let place = if tensor.rank() == shape.len() { Place::Point } else { Place::Row };
-                if place == Place::Row
-                    && (tensor.rank() != rows || tensor.shape() != split.pick(shape).0.as_slice())
-                {
+                if tensor.shape() == shape.as_slice() {
+                    return Ok(split.placement(tensor, shape.len(), Place::Point, false));
+                }
+                let rows = split.pick(shape).0;
+                if tensor.shape() != rows.as_slice() {
                     return Err(Error::invalid(format!(
-                        "shape {:?} must be {:?}, one value a row",
-                        tensor.shape(),
-                        split.pick(shape).0
+                        "shape {:?} must be {rows:?}, one value a row, or {shape:?}",
+                        tensor.shape()
                     )));
                 }
-                Ok(split.placement(tensor, shape.len(), place, false))
+                Ok(split.placement(tensor, shape.len(), Place::Row, false))
             }
         }
     }

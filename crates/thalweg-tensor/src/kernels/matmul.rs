@@ -24,6 +24,11 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     let rank = shape.len();
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let [row_stride, column_stride] = [strides[rank - 2], strides[rank - 1]];
+    if tensor.elements() == 0 {
+        // It is read nowhere, whatever its strides.
+        let leading_dimension = columns.max(1) as u64;
+        return Some(Operand { leading_dimension, batch_stride: 0, transposed: false });
+    }
     let batch_stride = if rank == 3 && shape[0] > 1 { strides[0] as u64 } else { 0 };
     let operand = |leading_dimension: usize, transposed: bool| {
         Some(Operand { leading_dimension: leading_dimension as u64, batch_stride, transposed })

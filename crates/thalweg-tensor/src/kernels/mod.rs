@@ -16,9 +16,11 @@ pub(crate) mod windows;
 
 use std::sync::Arc;
 
-use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{ADAM_STEP, ADAM_TICK, ADAMW_STEP, STACK3, WINDOW_SCALARS};
+use thalweg_ops::{LoopOp, Sizes};
 
 use crate::dispatch::{DispatchKey, KernelFunction};
+use crate::schema::Schema;
 
 /// Kernels by key, under which an operator is defined.
 type Kernels = Vec<(DispatchKey, KernelFunction)>;
@@ -30,9 +32,15 @@ fn kernels(backend: KernelFunction, autograd: Option<KernelFunction>) -> Kernels
 }
 
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Kernels)) {
+pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) {
     let table = thalweg_ops::ELEMENTWISE.iter().chain(thalweg_ops::structured::STRUCTURED);
-    let own = |operator: &LoopOp| windows::is_window(operator) || indexing::is_indexing(operator);
+    // What is only ever launched into given tensors is no operator to be called.
+    let in_place = [&ADAM_TICK, &ADAM_STEP, &ADAMW_STEP, &STACK3];
+    let own = |operator: &LoopOp| {
+        windows::is_window(operator)
+            || indexing::is_indexing(operator)
+            || in_place.iter().any(|other| other.name == operator.name)
+    };
     for operator in table.copied().filter(|operator| !own(operator)) {
         let backend: KernelFunction = match operator.name {
             "layer_norm_affine" => Arc::new(normalization::backend),
@@ -43,13 +51,20 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Kernels)) {
             "dropout" => Arc::new(dropout::autograd),
             _ => Arc::new(move |call| loops::autograd(operator, call)),
         };
-        define(operator.name, kernels(backend, Some(autograd)));
+        define(operator.name, Schema::of(operator), kernels(backend, Some(autograd)));
     }
-    define("embedding", kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd))));
-    define("packed_attention", kernels(Arc::new(attention::backend), Some(Arc::new(attention::autograd))));
+    let embedding = kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd)));
+    define("embedding", Schema { numbers: 0..=1, ..Schema::new(2, 0, Sizes::None) }, embedding);
+    let attention = kernels(Arc::new(attention::backend), Some(Arc::new(attention::autograd)));
+    define("packed_attention", Schema::new(1, 1, Sizes::Numbers(1)), attention);
     let fork = kernels(Arc::new(normalization::fork), Some(Arc::new(normalization::autograd)));
-    define("layer_norm_fork", fork);
-    define("linear", kernels(Arc::new(linear::backend), Some(Arc::new(linear::autograd))));
-    define("matmul", kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd))));
-    windows::define(&mut |name, backend, autograd| define(name, kernels(backend, Some(autograd))));
+    define("layer_norm_fork", Schema::new(3, 2, Sizes::Dimensions), fork);
+    let linear = kernels(Arc::new(linear::backend), Some(Arc::new(linear::autograd)));
+    define("linear", Schema { tensors: 2..=4, ..Schema::new(2, 0, Sizes::Numbers(2)) }, linear);
+    let matmul = kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd)));
+    define("matmul", Schema::new(2, 0, Sizes::None), matmul);
+    let window = Schema::new(1, 0, Sizes::Numbers(WINDOW_SCALARS.len()));
+    windows::define(&mut |name, backend, autograd| {
+        define(name, window.clone(), kernels(backend, Some(autograd)));
+    });
 }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::LAYER_NORM_AFFINE;
-use thalweg_runtime::{Label, Result};
+use thalweg_runtime::{Error, Label, Result};
 
 use super::loops;
 use crate::autograd::{Backward, Gradients, Saved, record};
@@ -16,6 +16,16 @@ const FORK: usize = 3;
 /// Weight and bias have the shape of a row, and are repeated over the rows.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensors[0];
+    let dimensions = call.arguments.sizes.as_slice();
+    let rows = x.rank() - dimensions.len();
+    let fits = !dimensions.is_empty()
+        && dimensions.iter().copied().eq(rows..x.rank())
+        && call.tensors[1..].iter().all(|parameter| parameter.shape() == &x.shape()[rows..]);
+    if !fits {
+        return Err(Error::invalid(format!(
+            "dimensions {dimensions:?} must be the last ones, in their order, and weight and bias have their shape"
+        )));
+    }
     let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
     loops::backend(&LAYER_NORM_AFFINE, &Call { tensors: &[x, &weight?, &bias?], ..*call })
 }

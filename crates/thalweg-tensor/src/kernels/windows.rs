@@ -54,6 +54,7 @@ impl Window {
         let extent = |size: usize, kernel: usize| {
             let reach = dilation.checked_mul(kernel - 1)?.checked_add(1)?;
             let padded = padding.checked_mul(2)?.checked_add(size)?;
+            let padded = (padded <= isize::MAX as usize).then_some(padded)?;
             Some(padded.checked_sub(reach)? / stride + 1)
         };
         let (Some(output_height), Some(output_width)) = (extent(height, kernel[0]), extent(width, kernel[1]))
@@ -63,7 +64,15 @@ impl Window {
             )));
         };
         let output = [output_height, output_width];
-        Ok(Self { images, channels, height, width, kernel, output, stride, padding, dilation })
+        let window = Self { images, channels, height, width, kernel, output, stride, padding, dilation };
+        // Every other shape of these operators is a part of this one.
+        thalweg_ir::element_count(&window.column_rows())?;
+        if window.numbers().iter().any(|&number| number > isize::MAX as usize) {
+            return Err(Error::invalid(format!(
+                "stride {stride}, padding {padding} and dilation {dilation} must be below 2⁶³"
+            )));
+        }
+        Ok(window)
     }
 
     /// The window as an operator's arguments.
@@ -97,7 +106,14 @@ impl Window {
             return Err(Error::invalid("a window operator takes the eleven sizes of its window"));
         };
         let (kernel, output) = ([kernel_height, kernel_width], [output_height, output_width]);
-        Ok(Self { images, channels, height, width, kernel, output, stride, padding, dilation })
+        let window = Self::new(&[images, channels, height, width], kernel, stride, padding, dilation)?;
+        if window.output != output {
+            return Err(Error::invalid(format!(
+                "the window gives {:?} results an image and channel, not {output:?}",
+                window.output
+            )));
+        }
+        Ok(window)
     }
 
     pub(crate) fn image_shape(&self) -> [usize; 4] {
@@ -215,9 +231,6 @@ fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
 fn max_pool(window: &Window, call: &Call<'_>) -> Result<Tensors> {
     let image = call.tensors[0];
     expect_shape(image, &window.image_shape())?;
-    if !image.dtype().is_floating_point() {
-        return Err(Error::invalid("max_pool2d takes floating-point images"));
-    }
     let shape = window.pooled_shape();
     let outputs = [(shape.as_slice(), image.dtype()), (shape.as_slice(), DType::I64)];
     window.run(&MAX_POOL2D, &[image], &shape, &window.kernel, &outputs, call.label)

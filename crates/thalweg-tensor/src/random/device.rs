@@ -12,9 +12,10 @@ use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, element_count};
+use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
+use super::{check_normal, check_uniform};
 use crate::autograd::no_grad;
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::loops::run_into;
@@ -25,6 +26,15 @@ const BLOCK: usize = 256;
 
 /// Words that a thread draws at a time.
 const WORDS: usize = 4;
+
+/// The largest number of a floating-point dtype. Numbers are drawn in f32 whatever the dtype.
+fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f64::from(f16::MAX),
+        DType::Bf16 => f64::from(bf16::MAX),
+        _ => f64::from(f32::MAX),
+    }
+}
 
 /// A generator of random numbers on one device (`torch.Generator(device='cuda')`). Numbers of f32 and 16-bit floats are those
 /// that PyTorch's CUDA generator gives for the same seed, device and order of calls, save in [`DeviceGenerator::normal`], where
@@ -86,9 +96,10 @@ impl DeviceGenerator {
         self.uniform(shape, 0.0, 1.0, dtype)
     }
 
-    /// Numbers in [low, high) (`torch.Tensor.uniform_`).
+    /// Numbers in [low, high), both finite (`torch.Tensor.uniform_`).
     #[track_caller]
     pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
+        check_uniform(low, high, largest(dtype))?;
         self.draw("uniform", shape, [low, high].into_iter().collect(), dtype, Location::caller())
     }
 
@@ -98,9 +109,10 @@ impl DeviceGenerator {
         self.normal(shape, 0.0, 1.0, dtype)
     }
 
-    /// Normally distributed numbers (`torch.normal`).
+    /// Normally distributed numbers (`torch.normal`); the deviation is at least 0.
     #[track_caller]
     pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
+        check_normal(mean, deviation)?;
         self.draw("normal", shape, [mean, deviation].into_iter().collect(), dtype, Location::caller())
     }
 

@@ -31,7 +31,7 @@ fn gradients_accumulate_until_they_are_forgotten() {
         x.mul_scalar(4.0).unwrap().sum(&[], false).unwrap().backward().unwrap();
     }
     assert_eq!(values(&x.grad().unwrap()), [12.0, 12.0]);
-    x.set_grad(None);
+    x.zero_grad();
     assert!(x.grad().is_none());
 }
 
@@ -182,7 +182,7 @@ fn adam_follows_its_paper() {
     let optimizer = Adam::new(vec![x.clone()], options).unwrap();
     let gradients = [[0.5, -1.0], [0.25, 3.0], [-2.0, 0.125]];
     for gradient in gradients {
-        x.set_grad(Some(Tensor::from_slice(&gradient, &[2], &device()).unwrap()));
+        x.set_grad(Some(Tensor::from_slice(&gradient, &[2], &device()).unwrap())).unwrap();
         optimizer.step().unwrap();
     }
     let expected =

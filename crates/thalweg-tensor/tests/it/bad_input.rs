@@ -2,9 +2,13 @@
 
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Environment, Result};
+use thalweg_runtime::{Device, Environment, Label, Result};
+use thalweg_tensor::autograd::gradients;
+use thalweg_tensor::dispatch::{Arguments, find_operator};
 use thalweg_tensor::functional::{WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d};
+use thalweg_tensor::module::Linear;
 use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::support::{device, random, values};
@@ -78,6 +82,130 @@ fn windows_that_do_not_fit() {
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 9), None, huge), &["conv2d"]);
     let wide = WindowOptions { dilation: usize::MAX, ..options };
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 10), None, wide), &["conv2d"]);
+    for (stride, padding) in [(1, 1 << 40), (1, 1 << 62), (usize::MAX, 0), (usize::MAX, 1 << 62)] {
+        let options = WindowOptions { stride, padding, ..options };
+        refused(conv2d(&image, &random(&[3, 2, 2, 2], 11), None, options), &["conv2d"]);
+    }
+    let far = WindowOptions { padding: 1 << 61, ..options };
+    refused(max_pool2d(&image, [1 << 62, 1 << 62], far), &["max_pool2d"]);
+    refused(
+        max_pool2d(&image, [2, 2], WindowOptions { padding: usize::MAX, ..options }),
+        &["more than half"],
+    );
+    // The largest stride that can be said leaves one window.
+    let leap = WindowOptions { stride: isize::MAX as usize, ..options };
+    let (leaf, weight) = (image.requires_grad_().unwrap(), random(&[3, 2, 2, 2], 12));
+    let result = conv2d(&leaf, &weight, None, leap).unwrap();
+    assert_eq!(result.shape(), [1, 3, 1, 1]);
+    result.sum(&[], false).unwrap().backward().unwrap();
+    let expected = values(&weight.sum(&[0], false).unwrap());
+    let found = values(&leaf.grad().unwrap().narrow(2, 0, 2).unwrap().narrow(3, 0, 2).unwrap());
+    crate::support::assert_close(&found, &expected, 1e-12);
+}
+
+/// A device with two neighbours' worth of memory, so that what is gigantic does not fit.
+fn two_devices() -> Vec<Device> {
+    let config = SimConfig { devices: 2, memory_bytes: 64 << 20, ..SimConfig::default() };
+    Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
+}
+
+#[test]
+fn gigantic_tensors_are_out_of_memory() {
+    let device = &two_devices()[0];
+    let mut generator = Generator::new(1);
+    let drawn = DeviceGenerator::new(1, device).unwrap();
+    for shape in [&[1 << 50][..], &[1 << 60], &[1 << 30, 1 << 30], &[1 << 28]] {
+        let results = [
+            Tensor::normal(shape, 0.0, 1.0, &mut generator, device),
+            Tensor::uniform(shape, 0.0, 1.0, &mut generator, device),
+            drawn.normal(shape, 0.0, 1.0, DType::F32),
+            drawn.uniform(shape, 0.0, 1.0, DType::F32),
+            drawn.bernoulli(shape, 0.5, DType::F32),
+            Tensor::zeros(shape, DType::F32, device),
+            Tensor::empty(shape, DType::F32, device),
+        ];
+        for (index, result) in results.into_iter().enumerate() {
+            let error = result.unwrap_err();
+            assert!(error.is_out_of_memory(), "{index} {shape:?}: {error}");
+        }
+    }
+    assert!(Linear::new(1 << 30, 1 << 30, &mut generator, device).unwrap_err().is_out_of_memory());
+    refused(Tensor::normal(&[1 << 62], 0.0, 1.0, &mut generator, device), &["larger than the address space"]);
+    refused(Tensor::arange(usize::MAX, 0, 1, DType::F32, device), &["more elements"]);
+    refused(HostTensor::pinned(&[1 << 62], DType::F64, device), &["larger than the address space"]);
+    refused(HostTensor::pinned(&[(1 << 62) + 1], DType::F32, device), &["larger than the address space"]);
+    refused(Tensor::empty(&[0, usize::MAX, 4], DType::F32, device), &["more elements"]);
+    refused(generator.permutation(1 << 33), &["permutation"]);
+    refused(generator.below(0), &["no number below 0"]);
+    assert_eq!(Tensor::ones(&[2], DType::F32, device).unwrap().to_vec::<f32>().unwrap(), [1.0, 1.0]);
+}
+
+#[test]
+fn what_is_drawn_by_pieces_is_what_is_drawn_at_once() {
+    // More than two of the pieces in which the host draws.
+    let count = (2 << 20) + 5;
+    let whole = Tensor::uniform(&[count], 0.0, 1.0, &mut Generator::new(3), &device()).unwrap();
+    let mut generator = Generator::new(3);
+    let expected: Vec<f32> = (0..count).map(|_| generator.uniform()).collect();
+    assert!(whole.to_vec::<f32>().unwrap() == expected);
+}
+
+#[test]
+fn empty_tensors_are_written_and_multiplied() {
+    let device = &two_devices()[0];
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device).unwrap();
+    let index = Tensor::zeros(&[1], DType::I64, device).unwrap();
+    // Every index is out of range.
+    zeros(&[0, 2]).index_copy_(0, &index, &zeros(&[1, 2])).unwrap();
+    zeros(&[2, 0]).index_copy_(0, &index, &zeros(&[1, 0])).unwrap();
+    zeros(&[2, 0]).index_copy_(1, &index, &zeros(&[2, 1])).unwrap();
+    zeros(&[3, 2])
+        .index_copy_(0, &Tensor::zeros(&[0], DType::I64, device).unwrap(), &zeros(&[0, 2]))
+        .unwrap();
+    // An empty tensor is contiguous, whatever its strides.
+    let expanded = zeros(&[0, 3, 1]).expand(&[0, 3, 5]).unwrap();
+    assert_eq!(expanded.matmul(&zeros(&[0, 5, 2])).unwrap().shape(), [0, 3, 2]);
+    let wide = zeros(&[3, 1]).narrow(1, 0, 0).unwrap().expand(&[3, 0]).unwrap();
+    assert_eq!(wide.matmul(&zeros(&[0, 2])).unwrap().to_vec::<f32>().unwrap(), [0.0; 6]);
+    let thin = zeros(&[1, 1, 0]).expand(&[4, 7, 0]).unwrap();
+    assert_eq!(thin.transpose(1, 2).unwrap().matmul(&zeros(&[4, 7, 2])).unwrap().shape(), [4, 0, 2]);
+    let layer =
+        linear(&zeros(&[1, 0]).expand(&[3, 0]).unwrap(), &zeros(&[2, 0]), Some(&zeros(&[2]))).unwrap();
+    assert_eq!(layer.to_vec::<f32>().unwrap(), [0.0; 6]);
+    assert_eq!(zeros(&[2]).to_vec::<f32>().unwrap(), [0.0, 0.0], "the device works");
+}
+
+#[test]
+fn gradients_that_do_not_fit() {
+    let devices = two_devices();
+    let here = Tensor::ones(&[2], DType::F32, &devices[0]).unwrap().requires_grad_().unwrap();
+    let there = Tensor::ones(&[2], DType::F32, &devices[1]).unwrap();
+    let y = here.mul_scalar(2.0).unwrap();
+    refused(y.backward_with(&there), &["backward", "sim:1", "sim:0"]);
+    refused(gradients(&[y], &[Some(there.clone())], std::slice::from_ref(&here)), &["gradients", "sim:1"]);
+    refused(here.set_grad(Some(there)), &["set_grad", "sim:1"]);
+    let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, &devices[0]).unwrap();
+    refused(here.set_grad(Some(ones(&[3, 2], DType::F32))), &["set_grad", "[3, 2]"]);
+    refused(here.set_grad(Some(ones(&[2], DType::I64))), &["set_grad", "int64"]);
+    refused(here.set_grad(Some(ones(&[2], DType::F64))), &["set_grad", "float64"]);
+    assert!(here.grad().is_none());
+    Adam::new(vec![here.clone()], AdamOptions::default()).unwrap().step().unwrap();
+    assert_eq!(here.detach().to_vec::<f32>().unwrap(), [1.0, 1.0], "there was no gradient");
+}
+
+#[test]
+fn operators_called_by_name_check_their_sizes() {
+    let x = random(&[2, 3], 1);
+    let call = |name: &'static str, sizes: &[usize]| {
+        let arguments = Arguments { sizes: sizes.into(), ..Arguments::default() };
+        find_operator(name).unwrap().call(&[&x], &arguments, None, Label::here(name))
+    };
+    refused(call("sum", &[7]), &["sum", "dimension 7 is out of range"]);
+    refused(call("sum", &[1, 1]), &["repeat"]);
+    refused(call("softmax", &[5]), &["softmax", "dimension 5 is out of range"]);
+    refused(call("softmax", &[0, 1]), &["softmax", "takes 1 dimensions, not 2"]);
+    refused(call("argmax", &[]), &["argmax", "takes 1 dimensions, not 0"]);
+    refused(call("causal_softmax", &[1]), &["causal_softmax"]);
 }
 
 #[test]

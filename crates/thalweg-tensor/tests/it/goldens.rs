@@ -248,7 +248,7 @@ fn adam_takes_pytorchs_steps() {
     };
     let optimizer = Adam::new(vec![parameter.clone()], options).unwrap();
     for step in 0..case.gradients.len() {
-        parameter.set_grad(Some(case.gradients[&step].clone()));
+        parameter.set_grad(Some(case.gradients[&step].clone())).unwrap();
         optimizer.step().unwrap();
     }
     no_grad(|| case.compare("parameter", &parameter.detach(), case.output.as_ref().expect("the parameter")));

@@ -75,7 +75,7 @@ fn step(
     device: &Device,
     mut call: impl FnMut(usize, &Tensor) -> Result<Tensor>,
 ) -> Result<Vec<Vec<u32>>> {
-    layers.iter().flat_map(|layer| [&layer.weight, &layer.bias]).for_each(|tensor| tensor.set_grad(None));
+    layers.iter().flat_map(|layer| [&layer.weight, &layer.bias]).for_each(|tensor| tensor.zero_grad());
     let input = uniform(&[4, 5], seed, device)?.requires_grad_()?;
     let mut x = input.clone();
     for index in 0..layers.len() {
@@ -124,10 +124,7 @@ fn a_chain_passes_the_referee_also_across_streams() {
                 let found =
                     step(&layers, seed, device, |index, x| Ok(graphed[index].call(from_ref(x))?.remove(0)))?;
                 assert_eq!(found, expected);
-                layers
-                    .iter()
-                    .flat_map(|layer| [&layer.weight, &layer.bias])
-                    .for_each(|one| one.set_grad(None));
+                layers.iter().flat_map(|layer| [&layer.weight, &layer.bias]).for_each(|one| one.zero_grad());
             }
             before.wait_stream(&stream)?;
         }
@@ -143,7 +140,7 @@ fn gradients_accumulate_over_microbatches() {
     let layers = vec![Layer::new(1, &device).unwrap()];
     let graphed = graphed(&layers, &CallableOptions::default(), false, &device).unwrap();
     let accumulate = |call: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Vec<u32>> {
-        layers[0].weight.set_grad(None);
+        layers[0].weight.zero_grad();
         for seed in 20..24 {
             call(&uniform(&[4, 5], seed, &device)?)?.sum(&[], false)?.backward()?;
         }

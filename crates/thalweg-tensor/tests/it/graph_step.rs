@@ -59,7 +59,7 @@ impl Training {
         let mut generator = Generator::new(number);
         let device = self.images.device();
         self.images.copy_(&Tensor::uniform(&[BATCH, 6], -1.0, 1.0, &mut generator, device)?)?;
-        let classes: Vec<i64> = (0..BATCH).map(|_| i64::from(generator.below(4))).collect();
+        let classes: Vec<i64> = (0..BATCH).map(|_| i64::from(generator.below(4).unwrap())).collect();
         self.classes.copy_(&Tensor::from_slice(&classes, &[BATCH], device)?)
     }
 

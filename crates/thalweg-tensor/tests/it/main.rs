@@ -12,6 +12,7 @@ mod graph_callable;
 mod graph_step;
 mod graph_tree;
 mod graph_tree_sizes;
+mod hostile;
 mod kernels;
 mod layouts;
 mod linear;

@@ -10,7 +10,7 @@ use crate::support::{assert_close, device, random, values};
 /// A parameter with a gradient.
 fn parameter(elements: usize, seed: u64, dtype: DType) -> Tensor {
     let leaf = random(&[elements], seed).to_dtype(dtype).unwrap().requires_grad_().unwrap();
-    leaf.set_grad(Some(random(&[elements], seed + 1000).to_dtype(dtype).unwrap()));
+    leaf.set_grad(Some(random(&[elements], seed + 1000).to_dtype(dtype).unwrap())).unwrap();
     leaf
 }
 
@@ -67,7 +67,7 @@ fn many_parameters_of_all_sizes_follow_the_definition() {
 #[test]
 fn parameters_of_several_dtypes_and_without_gradients() {
     let parameters = [DType::F32, DType::F16, DType::Bf16, DType::F64].map(|dtype| parameter(10, 1, dtype));
-    parameters[3].set_grad(None);
+    parameters[3].zero_grad();
     let starts = parameters.each_ref().map(values);
     let adam = Adam::new(parameters.to_vec(), AdamOptions::default()).unwrap();
     adam.step().unwrap();
@@ -81,7 +81,7 @@ fn parameters_of_several_dtypes_and_without_gradients() {
 #[test]
 fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
     let (plain, scaled) = (parameter(100, 1, DType::F64), parameter(100, 1, DType::F64));
-    scaled.set_grad(Some(scaled.grad().unwrap().mul_scalar(1024.0).unwrap()));
+    scaled.set_grad(Some(scaled.grad().unwrap().mul_scalar(1024.0).unwrap())).unwrap();
     let number = |value: f64| Tensor::full(&[1], value, DType::F32, &device()).unwrap();
     let scale = GradientScale { scale: number(1024.0), found_inf: number(0.0) };
     let of = |parameter: &Tensor| Adam::new(vec![parameter.clone()], AdamOptions::default()).unwrap();
@@ -91,11 +91,11 @@ fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
     assert_eq!(values(&plain), values(&scaled));
     // A gradient that is not finite: nothing changes, whatever the gradient is.
     let finite = scaled.grad().unwrap();
-    scaled.set_grad(Some(Tensor::full(&[100], f64::NAN, DType::F64, &device()).unwrap()));
+    scaled.set_grad(Some(Tensor::full(&[100], f64::NAN, DType::F64, &device()).unwrap())).unwrap();
     scaled_adam.step_scaled(&GradientScale { found_inf: number(1.0), ..scale.clone() }).unwrap();
     assert_eq!(scaled_adam.steps().item::<f32>().unwrap(), 1.0);
     assert_eq!(values(&plain), values(&scaled));
-    scaled.set_grad(Some(finite));
+    scaled.set_grad(Some(finite)).unwrap();
     plain_adam.step().unwrap();
     scaled_adam.step_scaled(&scale).unwrap();
     assert_eq!(values(&plain), values(&scaled));

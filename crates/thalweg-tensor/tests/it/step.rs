@@ -24,7 +24,7 @@ fn a_training_step_of_a_transformer_takes_few_commands() {
     let model = Transformer::new(options, &mut generator, &device).unwrap();
     let optimizer = Adam::new(model.parameters(), AdamOptions::adamw()).unwrap();
     let mut tokens = || {
-        let values: Vec<i64> = (0..16).map(|_| generator.below(16).into()).collect();
+        let values: Vec<i64> = (0..16).map(|_| generator.below(16).unwrap().into()).collect();
         Tensor::from_slice(&values, &[2, 8], &device).unwrap()
     };
     let (input, next) = (tokens(), tokens());

@@ -1,14 +1,14 @@
 //! A whole training step: deterministic, and the same when it is captured and replayed.
 
 use thalweg_ir::DType;
-use thalweg_runtime::{CaptureOptions, Graph, Stream};
+use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
 use thalweg_tensor::functional::{WindowOptions, cross_entropy, max_pool2d};
 use thalweg_tensor::module::{Conv2d, Linear, Module};
 use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{HostTensor, Tensor};
 
-use crate::support::device;
+use crate::support::{device, own_device};
 
 const BATCH: usize = 16;
 
@@ -19,11 +19,11 @@ struct Step {
 }
 
 impl Step {
-    fn new() -> Self {
-        let (device, mut generator) = (device(), Generator::new(3));
+    fn new(device: &Device) -> Self {
+        let mut generator = Generator::new(3);
         let options = WindowOptions { stride: 1, padding: 1, dilation: 1 };
-        let conv = Conv2d::new(1, 4, 3, options, &mut generator, &device).unwrap();
-        let linear = Linear::new(4 * 3 * 3, 5, &mut generator, &device).unwrap();
+        let conv = Conv2d::new(1, 4, 3, options, &mut generator, device).unwrap();
+        let linear = Linear::new(4 * 3 * 3, 5, &mut generator, device).unwrap();
         let parameters = conv.parameters().into_iter().chain(linear.parameters()).collect();
         let optimizer =
             Adam::new(parameters, AdamOptions { learning_rate: 0.01, ..AdamOptions::default() }).unwrap();
@@ -41,18 +41,18 @@ impl Step {
     }
 }
 
-fn batch(seed: u64) -> (Tensor, Tensor) {
+fn batch(seed: u64, device: &Device) -> (Tensor, Tensor) {
     let mut generator = Generator::new(seed);
-    let images = Tensor::uniform(&[BATCH, 1, 6, 6], 0.0, 1.0, &mut generator, &device()).unwrap();
-    let classes: Vec<i64> = (0..BATCH).map(|_| i64::from(generator.below(5))).collect();
-    (images, Tensor::from_slice(&classes, &[BATCH], &device()).unwrap())
+    let images = Tensor::uniform(&[BATCH, 1, 6, 6], 0.0, 1.0, &mut generator, device).unwrap();
+    let classes: Vec<i64> = (0..BATCH).map(|_| i64::from(generator.below(5).unwrap())).collect();
+    (images, Tensor::from_slice(&classes, &[BATCH], device).unwrap())
 }
 
-fn eager_losses(steps: u64) -> Vec<u32> {
-    let step = Step::new();
+fn eager_losses(steps: u64, device: &Device) -> Vec<u32> {
+    let step = Step::new(device);
     (0..steps)
         .map(|index| {
-            let (images, classes) = batch(index % 4);
+            let (images, classes) = batch(index % 4, device);
             step.run(&images, &classes).unwrap().item::<f32>().unwrap().to_bits()
         })
         .collect()
@@ -60,7 +60,7 @@ fn eager_losses(steps: u64) -> Vec<u32> {
 
 #[test]
 fn the_same_seed_gives_the_same_bits() {
-    let (first, second) = (eager_losses(12), eager_losses(12));
+    let (first, second) = (eager_losses(12, &device()), eager_losses(12, &device()));
     assert_eq!(first, second);
     let (start, end) = (f32::from_bits(first[0]), f32::from_bits(first[11]));
     assert!(end < start, "the network learns: {start} to {end}");
@@ -68,30 +68,30 @@ fn the_same_seed_gives_the_same_bits() {
 
 #[test]
 fn a_captured_step_gives_the_bits_of_the_eager_one() {
-    let device = device();
+    let device = own_device();
     let compute = Stream::new(&device).unwrap();
     let _current = compute.make_current();
-    let step = Step::new();
-    let (images, classes) = batch(0);
+    let step = Step::new(&device);
+    let (images, classes) = batch(0, &device);
     let first = step.run(&images, &classes).unwrap().item::<f32>().unwrap().to_bits();
     let (graph, loss) =
         Graph::capture(&device, CaptureOptions::default(), || step.run(&images, &classes)).unwrap();
     let mut losses = vec![first];
     let address = loss.pointer();
     for index in 1..12 {
-        let (next_images, next_classes) = batch(index % 4);
+        let (next_images, next_classes) = batch(index % 4, &device);
         images.copy_(&next_images).unwrap();
         classes.copy_(&next_classes).unwrap();
         graph.replay().unwrap();
         losses.push(loss.item::<f32>().unwrap().to_bits());
     }
-    assert_eq!(losses, eager_losses(12));
+    assert_eq!(losses, eager_losses(12, &device));
     assert_eq!(loss.pointer(), address);
 }
 
 #[test]
 fn reading_a_value_inside_a_capture_is_an_error_that_leaves_all_usable() {
-    let device = device();
+    let device = own_device();
     let compute = Stream::new(&device).unwrap();
     let _current = compute.make_current();
     let x = Tensor::ones(&[4], DType::F32, &device).unwrap();

@@ -82,18 +82,18 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn next_samples(&mut self) -> &[usize] {
+    fn next_samples(&mut self) -> Result<&[usize]> {
         if self.position + BATCH > self.order.len() {
-            self.order = self.generator.permutation(self.samples.len());
+            self.order = self.generator.permutation(self.samples.len())?;
             self.position = 0;
         }
         self.position += BATCH;
-        &self.order[self.position - BATCH..self.position]
+        Ok(&self.order[self.position - BATCH..self.position])
     }
 
     /// Fills a pinned batch and starts its way to the device. The host waits only if the batch is still being copied.
     fn next(&mut self) -> Result<Batch> {
-        let chosen = self.next_samples().to_vec();
+        let chosen = self.next_samples()?.to_vec();
         let pinned = &self.pinned[self.turn % PINNED_BATCHES];
         self.turn += 1;
         pinned.copied.synchronize()?;

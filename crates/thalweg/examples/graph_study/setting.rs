@@ -73,8 +73,9 @@ impl fmt::Display for Setting {
 
 /// Random tokens, (batch, `count`).
 pub fn tokens(count: usize, generator: &mut Generator, device: &Device) -> Result<Tensor> {
-    let values: Vec<i64> =
-        (0..BATCH * count).map(|_| i64::from(generator.below(SIZES.vocabulary as u32))).collect();
+    let values = (0..BATCH * count)
+        .map(|_| generator.below(SIZES.vocabulary as u32).map(i64::from))
+        .collect::<Result<Vec<i64>>>()?;
     Tensor::from_slice(&values, &[BATCH, count], device)
 }
 
