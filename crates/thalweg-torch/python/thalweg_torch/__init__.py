@@ -11,6 +11,7 @@ import logging
 
 from . import _patch, _state, _tiers
 from ._library import Library
+from ._sanitize import Sanitizer
 from ._statistics import (
     _dump_snapshot,
     _record_memory_history,
@@ -35,6 +36,7 @@ __all__ = [
     "Refused",
     "enable",
     "enabled",
+    "findings",
     "get_per_process_memory_fraction",
     "mem_pool_source",
     "max_memory_allocated",
@@ -56,7 +58,7 @@ __all__ = [
 _log = logging.getLogger("thalweg_torch")
 
 
-def enable(policy=None, conf="", tier=None, patch=True):
+def enable(policy=None, conf="", tier=None, patch=True, sanitize=False):
     """Makes Thalweg's allocator PyTorch's. To be called once, before the first CUDA allocation.
 
     `policy`: "thalweg" (the default) or "pytorch", which makes PyTorch's decisions, address by address.
@@ -64,6 +66,8 @@ def enable(policy=None, conf="", tier=None, patch=True):
     `tier`: 2 for the native class, 1 for PyTorch's hooks, None for the best that fits.
     `patch`: whether settings that are changed through PyTorch are changed in ours, too; and under hooks, whether PyTorch's functions
     that would raise are replaced by ours, and what cannot work is refused before it starts.
+    `sanitize`: whether missing waits and missing `record_stream` calls are looked for from now on, on this thread and those that are
+    started later: each is printed to the standard error when it shows, and is in `findings()`. Programs run slower by far.
 
     Returns an object whose `tier` and `reason` say what was picked.
     """
@@ -75,7 +79,7 @@ def enable(policy=None, conf="", tier=None, patch=True):
     if chosen == 1 and patch:
         _patch.check()
     text = ",".join(part for part in (f"policy:{policy}" if policy else "", conf) if part)
-    library = Library("cuda", text)
+    library = Library("cuda+sanitizer" if sanitize else "cuda", text)
     way = _tiers.Native(library) if chosen == 2 else _tiers.Hooks(library)
     _state.enabled = _state.Enabled(library, way, reason)
     if patch:
@@ -83,6 +87,9 @@ def enable(policy=None, conf="", tier=None, patch=True):
     if chosen == 1 and patch:
         _patch.statistics()
         _patch.refusals()
+    if sanitize:
+        _state.sanitizer = Sanitizer(library)
+        _state.sanitizer.start()
     _log.info("tier %d: %s", chosen, reason)
     return _state.enabled
 
@@ -90,6 +97,14 @@ def enable(policy=None, conf="", tier=None, patch=True):
 def enabled():
     """What `enable` returned, or None if it was not called."""
     return _state.enabled
+
+
+def findings():
+    """What the sanitizer has found so far (`enable(sanitize=True)`), as texts."""
+    if _state.sanitizer is None:
+        raise RuntimeError("nothing is looked for: call thalweg_torch.enable(sanitize=True), or run with --sanitize")
+    _state.sanitizer.report()
+    return list(_state.sanitizer.findings)
 
 
 def settings(device=0):

@@ -11,11 +11,17 @@ import types
 
 def main():
     parser = argparse.ArgumentParser(
-        prog="python -m thalweg_torch", usage="%(prog)s [options] (script.py | -m module) [arguments]", description=__doc__
+        prog="python -m thalweg_torch",
+        usage="%(prog)s [options] (script.py | -m module) [arguments]",
+        description=__doc__,
+        allow_abbrev=False,
     )
     parser.add_argument("--tier", type=int, choices=(1, 2), help="1: hooks; 2: native class (default: the best that fits)")
     parser.add_argument("--policy", choices=("thalweg", "pytorch"))
     parser.add_argument("--conf", default="", help="settings in the grammar of PYTORCH_ALLOC_CONF")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="find missing waits and missing record_stream calls; the exit status is 1 if there are any"
+    )
     ours, program = split(sys.argv[1:])
     options = parser.parse_args(ours)
     if not program or program == ["-m"]:
@@ -23,16 +29,34 @@ def main():
 
     import thalweg_torch
 
-    chosen = thalweg_torch.enable(policy=options.policy, conf=options.conf, tier=options.tier)
+    chosen = thalweg_torch.enable(policy=options.policy, conf=options.conf, tier=options.tier, sanitize=options.sanitize)
     print(f"thalweg_torch: tier {chosen.tier} ({chosen.reason})", file=sys.stderr)
-    run(program)
+    if options.sanitize:
+        run_watched(program)
+    else:
+        run(program)
+
+
+def run_watched(program):
+    """Runs it, says what was found, and ends with 1 if something was and the program itself ended well."""
+    from thalweg_torch import _state
+
+    try:
+        run(program)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        print(_state.sanitizer.summary(), file=sys.stderr)
+    if _state.sanitizer.findings:
+        sys.exit(1)
 
 
 def split(arguments):
     """Our options, and the program with its arguments, which begins with `-m` or with what is no option."""
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "-m":
-        has_value_behind = arguments[at].startswith("--") and "=" not in arguments[at] and arguments[at] != "--help"
+        has_value_behind = arguments[at] in ("--tier", "--policy", "--conf")
         at += 2 if has_value_behind else 1
     return arguments[:at], arguments[at:]
 

@@ -52,6 +52,13 @@ _FUNCTIONS = {
     "thalweg_write_snapshot": [_handle, ctypes.c_uint8, *_write],
     "thalweg_record_history": [_handle, ctypes.POINTER(HistorySettings)],
     "thalweg_stop_stacks": [_handle],
+    "thalweg_sanitizer_at": [_handle, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32],
+    "thalweg_sanitizer_work": [_handle, _device, _u64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, _pointer, ctypes.c_size_t],
+    "thalweg_sanitizer_event": [_handle, ctypes.c_int32, _u64, _device, _u64],
+    "thalweg_sanitizer_stream_done": [_handle, _device, _u64],
+    "thalweg_sanitizer_device_done": [_handle, ctypes.c_uint32],
+    "thalweg_sanitizer_name_stream": [_handle, _device, _u64, ctypes.c_char_p],
+    "thalweg_sanitizer_findings": [_handle, _u64, ctypes.POINTER(ctypes.c_uint64), *_write],
 }
 
 

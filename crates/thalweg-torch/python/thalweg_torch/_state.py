@@ -19,6 +19,8 @@ class Enabled:
 # At most one of them is set: hooks are plain functions, which call one allocator.
 enabled = None
 source = None
+# What watches the program, if something does.
+sanitizer = None
 
 
 def library():

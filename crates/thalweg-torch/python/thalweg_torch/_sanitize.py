@@ -1,0 +1,286 @@
+"""The sanitizer: finds missing waits and missing `record_stream` calls of a PyTorch program while it runs.
+
+The allocator below stands on a checker that knows whose memory is whose and when it may be reused. This module tells it the rest:
+what each operator reads and writes, on which stream and at which line (a mode of PyTorch's dispatcher), and what becomes of events
+and streams (PyTorch's own trace, which `torch.cuda._sanitizer` stands on, too).
+"""
+
+import ctypes
+import os
+import re
+import sys
+import threading
+
+from . import _library
+
+_FOLDERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+
+RECORDED, WAITED, SEEN_COMPLETE, DESTROYED = range(4)
+READ, WRITE = 0, 1
+
+# What their outputs hold is whatever was there, and of their inputs they want shape and dtype.
+_MAKES_EMPTY = re.compile(r"^aten::(new_)?empty(_like|_strided|_permuted|_quantized)?$")
+_WANTS_THE_FORM = re.compile(r"^aten::(new_\w+|\w+_like)$")
+# They change what a tensor is, and no memory.
+_CHANGES_THE_FORM = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::record_stream"}
+
+
+class Sanitizer:
+    """Tells the checker of a process what its program does, from `start` on, and prints what it finds."""
+
+    def __init__(self, library):
+        import torch
+
+        self.torch, self.library = torch, library
+        self.folders = _FOLDERS + (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,)
+        self.functions, self.handle = library.functions, library.handle
+        self.here = threading.local()
+        self.lock = threading.Lock()
+        self.findings = []
+        self.operators = 0
+        self.devices = {}
+
+    def start(self):
+        """Watches the calling thread and those that are started from now on."""
+        torch = self.torch
+        import torch.cuda._gpu_trace as trace
+
+        torch._C._activate_gpu_trace()
+        trace.register_callback_for_event_record(lambda event, stream: self.event(RECORDED, event, stream))
+        trace.register_callback_for_event_wait(lambda event, stream: self.event(WAITED, event, stream))
+        trace.register_callback_for_event_synchronization(lambda event: self.event(SEEN_COMPLETE, event))
+        trace.register_callback_for_event_deletion(lambda event: self.event(DESTROYED, event))
+        trace.register_callback_for_stream_creation(self.stream_created)
+        trace.register_callback_for_stream_synchronization(self.stream_done)
+        trace.register_callback_for_device_synchronization(self.device_done)
+        self.follow_questions()
+        self.name_streams()
+        mode = _mode()
+        mode(self).__enter__()
+        self.follow_threads(mode)
+
+    # ---- What the trace does not tell ------------------------------------------------------------------------------------
+
+    def follow_questions(self):
+        """A query that says yes is as good as a wait."""
+        stream_class, event_class = self.torch.cuda.Stream, self.torch.cuda.Event
+        ask_stream, ask_event = stream_class.query, event_class.query
+
+        def query_stream(stream):
+            is_done = ask_stream(stream)
+            if is_done:
+                self.call("thalweg_sanitizer_stream_done", stream.device.index, stream.cuda_stream)
+            return is_done
+
+        def query_event(event):
+            is_done = ask_event(event)
+            if is_done and event.cuda_event:
+                self.event(SEEN_COMPLETE, event.cuda_event)
+            return is_done
+
+        stream_class.query, event_class.query = query_stream, query_event
+
+    def name_streams(self):
+        """A stream is called by the line that made it."""
+        stream_class = self.torch.cuda.Stream
+        make = stream_class.__new__
+
+        def make_named(cls, *arguments, **keywords):
+            stream = make(cls, *arguments, **keywords)
+            place = None if "stream_id" in keywords or "stream_ptr" in keywords else self.line(sys._getframe(1))
+            if place is not None:
+                device, native = stream.device.index, stream.cuda_stream
+                self.devices[native] = device
+                name = f"stream {native:#x} of device {device} (made at {os.path.basename(place[0])}:{place[1]})"
+                self.call("thalweg_sanitizer_name_stream", device, native, name.encode())
+            return stream
+
+        stream_class.__new__ = staticmethod(make_named)
+
+    def follow_threads(self, mode):
+        """A mode of the dispatcher is one of its thread: threads that are started later enter one of their own."""
+        run = threading.Thread.run
+
+        def run_watched(thread):
+            with mode(self):
+                run(thread)
+
+        threading.Thread.run = run_watched
+
+    # ---- Events and streams ----------------------------------------------------------------------------------------------
+
+    def call(self, name, *arguments):
+        # What cannot be told must not stop the program; it is said once.
+        status = getattr(self.functions, name)(self.handle, *arguments)
+        if status != _library.OK and not getattr(self, "has_complained", False):
+            self.has_complained = True
+            message = self.functions.thalweg_error_message().decode()
+            print(f"thalweg_torch: the sanitizer could not be told of something: {message}", file=sys.stderr)
+
+    def device_of(self, native):
+        if native == 0:
+            return self.torch._C._cuda_getDevice()
+        return self.devices.setdefault(native, self.torch._C._cuda_getDevice())
+
+    def event(self, what, event, native=0):
+        device = self.device_of(native) if what in (RECORDED, WAITED) else 0
+        self.call("thalweg_sanitizer_event", what, event, device, native)
+
+    def stream_created(self, native):
+        self.devices[native] = self.torch._C._cuda_getDevice()
+
+    def stream_done(self, native):
+        self.call("thalweg_sanitizer_stream_done", self.device_of(native), native)
+
+    def device_done(self):
+        self.call("thalweg_sanitizer_device_done", self.torch._C._cuda_getDevice())
+
+    # ---- Operators -------------------------------------------------------------------------------------------------------
+
+    def line(self, frame):
+        """File and line of the innermost frame that is the program's own."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(self.folders) and not file.startswith("<"):
+                return file, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+    def site(self, function):
+        """The operator's name and its line: of a backward operator, the line at which the main thread is, which called backward."""
+        name = str(function)
+        node = self.torch._C._current_autograd_node()
+        if node is not None:
+            name = f"{name} ({node.name()})"
+        place = self.line(sys._getframe(3))
+        if place is None:
+            place = self.line(sys._current_frames().get(threading.main_thread().ident))
+        return name.encode(), place[0].encode() if place else None, place[1] if place else 0
+
+    def at(self, site):
+        """From now on this thread is there; returns where it was."""
+        former = getattr(self.here, "site", None)
+        self.here.site = site
+        self.call("thalweg_sanitizer_at", *(site or (None, None, 0)))
+        return former
+
+    def work(self, site, accesses):
+        """Tells of accesses, each a tensor and how it is touched."""
+        by_device = {}
+        for tensor, how in accesses:
+            by_device.setdefault(tensor.device.index, []).extend(operand(tensor, how))
+        for device, numbers in by_device.items():
+            stream = self.torch._C._cuda_getCurrentRawStream(device)
+            words = (ctypes.c_int64 * len(numbers))(*numbers)
+            self.call("thalweg_sanitizer_work", device, stream, *site, words, len(numbers))
+        if by_device:
+            self.report()
+
+    def report(self):
+        with self.lock:
+            count = ctypes.c_uint64()
+            new = []
+            write = _library.WRITE(lambda _user, address, size: new.append(ctypes.string_at(address, size).decode()))
+            self.call("thalweg_sanitizer_findings", len(self.findings), ctypes.byref(count), write, None)
+            for text in new:
+                self.findings.append(text)
+                print(f"\nthalweg_torch: finding {len(self.findings)}\n{text}", file=sys.stderr, flush=True)
+
+    def summary(self):
+        """One line for the end of the program."""
+        self.report()
+        count = len(self.findings)
+        found = "nothing found" if count == 0 else f"{count} finding{'s' if count > 1 else ''}"
+        return f"thalweg_torch: {self.operators} operators watched: {found}"
+
+    def run(self, function, arguments, keywords):
+        """Runs an operator, and tells of it: what it reads and changes before it runs, since it may order streams itself when it is
+        done; what it makes behind it."""
+        schema = getattr(function, "_schema", None)
+        if schema is None:
+            return function(*arguments, **keywords)
+        self.operators += 1
+        site = self.site(function)
+        former = self.at(site)
+        try:
+            self.work(site, inputs(schema, arguments, keywords))
+            result = function(*arguments, **keywords)
+            self.work(site, outputs(schema, result))
+            return result
+        finally:
+            self.at(former)
+
+
+def operand(tensor, how):
+    """The numbers that `thalweg_sanitizer_work` takes for a tensor."""
+    address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
+    return [address, tensor.element_size(), how, tensor.dim(), *tensor.shape, *tensor.stride()]
+
+
+def is_watched(value):
+    """Whether this is a tensor with memory on a GPU of which one can say where."""
+    import torch
+
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_cuda
+        and value.layout is torch.strided
+        and type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and value.untyped_storage().data_ptr() != 0
+    )
+
+
+def tensors(value):
+    """The watched tensors in an argument or a result."""
+    from torch.utils._pytree import tree_iter
+
+    return [leaf for leaf in tree_iter(value) if is_watched(leaf)]
+
+
+def inputs(schema, arguments, keywords):
+    """What an operator touches of its arguments."""
+    if schema.name in _CHANGES_THE_FORM or _WANTS_THE_FORM.match(schema.name) or _MAKES_EMPTY.match(schema.name):
+        return
+    for place, argument in enumerate(schema.arguments):
+        if place < len(arguments):
+            value = arguments[place]
+        elif argument.name in keywords:
+            value = keywords[argument.name]
+        else:
+            continue
+        alias = argument.alias_info
+        if alias is None or alias.is_write:
+            for tensor in tensors(value):
+                yield tensor, READ if alias is None else WRITE
+
+
+def outputs(schema, result):
+    """What an operator writes of what it makes."""
+    if _MAKES_EMPTY.match(schema.name):
+        return
+    results = result if len(schema.returns) > 1 and isinstance(result, (tuple, list)) else (result,)
+    for returned, value in zip(schema.returns, results):
+        if returned.alias_info is None:
+            for tensor in tensors(value):
+                yield tensor, WRITE
+
+
+def _mode():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class SanitizerMode(TorchDispatchMode):
+        # Compiled functions run uncompiled under a mode; those are to be watched, too.
+        supports_higher_order_operators = True
+
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return True
+
+        def __init__(self, sanitizer):
+            super().__init__()
+            self.sanitizer = sanitizer
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            return self.sanitizer.run(function, arguments, keywords or {})
+
+    return SanitizerMode
