@@ -123,6 +123,7 @@ class Sanitizer:
         return self.devices.setdefault(native, self.torch._C._cuda_getDevice())
 
     def event(self, what, event, native=0):
+        self.tell_pending()
         device = self.device_of(native) if what in (RECORDED, WAITED) else 0
         self.call("thalweg_sanitizer_event", what, event, device, native)
 
@@ -130,9 +131,11 @@ class Sanitizer:
         self.devices[native] = self.torch._C._cuda_getDevice()
 
     def stream_done(self, native):
+        self.tell_pending()
         self.call("thalweg_sanitizer_stream_done", self.device_of(native), native)
 
     def device_done(self):
+        self.tell_pending()
         self.call("thalweg_sanitizer_device_done", self.torch._C._cuda_getDevice())
 
     # ---- Operators -------------------------------------------------------------------------------------------------------
@@ -165,16 +168,29 @@ class Sanitizer:
         return former
 
     def work(self, site, accesses):
-        """Tells of accesses, each a tensor and how it is touched."""
+        """The calls that tell of accesses, each a tensor and how it is touched."""
         by_device = {}
         for tensor, how in accesses:
             by_device.setdefault(tensor.device.index, []).extend(operand(tensor, how))
+        calls = []
         for device, numbers in by_device.items():
             stream = self.torch._C._cuda_getCurrentRawStream(device)
             words = (ctypes.c_int64 * len(numbers))(*numbers)
-            self.call("thalweg_sanitizer_work", device, stream, *site, words, len(numbers))
-        if by_device:
+            calls.append((device, stream, *site, words, len(numbers)))
+        return calls
+
+    def tell(self, calls):
+        for arguments in calls:
+            self.call("thalweg_sanitizer_work", *arguments)
+        if calls:
             self.report()
+
+    def tell_pending(self):
+        """Tells of the work of the operator that this thread is in, before something is told that comes behind it."""
+        calls = getattr(self.here, "pending", None)
+        if calls:
+            self.here.pending = None
+            self.tell(calls)
 
     def report(self):
         with self.lock:
@@ -194,8 +210,9 @@ class Sanitizer:
         return f"thalweg_torch: {self.operators} operators watched: {found}"
 
     def run(self, function, arguments, keywords):
-        """Runs an operator, and tells of it: what it reads and changes before it runs, since it may order streams itself when it is
-        done; what it makes behind it."""
+        """Runs an operator, and tells of it. What it reads and changes is told as late as can be: when it orders streams or waits, since
+        its work is before that, or else when it is done. (Its allocations come before its work, and the allocator may wait for
+        the device in them.) What it makes is known behind it."""
         schema = getattr(function, "_schema", None)
         if schema is None:
             return function(*arguments, **keywords)
@@ -203,11 +220,13 @@ class Sanitizer:
         site = self.site(function)
         former = self.at(site)
         try:
-            self.work(site, inputs(schema, arguments, keywords))
+            self.here.pending = self.work(site, inputs(schema, arguments, keywords))
             result = function(*arguments, **keywords)
-            self.work(site, outputs(schema, result))
+            self.tell_pending()
+            self.tell(self.work(site, outputs(schema, result)))
             return result
         finally:
+            self.tell_pending()
             self.at(former)
 
 
