@@ -5,6 +5,7 @@ use std::panic::Location;
 use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
 
+use crate::autograd::in_place::{Recording, Write};
 use crate::tensor::{Tensor, label_at};
 
 /// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so reading and writing it
@@ -96,12 +97,16 @@ impl Tensor {
     }
 
     /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the
-    /// current stream.
+    /// current stream. To autograd it is [`Tensor::copy_`] of a source that wants no gradient.
     #[track_caller]
     pub fn copy_from_pinned(&self, source: &HostTensor) -> Result<()> {
         self.check_against(source, "copy_from_pinned")?;
+        let recording = Recording::new("copy_from_pinned", self, &self.detach())?;
         source.copy_into(self, Location::caller())?;
         self.bump_version();
+        if let Some(recording) = recording {
+            recording.record(Write::Copy { shape: self.shape().into(), dtype: self.dtype() });
+        }
         Ok(())
     }
 

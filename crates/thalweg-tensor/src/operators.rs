@@ -9,6 +9,8 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Error, Result};
 
+use crate::autograd::Saved;
+use crate::autograd::in_place::{Recording, Write};
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::loops::run_into;
 use crate::tensor::{Tensor, label_at};
@@ -116,11 +118,17 @@ impl Tensor {
         call("copy", &[self], &arguments, None, location)
     }
 
-    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted. Not recorded by
-    /// autograd: a leaf that requires a gradient is refused outside `no_grad`.
+    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted. Recorded by autograd:
+    /// gradients flow to the source, and to what is left of this tensor, or of that which it is a view of. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] outside `no_grad` if this is a leaf that requires a gradient, or a view of one; if several
+    /// of its elements share memory; or if the source does not broadcast to its shape or lies on another device.
     #[track_caller]
     pub fn copy_(&self, source: &Self) -> Result<()> {
         self.check_writable("copy_")?;
+        let recording = Recording::new("copy_", self, source)?;
+        let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
         let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
         let label = label_at("copy_", Location::caller());
         // A source that overlaps the target in another layout is read whole before the first write.
@@ -139,16 +147,21 @@ impl Tensor {
             )));
         }
         run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)
-            .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))
+            .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))?;
+        if let Some(recording) = recording {
+            recording.record(write);
+        }
+        Ok(())
     }
 
     /// Writes slices of a source, in place, at indices of a dimension (`torch.Tensor.index_copy_`): `index`, of i64 with one
     /// dimension or none, lies in device memory and is never read by the host, so this can be captured, and a replay writes
-    /// where the index then says. An index out of range writes nothing; of equal indices it is not said which one wins. Not
-    /// recorded by autograd: a leaf that requires a gradient is refused outside `no_grad`. Asynchronous.
+    /// where the index then says. An index out of range writes nothing; of equal indices it is not said which one wins. Recorded
+    /// by autograd as [`Tensor::copy_`] is; the gradient of a slice whose index is out of range is NaN. Asynchronous.
     #[track_caller]
     pub fn index_copy_(&self, dimension: isize, index: &Self, source: &Self) -> Result<()> {
         self.check_writable("index_copy_")?;
+        let recording = Recording::new("index_copy_", self, source)?;
         let at = self.layout().dimension(dimension)?;
         let mut wanted: Shape = self.shape().into();
         wanted[at] = index.elements();
@@ -171,16 +184,15 @@ impl Tensor {
         }
         let label = label_at("index_copy_", Location::caller());
         let index = index.reshape(&[index.elements()])?.contiguous()?;
-        crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)
+        crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
+        if let Some(recording) = recording {
+            recording.record(Write::IndexCopy { dimension: at, index: Saved::new(&index), label });
+        }
+        Ok(())
     }
 
-    /// Refuses a write in place that autograd or the layout forbids.
+    /// Refuses a write in place that the layout forbids.
     fn check_writable(&self, operator: &str) -> Result<()> {
-        if self.requires_grad() && crate::autograd::is_grad_enabled() {
-            return Err(Error::invalid(format!(
-                "{operator}: {self:?} requires a gradient and cannot be written in place; do it inside `no_grad`"
-            )));
-        }
         if self.layout().may_overlap() {
             return Err(Error::invalid(format!(
                 "{operator}: several elements of {self:?} share memory (an expanded tensor); make it contiguous first"

@@ -154,7 +154,12 @@ impl Adam {
 
     fn step_at(&self, gradient_scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {
         let GradientScale { scale, found_inf } = gradient_scale;
-        let lists = self.lists()?;
+        // Everything that can fail comes before the first launch: a step that fails has changed nothing.
+        let lists = self
+            .lists()?
+            .into_iter()
+            .map(|(dtypes, list)| Ok((self.kernel(dtypes)?, list)))
+            .collect::<Result<Vec<_>>>()?;
         no_grad(|| {
             let found = found_inf.reshape(&[])?;
             run_into(
@@ -167,7 +172,8 @@ impl Adam {
         })?;
         let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay, .. } = self.options;
         let stream = self.step.device().current_stream();
-        for (dtypes, list) in lists {
+        [&self.step, scale, found_inf].into_iter().for_each(|tensor| tensor.record_stream(&stream));
+        for (kernel, list) in lists {
             let arguments = ForeachArguments {
                 shared: [&self.step, scale, found_inf]
                     .map(|tensor| tensor.pointer().address())
@@ -180,9 +186,13 @@ impl Adam {
                 items: list.iter().map(|(parameter, gradient)| parameter.item(gradient)).collect(),
             };
             let operator = self.operator();
-            stream.launch_foreach(&self.kernel(dtypes)?, &arguments, label_at(operator.name, location))?;
-            for (parameter, _) in list {
+            stream.launch_foreach(&kernel, &arguments, label_at(operator.name, location))?;
+            for (parameter, gradient) in list {
                 let Parameter { value, first_moment, second_moment } = parameter;
+                // Whoever made them or ran backward may have done so on another stream, and nobody else can reach the moments.
+                for tensor in [value, &gradient, first_moment, second_moment] {
+                    tensor.record_stream(&stream);
+                }
                 [value, first_moment, second_moment].into_iter().for_each(Tensor::bump_version);
             }
         }

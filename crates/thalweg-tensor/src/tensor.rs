@@ -10,7 +10,7 @@ use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, GradientEdge};
+use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
 use crate::random::host_room;
 
 /// A list of tensors; most operators give one.
@@ -174,27 +174,6 @@ impl Tensor {
 
     // ---- Autograd -------------------------------------------------------------------------------------------------
 
-    /// Whether gradients flow to it.
-    pub fn requires_grad(&self) -> bool {
-        self.0.autograd.requires_grad()
-    }
-
-    /// Whether it is a leaf: not the result of an operator that recorded itself.
-    pub fn is_leaf(&self) -> bool {
-        self.0.autograd.node().is_none()
-    }
-
-    /// A leaf over the same memory that collects a gradient. Floating-point tensors only.
-    pub fn requires_grad_(&self) -> Result<Self> {
-        if !self.dtype().is_floating_point() {
-            return Err(Error::invalid(format!(
-                "requires_grad: only floating-point tensors have gradients, this one is {}",
-                self.dtype()
-            )));
-        }
-        Ok(self.with_autograd(AutogradMeta::leaf(true)))
-    }
-
     /// The same memory outside the autograd graph.
     #[must_use]
     pub fn detach(&self) -> Self {
@@ -253,7 +232,17 @@ impl Tensor {
 
     /// The result of a node that recorded itself.
     pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
-        self.with_autograd(AutogradMeta::of_node(edge))
+        self.with_autograd(self.0.autograd.with_edge(edge))
+    }
+
+    /// Another layout over the same storage, as a view of it.
+    pub(crate) fn view(&self, layout: Layout) -> Self {
+        let view_of = match self.0.autograd.view_of() {
+            Some(view_of) => view_of.clone(),
+            None if is_grad_enabled() => ViewOf::Base(self.clone()),
+            None => ViewOf::Unrecorded,
+        };
+        Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
     /// Another layout over the same storage, outside the graph.

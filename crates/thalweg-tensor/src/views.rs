@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 
 impl Tensor {
     fn view_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
-        record_view(self, self.with_layout(layout), backward)
+        record_view(self, self.view(layout), backward)
     }
 
     /// The dimensions in another order.
@@ -55,7 +55,7 @@ impl Tensor {
         let at = self.layout().dimension(dimension)?;
         let mut places = host_room(self.shape()[at], "unbind")?;
         for place in 0..self.shape()[at] {
-            places.push(self.with_layout(self.layout().narrow(at, place, 1)?.squeeze(at)));
+            places.push(self.view(self.layout().narrow(at, place, 1)?.squeeze(at)));
         }
         Ok(record_unbind(self, places, at))
     }

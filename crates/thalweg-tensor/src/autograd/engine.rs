@@ -8,7 +8,8 @@
 //! that stream current. A gradient that was produced on another stream is waited for by an event, and its memory is marked
 //! as used there. When the graph is done, the caller's stream waits for every stream that work was left on: whatever
 //! follows `backward` on the caller's stream is ordered behind it. A leaf's gradient may be another stream's memory then;
-//! it is marked as used on the caller's, where the optimizer will read it and drop it.
+//! it is marked as used on the caller's, where the optimizer will read it and drop it. What a node saved may be another
+//! stream's memory as well, and so may the gradient that a leaf has already: both are marked as used where the node runs.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
-use super::{Edge, Gradients, Node};
+use super::{BackwardOptions, Edge, Gradients, Node};
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -46,17 +47,21 @@ impl Ord for Ready {
 }
 
 /// Runs the graph from `root`, whose gradient is `gradient`: leaves accumulate what arrives.
-pub(crate) fn run(root: Edge, gradient: Tensor) -> Result<()> {
-    Pass::new(vec![(root, gradient)], None)?.run().map(drop)
+pub(crate) fn run(root: Edge, gradient: Tensor, options: BackwardOptions) -> Result<()> {
+    Pass::new(vec![(root, gradient)], None, options)?.run().map(drop)
 }
 
 /// Runs the graph from several roots, and gives what arrives at the targets. Leaves accumulate nothing, and nodes that lead
 /// to no target do not run.
-pub(crate) fn gradients(roots: Vec<(Edge, Tensor)>, targets: &[Option<Edge>]) -> Result<Vec<Option<Tensor>>> {
+pub(crate) fn gradients(
+    roots: Vec<(Edge, Tensor)>,
+    targets: &[Option<Edge>],
+    options: BackwardOptions,
+) -> Result<Vec<Option<Tensor>>> {
     if roots.is_empty() {
         return Ok(vec![None; targets.len()]);
     }
-    Pass::new(roots, Some(targets))?.run()
+    Pass::new(roots, Some(targets), options)?.run()
 }
 
 /// One walk over the graph.
@@ -67,6 +72,7 @@ struct Pass {
     buffers: FxHashMap<u64, Buffer>,
     ready: BinaryHeap<Ready>,
     wanted: Option<Wanted>,
+    options: BackwardOptions,
 }
 
 /// What a walk looks for, if it is not to fill the leaves.
@@ -79,7 +85,11 @@ struct Wanted {
 }
 
 impl Pass {
-    fn new(roots: Vec<(Edge, Tensor)>, targets: Option<&[Option<Edge>]>) -> Result<Self> {
+    fn new(
+        roots: Vec<(Edge, Tensor)>,
+        targets: Option<&[Option<Edge>]>,
+        options: BackwardOptions,
+    ) -> Result<Self> {
         let caller = roots[0].1.device().current_stream();
         let nodes = reachable(roots.iter().map(|(edge, _)| &edge.node));
         let mut missing: FxHashMap<u64, usize> = FxHashMap::default();
@@ -88,7 +98,7 @@ impl Pass {
         }
         let wanted = targets.map(|targets| Wanted::new(targets, &nodes));
         let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
-        let mut pass = Self { caller, missing, buffers, ready, wanted };
+        let mut pass = Self { caller, missing, buffers, ready, wanted, options };
         let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         for (edge, gradient) in roots {
             let stream = pass.caller.clone();
@@ -102,18 +112,32 @@ impl Pass {
 
     /// Runs what is ready until nothing is left. Gives the gradients of the targets, ready on the caller's stream.
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
-        let mut used: SmallVec<[Stream; 4]> = SmallVec::new();
-        let mut leaves_elsewhere: SmallVec<[Arc<Node>; 4]> = SmallVec::new();
+        let mut left = Left::default();
+        let outcome = self.walk(&mut left);
+        // After a failure too: what leaves have collected until then is theirs.
+        let joined = left.join(&self.caller);
+        outcome?;
+        joined?;
+        let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
+        arrived
+            .into_iter()
+            .map(|slot| slot.map(|(tensor, stream)| move_to(tensor, &stream, &self.caller)).transpose())
+            .collect()
+    }
+
+    fn walk(&mut self, left: &mut Left) -> Result<()> {
         while let Some(Ready(node)) = self.ready.pop() {
             let buffer = self.buffers.remove(&node.sequence).unwrap_or_default();
             let runs = self.runs(&node);
-            let results =
-                if runs { run_node(&node, buffer)? } else { SmallVec::from_elem(None, node.edges.len()) };
-            if runs && !used.contains(&node.stream) {
-                used.push(node.stream.clone());
-            }
-            if runs && node.stream != self.caller && node.edges.is_empty() {
-                leaves_elsewhere.push(node.clone());
+            let results = match runs {
+                true => {
+                    left.note(&node, &self.caller);
+                    run_node(&node, buffer)?
+                }
+                false => SmallVec::from_elem(None, node.edges.len()),
+            };
+            if runs && !self.options.retain_graph {
+                node.function.release();
             }
             for (edge, result) in node.edges.iter().zip(results) {
                 let Some(edge) = edge else { continue };
@@ -128,20 +152,7 @@ impl Pass {
                 }
             }
         }
-        let caller = &self.caller;
-        for stream in used.iter().filter(|stream| **stream != *caller && stream.device() == caller.device()) {
-            caller.wait_stream(stream)?;
-        }
-        for gradient in leaves_elsewhere.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
-            if gradient.device() == caller.device() {
-                gradient.record_stream(caller);
-            }
-        }
-        let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
-        arrived
-            .into_iter()
-            .map(|slot| slot.map(|(tensor, stream)| move_to(tensor, &stream, caller)).transpose())
-            .collect()
+        Ok(())
     }
 
     /// Whether what a node computes is asked for.
@@ -169,6 +180,40 @@ impl Pass {
         }
         let slot = &mut buffer[edge.input];
         *slot = Some(added(slot.take(), gradient, producer, &edge.node.stream)?);
+        Ok(())
+    }
+}
+
+/// Where a walk has left work that the caller's stream does not know of.
+#[derive(Default)]
+struct Left {
+    streams: SmallVec<[Stream; 4]>,
+    leaves: SmallVec<[Arc<Node>; 4]>,
+}
+
+impl Left {
+    fn note(&mut self, node: &Arc<Node>, caller: &Stream) {
+        if node.stream == *caller {
+            return;
+        }
+        if !self.streams.contains(&node.stream) {
+            self.streams.push(node.stream.clone());
+        }
+        if node.edges.is_empty() {
+            self.leaves.push(node.clone());
+        }
+    }
+
+    /// Orders the caller's stream behind the work.
+    fn join(&self, caller: &Stream) -> Result<()> {
+        for stream in self.streams.iter().filter(|stream| stream.device() == caller.device()) {
+            caller.wait_stream(stream)?;
+        }
+        for gradient in self.leaves.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
+            if gradient.device() == caller.device() {
+                gradient.record_stream(caller);
+            }
+        }
         Ok(())
     }
 }

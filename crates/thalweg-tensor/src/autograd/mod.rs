@@ -5,19 +5,24 @@
 //! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors instead.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
-//! that names the operator.
+//! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
+//! set. A write in place of something that a gradient flows from is recorded too; see `in_place`.
 
 pub(crate) mod engine;
+pub(crate) mod in_place;
+mod meta;
 pub(crate) mod nodes;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded};
 use crate::tensor::Tensor;
+
+pub(crate) use meta::{AutogradMeta, ViewOf};
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
@@ -30,6 +35,9 @@ pub trait Backward: Send + Sync {
     /// The gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
+
+    /// Frees what was saved: a backward pass that does not retain the graph has run this node.
+    fn release(&self) {}
 
     /// Of a leaf: the gradient that it keeps, if it has one by now.
     fn leaf_gradient(&self) -> Option<Tensor> {
@@ -85,99 +93,89 @@ impl Drop for Node {
     }
 }
 
-/// A tensor's part in the graph.
-pub(crate) struct AutogradMeta {
-    requires_grad: AtomicBool,
-    node: Option<GradientEdge>,
-    gradient: Arc<Mutex<Option<Tensor>>>,
-    accumulator: OnceLock<Mutex<Weak<Node>>>,
-}
-
-impl AutogradMeta {
-    pub(crate) fn leaf(requires_grad: bool) -> Self {
-        Self {
-            requires_grad: AtomicBool::new(requires_grad),
-            node: None,
-            gradient: Arc::default(),
-            accumulator: OnceLock::new(),
-        }
-    }
-
-    pub(crate) fn of_node(node: GradientEdge) -> Self {
-        Self { node: Some(node), ..Self::leaf(true) }
-    }
-
-    pub(crate) fn requires_grad(&self) -> bool {
-        self.requires_grad.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn node(&self) -> Option<&GradientEdge> {
-        self.node.as_ref()
-    }
-
-    pub(crate) fn gradient(&self) -> &Arc<Mutex<Option<Tensor>>> {
-        &self.gradient
-    }
-}
-
 impl Tensor {
-    /// Where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
-    pub(crate) fn gradient_edge(&self) -> Option<Edge> {
-        let meta = &self.0.autograd;
-        if let Some(edge) = meta.node() {
-            return Some(edge.clone());
-        }
-        if !meta.requires_grad() {
-            return None;
-        }
-        let slot = meta.accumulator.get_or_init(Mutex::default);
-        let mut slot = slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(node) = slot.upgrade() {
-            return Some(Edge { node, input: 0 });
-        }
-        let accumulate = nodes::Accumulate::new(meta.gradient().clone(), self.shape());
-        let node = Node::new(Box::new(accumulate), SmallVec::new(), 1, self.device().current_stream());
-        *slot = Arc::downgrade(&node);
-        Some(Edge { node, input: 0 })
+    /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to
+    /// [`Tensor::grad`]. Frees what the graph saved, so that it runs once: see [`BackwardOptions`]. Asynchronous: the gradients
+    /// are ready for work on the current stream.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor has another number of elements than one, depends on no leaf that requires a
+    /// gradient, or its graph was run before; and those of the operators' backward functions. Leaves that a failed pass has not
+    /// come to keep the gradients that they had.
+    pub fn backward(&self) -> Result<()> {
+        self.backward_options(None, BackwardOptions::default())
     }
 
-    /// Computes the gradients of all leaves that this tensor, of one element, depends on, and adds them to
-    /// [`Tensor::grad`]. Asynchronous: the gradients are ready for work on the current stream.
-    pub fn backward(&self) -> Result<()> {
-        if self.elements() != 1 {
+    /// [`Tensor::backward`] from a given gradient of this tensor.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward_options`].
+    pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
+        self.backward_options(Some(gradient), BackwardOptions::default())
+    }
+
+    /// [`Tensor::backward`] from a gradient of this tensor (1 where none is given, for one element), with options.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward`]; [`Error::is_invalid_argument`] if the gradient has not the tensor's shape, dtype and
+    /// device.
+    pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
+        if gradient.is_none() && self.elements() != 1 {
             return Err(Error::invalid(format!(
                 "backward: shape {:?} has {} elements; give a gradient with `backward_with`, or reduce it to one",
                 self.shape(),
                 self.elements()
             )));
         }
-        let one = no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?;
-        self.backward_with(&one)
-    }
-
-    /// [`Tensor::backward`] from a given gradient of this tensor, of its shape, dtype and device.
-    pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
         let Some(edge) = self.gradient_edge() else {
             return Err(Error::invalid(
                 "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
             ));
         };
-        self.check_gradient("backward", gradient)?;
-        no_grad(|| engine::run(edge, gradient.detach()))
+        let gradient = match gradient {
+            None => no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?,
+            Some(gradient) => {
+                self.check_gradient("backward", gradient)?;
+                gradient.detach()
+            }
+        };
+        no_grad(|| engine::run(edge, gradient, options))
     }
+}
+
+/// The options of a backward pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BackwardOptions {
+    /// Whether what the graph saved is kept, so that another backward pass can follow (`retain_graph` of PyTorch). Without it
+    /// the memory is given back as the pass goes, and a second one over the same nodes is an error.
+    pub retain_graph: bool,
 }
 
 /// The gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input that
 /// wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
-/// [`Tensor::grad`] changes. Asynchronous: the results are ready for work on the current stream.
+/// [`Tensor::grad`] changes. Frees what the nodes on the way saved. Asynchronous: the results are ready for work on the current
+/// stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, or there is not one for
-/// each.
+/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, there is not one for each,
+/// or the graph was run before.
 pub fn gradients(
     outputs: &[Tensor],
     output_gradients: &[Option<Tensor>],
     inputs: &[Tensor],
+) -> Result<Vec<Option<Tensor>>> {
+    gradients_with(outputs, output_gradients, inputs, BackwardOptions::default())
+}
+
+/// [`gradients`] with options.
+///
+/// # Errors
+/// Those of [`gradients`].
+pub fn gradients_with(
+    outputs: &[Tensor],
+    output_gradients: &[Option<Tensor>],
+    inputs: &[Tensor],
+    options: BackwardOptions,
 ) -> Result<Vec<Option<Tensor>>> {
     if outputs.len() != output_gradients.len() {
         return Err(Error::invalid(format!(
@@ -193,7 +191,7 @@ pub fn gradients(
         roots.push((edge, gradient.detach()));
     }
     let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
-    no_grad(|| engine::gradients(roots, &targets))
+    no_grad(|| engine::gradients(roots, &targets, options))
 }
 
 /// Runs a function whose operators record nothing (`torch.no_grad`).
@@ -225,28 +223,41 @@ pub(crate) fn record(
 
 /// A tensor that a node keeps for backward, with the version that it had.
 pub(crate) struct Saved {
-    tensor: Tensor,
+    /// `None` once a backward pass has freed it.
+    tensor: Mutex<Option<Tensor>>,
     version: u32,
 }
 
 impl Saved {
     pub(crate) fn new(tensor: &Tensor) -> Self {
         // Outside the graph: a node that keeps its own result must not keep itself alive.
-        Self { tensor: tensor.detach(), version: tensor.version() }
+        Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version() }
     }
 
-    /// The tensor, if it was not written since.
-    pub(crate) fn get(&self) -> Result<&Tensor> {
-        if self.tensor.version() == self.version {
-            Ok(&self.tensor)
-        } else {
-            Err(Error::invalid(format!(
+    /// The tensor for work on the current stream, if it was not written since.
+    pub(crate) fn get(&self) -> Result<Tensor> {
+        let saved = self.tensor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(tensor) = saved else {
+            return Err(Error::invalid(
+                "Trying to backward through the graph a second time: what it saved was freed by the first pass; set \
+                 `BackwardOptions::retain_graph` there if another is to follow",
+            ));
+        };
+        if tensor.version() != self.version {
+            return Err(Error::invalid(format!(
                 "a tensor {:?} that backward needs was written in place after the forward pass (version {}, saved {}); \
                  compute out of place, or run backward first",
-                self.tensor.shape(),
-                self.tensor.version(),
+                tensor.shape(),
+                tensor.version(),
                 self.version
-            )))
+            )));
         }
+        // It may be another stream's memory, and whoever recorded its use there knew of the forward pass alone.
+        tensor.record_stream(&tensor.device().current_stream());
+        Ok(tensor)
+    }
+
+    pub(crate) fn release(&self) {
+        *self.tensor.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

@@ -21,6 +21,17 @@ impl Accumulate {
     pub(crate) fn new(gradient: Arc<Mutex<Option<Tensor>>>, shape: &[usize]) -> Self {
         Self { gradient, shape: shape.into() }
     }
+
+    /// What arrived, in memory that nobody else sees: a leaf's gradient may be written in place. It is taken as it is where this
+    /// pass alone holds it, and copied where another leaf, a saved tensor or the caller does.
+    fn own(&self, arrived: &Tensor) -> Result<Tensor> {
+        let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+        if is_ours && !arrived.layout().may_overlap() {
+            Ok(arrived.clone())
+        } else {
+            arrived.copied(std::panic::Location::caller())
+        }
+    }
 }
 
 impl Backward for Accumulate {
@@ -29,17 +40,32 @@ impl Backward for Accumulate {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        if let Some(arrived) = &gradients[0] {
-            debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
-            let earlier = self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take();
-            // A new tensor, never a sum in place: what arrived may be shared with other leaves.
-            let sum = match earlier {
-                Some(earlier) => earlier.add(arrived)?,
-                None => arrived.clone(),
+        let Some(arrived) = &gradients[0] else { return Ok(Gradients::new()) };
+        debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
+        loop {
+            // Stays where it is until the sum is there: a sum that fails leaves it.
+            let earlier = self.leaf_gradient();
+            let sum = match &earlier {
+                // A new tensor, never a sum in place: somebody may hold the one that is there.
+                Some(earlier) => {
+                    earlier.record_stream(&earlier.device().current_stream());
+                    earlier.add(arrived)?
+                }
+                None => self.own(arrived)?,
             };
-            *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(sum);
+            let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_unchanged = match (&*slot, &earlier) {
+                (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
+                (now, earlier) => now.is_none() && earlier.is_none(),
+            };
+            // Else another thread's backward pass, over this leaf too, was faster.
+            if is_unchanged {
+                // What was there is dropped without the lock.
+                let _earlier = slot.replace(sum);
+                drop(slot);
+                return Ok(Gradients::new());
+            }
         }
-        Ok(Gradients::new())
     }
 
     fn leaf_gradient(&self) -> Option<Tensor> {

@@ -85,7 +85,7 @@ impl Backward for PackedAttentionBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
         let (packed, weights) = (self.packed.get()?, self.weights.get()?);
-        let [query, key, value] = parts(packed)?;
+        let [query, key, value] = parts(&packed)?;
         let gradient = gradient.transpose(0, 1)?;
         let stream = packed.device().current_stream();
         let whole = Tensor::empty_on(packed.shape(), packed.dtype(), &stream, self.label)?;
@@ -98,5 +98,11 @@ impl Backward for PackedAttentionBackward {
         multiply_into(&of_scores, &key, &of_query, self.label)?;
         multiply_into(&of_scores.transpose(1, 2)?, &query, &of_key, self.label)?;
         Ok(Gradients::from_elem(Some(whole), 1))
+    }
+
+    fn release(&self) {
+        self.packed.release();
+        self.weights.release();
+        self.softmax.release();
     }
 }

@@ -40,7 +40,7 @@ impl Backward for DropoutBackward {
                 ..Arguments::default()
             };
             let scaled = find_operator("masked_scale")?.call(
-                &[gradient, self.kept.get()?],
+                &[gradient, &self.kept.get()?],
                 &arguments,
                 None,
                 self.label,
@@ -48,5 +48,9 @@ impl Backward for DropoutBackward {
             results[0] = scaled.into_iter().next();
         }
         Ok(results)
+    }
+
+    fn release(&self) {
+        self.kept.release();
     }
 }

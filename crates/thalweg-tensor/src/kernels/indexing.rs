@@ -114,7 +114,7 @@ impl Backward for EmbeddingBackward {
         let Some(gradient) = &gradients[0] else { return Ok(results) };
         let gradient = gradient.contiguous()?;
         let sum = Tensor::zeros(&self.shape, gradient.dtype(), gradient.device())?;
-        let ([embeddings, features], indices) = sizes(&sum, self.indices.get()?)?;
+        let ([embeddings, features], indices) = sizes(&sum, &self.indices.get()?)?;
         let sizes = Sizes {
             indices: indices.elements() as u64,
             embeddings: embeddings as u64,
@@ -126,6 +126,10 @@ impl Backward for EmbeddingBackward {
         gradient.device().current_stream().embedding_backward(&sizes, pointers, self.label)?;
         results[0] = Some(sum);
         Ok(results)
+    }
+
+    fn release(&self) {
+        self.indices.release();
     }
 }
 

@@ -162,10 +162,10 @@ impl LinearBackward {
         }
         let input = self.input.get()?;
         let turned = gradient.transpose(0, 1)?;
-        let (product, [a, b]) = product(&turned, input)?;
+        let (product, [a, b]) = product(&turned, &input)?;
         if !wants_bias || !fits(&product) {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
-            return Ok([Some(turned.matmul(input)?), bias]);
+            return Ok([Some(turned.matmul(&input)?), bias]);
         }
         let stream = gradient.device().current_stream();
         let empty = |shape: &[usize]| Tensor::empty_on(shape, gradient.dtype(), &stream, self.label);
@@ -194,7 +194,7 @@ impl Backward for LinearBackward {
         let mut results = Gradients::from_elem(None, self.wanted.len());
         let Some(gradient) = &gradients[0] else { return Ok(results) };
         if self.wanted[0] {
-            results[0] = Some(gradient.matmul(self.weight.get()?)?);
+            results[0] = Some(gradient.matmul(&self.weight.get()?)?);
         }
         let wants_bias = self.has[0] && self.wanted[2];
         let [weight, bias] = self.parameters(gradient, wants_bias)?;
@@ -207,5 +207,10 @@ impl Backward for LinearBackward {
             results[addend] = self.wanted[addend].then(|| gradient.clone());
         }
         Ok(results)
+    }
+
+    fn release(&self) {
+        self.input.release();
+        self.weight.release();
     }
 }

@@ -433,13 +433,17 @@ impl Backward for LoopBackward {
         }
         Ok(results)
     }
+
+    fn release(&self) {
+        self.saved.iter().for_each(Saved::release);
+    }
 }
 
 impl LoopBackward {
     fn launch(&self, used: &[Tensor], device: &Device) -> Result<Tensors> {
         let body = &self.derived.body;
-        let saved = self.saved.iter().map(Saved::get).collect::<Result<SmallVec<[&Tensor; 4]>>>()?;
-        let inputs: SmallVec<[&Tensor; 8]> = saved.into_iter().chain(used).collect();
+        let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
+        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
         let (rows, inner) = self.extents.rows_and_inner();
         let stream = device.current_stream();
         let outputs = body

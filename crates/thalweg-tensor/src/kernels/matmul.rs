@@ -153,14 +153,19 @@ impl Backward for MatmulBackward {
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
         results.push(match self.wanted[0] {
-            true => Some(product_like(a, gradient, &b.transpose(-2, -1)?)?),
+            true => Some(product_like(&a, gradient, &b.transpose(-2, -1)?)?),
             false => None,
         });
         results.push(match self.wanted[1] {
-            true => Some(product_like(b, &a.transpose(-2, -1)?, gradient)?),
+            true => Some(product_like(&b, &a.transpose(-2, -1)?, gradient)?),
             false => None,
         });
         Ok(results)
+    }
+
+    fn release(&self) {
+        self.a.release();
+        self.b.release();
     }
 }
 

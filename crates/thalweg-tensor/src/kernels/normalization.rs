@@ -77,7 +77,8 @@ impl LayerNormBackward {
         };
         let x = self.x.get()?;
         let weight = self.weight.get()?.expand(x.shape())?;
-        let inputs = [x, &weight, self.mean.get()?, self.inverse_deviation.get()?, gradient];
+        let (mean, inverse_deviation) = (self.mean.get()?, self.inverse_deviation.get()?);
+        let inputs = [&x, &weight, &mean, &inverse_deviation, gradient];
         let inputs: SmallVec<[&Tensor; 6]> = inputs.into_iter().chain(past).collect();
         let name = if past.is_some() { "layer_norm_backward_add" } else { "layer_norm_backward" };
         let operator = find_operator(name)?;
@@ -90,11 +91,12 @@ impl LayerNormBackward {
         let rows = x.rank() - self.dimensions.len();
         let arguments = Arguments { sizes: (0..rows).collect(), ..Arguments::default() };
         let spread = |statistic: &Saved| -> Result<Tensor> {
-            let mut shape: Shape = statistic.get()?.shape().into();
+            let statistic = statistic.get()?;
+            let mut shape: Shape = statistic.shape().into();
             shape.resize(x.rank(), 1);
-            statistic.get()?.reshape(&shape)?.expand(x.shape())
+            statistic.reshape(&shape)?.expand(x.shape())
         };
-        let inputs = [x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
+        let inputs = [&x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
         find_operator("layer_norm_parameters_backward")?.call(&inputs, &arguments, None, self.label)
     }
 }
@@ -120,5 +122,9 @@ impl Backward for LayerNormBackward {
             }
         }
         Ok(results)
+    }
+
+    fn release(&self) {
+        [&self.x, &self.weight, &self.mean, &self.inverse_deviation].into_iter().for_each(Saved::release);
     }
 }

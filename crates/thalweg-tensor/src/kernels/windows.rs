@@ -290,13 +290,17 @@ impl Backward for MaxPoolBackward {
         let shape = self.window.image_shape();
         let results = self.window.run(
             &MAX_POOL2D_BACKWARD,
-            &[gradient, self.winners.get()?],
+            &[gradient, &self.winners.get()?],
             &shape,
             &self.window.windows_of_a_pixel(),
             &[(&shape, gradient.dtype())],
             self.label,
         )?;
         Ok(results.into_iter().map(Some).collect())
+    }
+
+    fn release(&self) {
+        self.winners.release();
     }
 }
 

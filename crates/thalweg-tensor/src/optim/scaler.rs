@@ -78,19 +78,30 @@ impl GradientScaler {
         &self.state
     }
 
+    /// Nobody else can say that the state is used on another stream than that which it was made on.
+    fn stays_for_current_stream(&self) {
+        let GradientScale { scale, found_inf } = &self.state;
+        for tensor in [scale, found_inf, &self.growth_steps, &self.growth_interval, &self.zero] {
+            tensor.record_stream(&tensor.device().current_stream());
+        }
+    }
+
     /// The loss, scaled: run backward from this.
     #[track_caller]
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
+        self.stays_for_current_stream();
         loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
     }
 
     /// Looks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
     #[track_caller]
     pub fn step(&self, optimizer: &Adam) -> Result<()> {
+        self.stays_for_current_stream();
         no_grad(|| {
             // Not a number as soon as any gradient is not finite, else 0.
             let mut sum = self.zero.clone();
             for gradient in optimizer.parameters().filter_map(Tensor::grad) {
+                gradient.record_stream(&gradient.device().current_stream());
                 let part = gradient.detach().mul_scalar(0.0)?.sum(&[], false)?;
                 sum = sum.add(&part.to_dtype(DType::F32)?)?;
             }
@@ -102,6 +113,7 @@ impl GradientScaler {
 
     /// Ends the step: the scale grows or shrinks (`_amp_update_scale_`). Asynchronous.
     pub fn update(&self) -> Result<()> {
+        self.stays_for_current_stream();
         let GradientScale { scale, found_inf } = &self.state;
         no_grad(|| {
             let failed = found_inf.ne(&self.zero)?;
@@ -113,9 +125,11 @@ impl GradientScaler {
             let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
             let smaller = scale.mul_scalar(self.options.backoff_factor)?;
             let kept = grows.select_where(&larger, scale)?;
-            scale.copy_(&failed.select_where(&smaller, &kept)?)?;
-            let steps = grows.select_where(&self.zero, &steps)?;
-            self.growth_steps.copy_(&failed.select_where(&self.zero, &steps)?)?;
+            let scaled = failed.select_where(&smaller, &kept)?;
+            let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
+            // All that needs memory is done.
+            scale.copy_(&scaled)?;
+            self.growth_steps.copy_(&steps)?;
             found_inf.copy_(&self.zero)
         })
     }

@@ -240,7 +240,7 @@ fn values_and_gradients_agree_with_pytorch() {
 fn adam_takes_pytorchs_steps() {
     let cases = cases();
     let case = cases.iter().find(|case| case.name == "adam").expect("the file has the case");
-    let parameter = case.inputs[0].requires_grad_().unwrap();
+    let parameter = case.inputs[0].detach().requires_grad_().unwrap();
     let options = AdamOptions {
         learning_rate: case.number("lr"),
         weight_decay: case.number("weight_decay"),

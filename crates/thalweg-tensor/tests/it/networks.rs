@@ -87,7 +87,7 @@ fn a_fork_of_layer_norm_adds_the_gradient_that_comes_past_it() {
     for dtype in [DType::F32, DType::Bf16] {
         let [x, weight, bias] = [&x, &weight, &bias].map(|tensor| tensor.to_dtype(dtype).unwrap());
         let gradients = [true, false].map(|forks| {
-            let leaf = x.requires_grad_().unwrap();
+            let leaf = x.detach().requires_grad_().unwrap();
             let [normalized, past] = if forks {
                 layer_norm_fork(&leaf, &weight, &bias, 1e-5).unwrap()
             } else {
@@ -121,7 +121,7 @@ fn embedding_reads_rows_and_adds_up_their_gradients() {
     assert_eq!(values(&found), expected);
     check_gradient(&weight, |weight| weighted(embedding(&places, weight, None).unwrap()));
     // The padding's row is read and has no gradient.
-    let leaf = weight.requires_grad_().unwrap();
+    let leaf = weight.detach().requires_grad_().unwrap();
     let padded = embedding(&places, &leaf, Some(-1)).unwrap();
     assert_eq!(values(&padded), expected);
     padded.sum(&[], false).unwrap().backward().unwrap();
@@ -198,7 +198,7 @@ fn index_copy_writes_at_indices_on_the_device() {
     for (index, source) in [(&indices(&[0], &[1]), &source), (&source, &source)] {
         assert!(target.index_copy_(1, index, source).is_err());
     }
-    let leaf = target.requires_grad_().unwrap();
+    let leaf = target.detach().requires_grad_().unwrap();
     assert!(leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source).is_err());
     no_grad(|| leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source)).unwrap();
 }
@@ -294,7 +294,7 @@ fn packed_attention_is_attention_of_its_parts() {
             let packed = random(&[tokens, heads, 3, features], 1).to_dtype(dtype).unwrap();
             let gradient = random(&[tokens, heads, features], 2).to_dtype(dtype).unwrap();
             let results = [true, false].map(|in_place| {
-                let leaf = packed.requires_grad_().unwrap();
+                let leaf = packed.detach().requires_grad_().unwrap();
                 let result = if in_place {
                     packed_attention(&leaf, is_causal).unwrap()
                 } else {

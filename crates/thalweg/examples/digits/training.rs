@@ -178,7 +178,7 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
             Some(captured) => CapturedStep::run(captured, &batch)?,
             None => step(&network, &optimizer, &batch.images, &batch.digits)?,
         };
-        losses.select(0, index)?.copy_(&loss)?;
+        losses.select(0, index)?.copy_(&loss.detach())?;
         if options.graph && captured.is_none() {
             captured = Some(CapturedStep::capture(device, &network, &optimizer)?);
         }

@@ -7,7 +7,7 @@ use thalweg_runtime::{CaptureMode, CaptureOptions, Device, Error, Graph, GraphPo
 
 use super::replay::{BackwardGraph, Entry, Set, SetState};
 use super::{Callable, CallableOptions};
-use crate::autograd::{gradients, is_grad_enabled};
+use crate::autograd::{BackwardOptions, gradients_with, is_grad_enabled};
 use crate::graph::outputs::Outputs;
 use crate::tensor::Tensor;
 
@@ -145,7 +145,9 @@ impl Draft {
     /// The gradients of the targets; `None` in the place of an input that is no target, or that nothing depends on.
     fn gradients(&self, results: &[Tensor], from: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
         let targets: Vec<Tensor> = self.targets.iter().flatten().cloned().collect();
-        let mut found = gradients(results, from, &targets)?.into_iter();
+        // What was saved stays until the capture has ended: gradients must not lie where the replay still reads.
+        let options = BackwardOptions { retain_graph: true };
+        let mut found = gradients_with(results, from, &targets, options)?.into_iter();
         Ok(self.targets.iter().map(|target| target.as_ref().and_then(|_| found.next().flatten())).collect())
     }
 

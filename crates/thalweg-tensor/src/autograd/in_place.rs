@@ -1,0 +1,239 @@
+//! Writes in place that gradients flow through.
+//!
+//! A tensor that is written becomes the result of a node whose inputs are what it was before, and what was written. Where it is a
+//! view, its base does: the node covers the whole memory and knows the region that was written (`CopySlices` of PyTorch). Views
+//! that are used afterwards are read from the base's new history.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout, Shape};
+use thalweg_runtime::{Error, Label, Result};
+
+use super::{Backward, Edge, Gradients, Node, Saved, ViewOf, is_grad_enabled};
+use crate::dispatch::{Arguments, find_operator};
+use crate::kernels::indexing::index_copy;
+use crate::tensor::Tensor;
+
+/// What a write in place did to the region that it wrote.
+pub(crate) enum Write {
+    /// All elements are the source's, broadcast and converted.
+    Copy {
+        /// The source's shape.
+        shape: Shape,
+        /// The source's dtype.
+        dtype: DType,
+    },
+    /// The slices at these indices of a dimension are the source's.
+    IndexCopy {
+        /// The dimension.
+        dimension: usize,
+        /// The indices, of one dimension.
+        index: Saved,
+        /// Who wrote.
+        label: Label,
+    },
+}
+
+impl Write {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Copy { .. } => "copy_",
+            Self::IndexCopy { .. } => "index_copy_",
+        }
+    }
+
+    /// From the gradient of the region: that of what it was before, `None` where nothing of it is left, and that of the source.
+    fn gradients(&self, gradient: &Tensor) -> Result<(Option<Tensor>, Tensor)> {
+        match self {
+            Self::Copy { shape, dtype } => Ok((None, gradient.sum_to_shape(shape)?.to_dtype(*dtype)?)),
+            Self::IndexCopy { dimension, index, label } => {
+                let index = index.get()?;
+                let mut shape: Shape = gradient.shape().into();
+                shape[*dimension] = index.elements();
+                let zeros = Tensor::zeros(&[], gradient.dtype(), gradient.device())?.expand(&shape)?;
+                let before = gradient.copied(label.location)?;
+                index_copy(&before, *dimension, &index, &zeros, *label)?;
+                // The slices at the indices, as the rows of a table.
+                let mut order: Shape = (0..gradient.rank()).collect();
+                order[..=*dimension].rotate_right(1);
+                let mut inverse: Shape = SmallVec::from_elem(0, order.len());
+                order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+                let moved = gradient.permute(&order)?;
+                let columns: usize = moved.shape()[1..].iter().product();
+                let table = moved.reshape(&[moved.shape()[0], columns])?;
+                let arguments = Arguments::default();
+                let rows = find_operator("embedding")?.call(&[&table, &index], &arguments, None, *label)?;
+                let shape: Shape =
+                    [index.elements()].into_iter().chain(moved.shape()[1..].iter().copied()).collect();
+                Ok((Some(before), rows[0].reshape(&shape)?.permute(&inverse)?))
+            }
+        }
+    }
+
+    fn release(&self) {
+        if let Self::IndexCopy { index, .. } = self {
+            index.release();
+        }
+    }
+}
+
+/// A write that is about to happen.
+pub(crate) struct Recording {
+    /// The tensor whose history changes.
+    whole: Tensor,
+    /// The written region of its elements; `None` where it is all of them.
+    region: Option<Region>,
+    edges: SmallVec<[Option<Edge>; 4]>,
+}
+
+impl Recording {
+    /// Looks whether a write of `source` into `target` is recorded, and how.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, or if it is a view of
+    /// which autograd does not know what it is a view of.
+    pub(crate) fn new(operator: &str, target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
+        let refused = |why: &str| Err(Error::invalid(format!("{operator}: {target:?} {why}")));
+        if !is_grad_enabled() {
+            return Ok(None);
+        }
+        let base = match target.0.autograd.view_of() {
+            Some(ViewOf::Base(base)) => Some(base),
+            _ => None,
+        };
+        for tensor in [Some(target), base].into_iter().flatten() {
+            if tensor.is_leaf() && tensor.requires_grad() {
+                return refused(
+                    "is a leaf that requires a gradient, or a view of one, and cannot be written in place; do it inside `no_grad`",
+                );
+            }
+        }
+        let wanted =
+            source.requires_grad() || target.requires_grad() || base.is_some_and(Tensor::requires_grad);
+        if !wanted || !target.dtype().is_floating_point() {
+            return Ok(None);
+        }
+        if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {
+            return refused(
+                "is a view that was made inside `no_grad`, so a write that gradients flow through cannot be recorded; make the \
+                 view outside, or write inside `no_grad`",
+            );
+        }
+        if base.is_some_and(|base| base.layout().may_overlap()) {
+            return refused(
+                "is a view of an expanded tensor, and such a write cannot be recorded; make it contiguous first",
+            );
+        }
+        let whole = base.unwrap_or(target).clone();
+        let region = base.map(|base| Region::new(target, base)).transpose()?;
+        let edges = [whole.gradient_edge(), source.gradient_edge()].into_iter().collect();
+        Ok(Some(Self { whole, region, edges }))
+    }
+
+    /// Records the write, which has happened.
+    pub(crate) fn record(mut self, write: Write) {
+        if self.region.is_none() && matches!(write, Write::Copy { .. }) {
+            // Nothing is left of what was there before.
+            self.edges[0] = None;
+        }
+        let stream = self.whole.device().current_stream();
+        let wanted = [0, 1].map(|input| self.edges[input].is_some());
+        let function = Box::new(WriteBackward { write, region: self.region, wanted });
+        let node = Node::new(function, self.edges, 1, stream);
+        self.whole.set_history(Edge { node, input: 0 });
+    }
+}
+
+/// A part of a tensor, as both lie in memory from the tensor's first element on.
+struct Region {
+    whole: Layout,
+    part: Layout,
+}
+
+impl Region {
+    fn new(view: &Tensor, base: &Tensor) -> Result<Self> {
+        let start = base.layout().offset();
+        let from_start =
+            |layout: &Layout| Layout::new(layout.shape(), layout.strides(), layout.offset() - start);
+        Ok(Self { whole: from_start(base.layout())?, part: from_start(view.layout())? })
+    }
+
+    /// A tensor of zeros that lies like the whole, and the part of it.
+    fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
+        let memory = Tensor::zeros(&[self.whole.span()], like.dtype(), like.device())?;
+        // Elements that an expanded view repeats are there once.
+        let once: Shape = (self.part.shape().iter().zip(self.part.strides()))
+            .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
+            .collect();
+        let part = Layout::new(&once, self.part.strides(), self.part.offset())?;
+        Ok([memory.with_layout(self.whole.clone()), memory.with_layout(part)])
+    }
+}
+
+struct WriteBackward {
+    write: Write,
+    region: Option<Region>,
+    /// Whether there is a gradient of what was there before, and of the source.
+    wanted: [bool; 2],
+}
+
+impl Backward for WriteBackward {
+    fn name(&self) -> &'static str {
+        self.write.name()
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let mut results = Gradients::from_elem(None, 2);
+        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        let (before, source) = match &self.region {
+            None => self.write.gradients(gradient)?,
+            Some(region) => {
+                let [whole, part] = region.zeros(gradient)?;
+                whole.copy_(gradient)?;
+                let (before, source) = self.write.gradients(&part)?;
+                // A gradient that is the part itself is read before that is written.
+                let source = match source.shares_storage_with(&whole) {
+                    true => source.copied(Location::caller())?,
+                    false => source,
+                };
+                match before {
+                    Some(before) => part.copy_(&before)?,
+                    None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
+                }
+                (Some(whole), source)
+            }
+        };
+        results[0] = before.filter(|_| self.wanted[0]);
+        results[1] = self.wanted[1].then_some(source);
+        Ok(results)
+    }
+
+    fn release(&self) {
+        self.write.release();
+    }
+}
+
+/// The edge of a view whose base has a new history: it is a part of it.
+pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
+    let region = Region::new(view, base).expect("both have layouts");
+    let edges = [Some(edge)].into_iter().collect();
+    let node = Node::new(Box::new(RegionBackward(region)), edges, 1, base.device().current_stream());
+    Edge { node, input: 0 }
+}
+
+/// The gradient of a part of a tensor (`AsStridedBackward` of PyTorch).
+struct RegionBackward(Region);
+
+impl Backward for RegionBackward {
+    fn name(&self) -> &'static str {
+        "as_strided"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
+        let [whole, part] = self.0.zeros(gradient)?;
+        part.copy_(&gradient.sum_to_shape(part.shape())?)?;
+        Ok(Gradients::from_elem(Some(whole), 1))
+    }
+}

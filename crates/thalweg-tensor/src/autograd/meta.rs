@@ -1,0 +1,183 @@
+//! A tensor's part in the graph.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use thalweg_runtime::{Error, Result};
+
+use super::in_place::region_edge;
+use super::{Edge, GradientEdge, Node, nodes};
+use crate::tensor::Tensor;
+
+/// Whose memory a view sees, for writes in place.
+#[derive(Clone)]
+pub(crate) enum ViewOf {
+    /// The tensor that owns the history of the whole memory; it is no view itself.
+    Base(Tensor),
+    /// Made while nothing was recorded: a write that must be recorded is refused.
+    Unrecorded,
+}
+
+/// A tensor's part in the graph.
+pub(crate) struct AutogradMeta {
+    requires_grad: AtomicBool,
+    history: Mutex<History>,
+    /// How often the history was replaced by a write in place, here or, of a base, in a view.
+    writes: AtomicU64,
+    view_of: Option<ViewOf>,
+    gradient: Arc<Mutex<Option<Tensor>>>,
+    accumulator: OnceLock<Mutex<Weak<Node>>>,
+}
+
+/// What a tensor is the result of.
+#[derive(Default)]
+struct History {
+    edge: Option<GradientEdge>,
+    /// Of a view: the writes of its base that it knows of.
+    writes_of_base: u64,
+}
+
+impl AutogradMeta {
+    pub(crate) fn leaf(requires_grad: bool) -> Self {
+        Self {
+            requires_grad: AtomicBool::new(requires_grad),
+            history: Mutex::default(),
+            writes: AtomicU64::new(0),
+            view_of: None,
+            gradient: Arc::default(),
+            accumulator: OnceLock::new(),
+        }
+    }
+
+    /// The part of a view that is outside the graph so far.
+    pub(crate) fn view(view_of: ViewOf) -> Self {
+        let writes_of_base = match &view_of {
+            ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
+            ViewOf::Unrecorded => 0,
+        };
+        let history = Mutex::new(History { edge: None, writes_of_base });
+        Self { history, view_of: Some(view_of), ..Self::leaf(false) }
+    }
+
+    /// The part of a node's result that sees the same memory.
+    pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
+        let writes_of_base = self.history().writes_of_base;
+        Self {
+            history: Mutex::new(History { edge: Some(edge), writes_of_base }),
+            view_of: self.view_of.clone(),
+            ..Self::leaf(true)
+        }
+    }
+
+    pub(crate) fn view_of(&self) -> Option<&ViewOf> {
+        self.view_of.as_ref()
+    }
+
+    pub(crate) fn gradient(&self) -> &Arc<Mutex<Option<Tensor>>> {
+        &self.gradient
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tensor whose writes in place this one has to look for.
+    fn base(&self) -> Option<&Tensor> {
+        match &self.view_of {
+            Some(ViewOf::Base(base)) if base.0.autograd.writes.load(Ordering::Acquire) > 0 => Some(base),
+            _ => None,
+        }
+    }
+}
+
+impl Tensor {
+    /// Whether gradients flow to it.
+    pub fn requires_grad(&self) -> bool {
+        let meta = &self.0.autograd;
+        if meta.base().is_some() {
+            _ = self.edge();
+        }
+        meta.requires_grad.load(Ordering::Acquire)
+    }
+
+    /// Whether it is a leaf: not the result of an operator that recorded itself.
+    pub fn is_leaf(&self) -> bool {
+        self.edge().is_none()
+    }
+
+    /// Lets it collect a gradient, in place (`torch.Tensor.requires_grad_`), and gives the tensor itself. Floating-point tensors
+    /// only. The result of a recorded operator has one anyway: there nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] of another dtype.
+    pub fn requires_grad_(&self) -> Result<Self> {
+        self.set_requires_grad(true)?;
+        Ok(self.clone())
+    }
+
+    /// Sets whether it collects a gradient (`requires_grad` of PyTorch).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is to, and is no floating-point tensor; or if it is not to, and is no leaf: then a
+    /// tensor outside the graph comes from [`Tensor::detach`].
+    pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        if requires_grad && !self.dtype().is_floating_point() {
+            return Err(Error::invalid(format!(
+                "requires_grad: only floating-point tensors have gradients, this one is {}",
+                self.dtype()
+            )));
+        }
+        if self.is_leaf() {
+            self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
+        } else if !requires_grad {
+            return Err(Error::invalid(format!(
+                "requires_grad: {self:?} is the result of an operator, and only a leaf can be taken out of the graph; use `detach`"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
+    pub(crate) fn gradient_edge(&self) -> Option<Edge> {
+        let meta = &self.0.autograd;
+        if let Some(edge) = self.edge() {
+            return Some(edge);
+        }
+        if !meta.requires_grad.load(Ordering::Acquire) {
+            return None;
+        }
+        let slot = meta.accumulator.get_or_init(Mutex::default);
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(node) = slot.upgrade() {
+            return Some(Edge { node, input: 0 });
+        }
+        let accumulate = nodes::Accumulate::new(meta.gradient().clone(), self.shape());
+        let node =
+            Node::new(Box::new(accumulate), smallvec::SmallVec::new(), 1, self.device().current_stream());
+        *slot = Arc::downgrade(&node);
+        Some(Edge { node, input: 0 })
+    }
+
+    /// The node that it is a result of. A view whose base was written since is a part of what the base is now.
+    fn edge(&self) -> Option<GradientEdge> {
+        let meta = &self.0.autograd;
+        let mut history = meta.history();
+        let Some(base) = meta.base() else { return history.edge.clone() };
+        let is_own_leaf = history.edge.is_none() && meta.requires_grad.load(Ordering::Acquire);
+        let writes = base.0.autograd.writes.load(Ordering::Acquire);
+        if history.writes_of_base != writes && !is_own_leaf {
+            history.edge = base.gradient_edge().map(|edge| region_edge(self, base, edge));
+            history.writes_of_base = writes;
+            meta.requires_grad.store(history.edge.is_some(), Ordering::Release);
+        }
+        history.edge.clone()
+    }
+
+    /// Makes it the result of a node that has written it in place.
+    pub(crate) fn set_history(&self, edge: GradientEdge) {
+        let meta = &self.0.autograd;
+        meta.history().edge = Some(edge);
+        meta.requires_grad.store(true, Ordering::Release);
+        meta.writes.fetch_add(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,162 @@
+//! What backward leaves behind: gradients of leaves that are nobody else's, saved tensors that are gone, and, after a failure,
+//! what was there before.
+
+use std::slice::from_ref;
+
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Environment};
+use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{device, random, values};
+
+const RETAINED: BackwardOptions = BackwardOptions { retain_graph: true };
+
+fn leaf(numbers: &[f64]) -> Tensor {
+    Tensor::from_slice(numbers, &[numbers.len()], &device()).unwrap().requires_grad_().unwrap()
+}
+
+fn halve(gradient: &Tensor) {
+    no_grad(|| gradient.copy_(&gradient.mul_scalar(0.5)?)).unwrap();
+}
+
+#[test]
+fn leaves_do_not_share_a_gradient() {
+    let (a, b) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+    a.add(&b).unwrap().square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    let (of_a, of_b) = (a.grad().unwrap(), b.grad().unwrap());
+    assert!(!of_a.shares_storage_with(&of_b));
+    halve(&of_a);
+    assert_eq!((values(&of_a), values(&of_b)), (vec![4.0, 6.0], vec![8.0, 12.0]));
+    // Through views as well.
+    let (a, b) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+    let sum = a.reshape(&[1, 2]).unwrap().add(&b.reshape(&[1, 2]).unwrap()).unwrap();
+    sum.square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    halve(&a.grad().unwrap());
+    assert_eq!(values(&b.grad().unwrap()), [8.0, 12.0]);
+}
+
+#[test]
+fn a_leafs_gradient_is_not_the_one_that_was_given() {
+    for view in [false, true] {
+        let (x, given) = (leaf(&[1.0, 2.0]), leaf(&[5.0, 6.0]).detach());
+        let y = if view { x.reshape(&[2, 1]).unwrap() } else { x.clone() };
+        y.backward_with(&given.reshape(y.shape()).unwrap()).unwrap();
+        halve(&given);
+        assert_eq!(values(&x.grad().unwrap()), [5.0, 6.0]);
+    }
+}
+
+#[test]
+fn a_repeated_gradient_is_written_out() {
+    let x = leaf(&[1.0, 2.0, 3.0]);
+    let one = Tensor::ones(&[], DType::F64, &device()).unwrap();
+    x.backward_with(&one.expand(&[3]).unwrap()).unwrap();
+    halve(&x.grad().unwrap());
+    assert_eq!(values(&x.grad().unwrap()), [0.5; 3]);
+}
+
+#[test]
+fn a_gradient_that_nobody_else_holds_is_not_copied() {
+    let device =
+        Device::all_of(SimDriver::new(SimConfig::default()).unwrap(), Environment::get()).unwrap().remove(0);
+    let x = Tensor::ones(&[1 << 18], DType::F32, &device).unwrap().requires_grad_().unwrap();
+    let loss = x.square().unwrap().sum(&[], false).unwrap();
+    let allocations = || device.allocator().statistics().allocation.all.allocated;
+    let before = allocations();
+    loss.backward().unwrap();
+    // The loss's gradient, the sum's and the square's, which the leaf takes as it is.
+    assert_eq!(allocations() - before, 3);
+}
+
+fn allocated(device: &Device) -> u64 {
+    device.allocator().statistics().allocated_bytes.all.current
+}
+
+#[test]
+fn out_of_memory_leaves_the_gradient_that_was_there() {
+    let config = SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() };
+    let device = Device::all_of(SimDriver::new(config).unwrap(), Environment::get()).unwrap().remove(0);
+    let of = |value: f64| Tensor::full(&[1 << 20], value, DType::F32, &device).unwrap();
+    let (x, given) = (of(0.0).requires_grad_().unwrap(), of(2.0));
+    x.backward_with(&given).unwrap();
+    let mut ballast = Vec::new();
+    while let Ok(tensor) = Tensor::empty(&[1 << 18], DType::F32, &device) {
+        ballast.push(tensor);
+    }
+    let y = x.reshape(&[1 << 10, 1 << 10]).unwrap();
+    let error = y.backward_with(&given.reshape(&[1 << 10, 1 << 10]).unwrap()).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    drop(ballast);
+    assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), vec![2.0; 1 << 20]);
+    x.backward_with(&given).unwrap();
+    assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), vec![4.0; 1 << 20]);
+}
+
+#[test]
+fn a_second_backward_asks_for_the_graph_to_be_retained() {
+    let x = leaf(&[3.0]);
+    let y = x.square().unwrap();
+    let loss = y.mul(&x).unwrap();
+    loss.backward_options(None, RETAINED).unwrap();
+    loss.backward().unwrap();
+    assert_eq!(values(&x.grad().unwrap()), [54.0]);
+    for target in [&loss, &y] {
+        let error = target.backward().unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_invalid_argument(), "{text}");
+        assert!(
+            text.contains("backward through the graph a second time") && text.contains("retain_graph"),
+            "{text}"
+        );
+    }
+    assert_eq!(values(&x.grad().unwrap()), [54.0], "a refused pass adds nothing");
+    // What saves nothing can run again, as in PyTorch.
+    let shifted = x.add_scalar(1.0).unwrap();
+    x.zero_grad();
+    (0..2).for_each(|_| shifted.backward().unwrap());
+    assert_eq!(values(&x.grad().unwrap()), [2.0]);
+}
+
+#[test]
+fn gradients_free_the_graph_too() {
+    let x = leaf(&[3.0]);
+    let y = x.square().unwrap();
+    let one = Some(Tensor::ones(&[1], DType::F64, &device()).unwrap());
+    let found = || gradients_with(from_ref(&y), from_ref(&one), from_ref(&x), RETAINED).unwrap();
+    assert_eq!(values(found()[0].as_ref().unwrap()), [6.0]);
+    assert_eq!(values(found()[0].as_ref().unwrap()), [6.0]);
+    gradients(from_ref(&y), from_ref(&one), from_ref(&x)).unwrap();
+    let error = gradients(from_ref(&y), &[one], from_ref(&x)).unwrap_err().to_string();
+    assert!(error.contains("a second time"), "{error}");
+}
+
+#[test]
+fn backward_gives_back_what_was_saved() {
+    let device =
+        Device::all_of(SimDriver::new(SimConfig::default()).unwrap(), Environment::get()).unwrap().remove(0);
+    let x = Tensor::ones(&[512, 512], DType::F32, &device).unwrap().requires_grad_().unwrap();
+    let start = allocated(&device);
+    let layers = |x: &Tensor| x.sin().unwrap().matmul(x).unwrap().silu().unwrap().log1p().unwrap();
+    let loss = layers(&x).sum(&[], false).unwrap();
+    assert!(allocated(&device) - start >= 3 << 20, "the graph holds three matrices");
+    loss.backward().unwrap();
+    assert!(allocated(&device) - start <= (1 << 20) + 4096, "the gradient, and the loss");
+    assert!(x.grad().is_some() && loss.requires_grad());
+}
+
+#[test]
+fn two_threads_that_run_backward_over_one_leaf_lose_nothing() {
+    let x = random(&[64], 1).requires_grad_().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    x.mul_scalar(2.0).unwrap().sum(&[], false).unwrap().backward().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(values(&x.grad().unwrap()), vec![400.0; 64]);
+}
