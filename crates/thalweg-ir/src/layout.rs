@@ -179,14 +179,14 @@ impl Layout {
         let index = if dimension < 0 { dimension + rank } else { dimension };
         if (0..rank).contains(&index) {
             Ok(index as usize)
-        } else if rank == 0 {
+        } else if rank == 0 && (-1..1).contains(&dimension) {
             error(format!("dimension {dimension} was asked for, but the tensor has no dimensions"))
         } else {
             error(format!(
                 "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
                 self.shape.as_slice(),
-                -rank,
-                rank - 1
+                -rank.max(1),
+                rank.max(1) - 1
             ))
         }
     }

@@ -13,7 +13,9 @@ pub type DTypes = SmallVec<[DType; 8]>;
 pub enum DTypeRule {
     /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
     Numeric,
-    /// As `Numeric`, and integers become f32: transcendental functions, division, means.
+    /// As `Numeric`, and of truth values alone the result is a truth value: whether what is computed in i32 is not 0.
+    NumericOrBool,
+    /// As `Numeric`, and integers become f32: transcendental functions and division.
     Floating,
     /// Inputs are promoted to one dtype and compared in it; the result is `Bool`.
     Comparison,
@@ -153,6 +155,18 @@ impl LoopOp {
         scalar_is_float: bool,
         requested: Option<DType>,
     ) -> Result<Signature, DTypeError> {
+        self.signature_of(inputs, 0, scalar_is_float, requested)
+    }
+
+    /// [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
+    /// promotion unless they are of a higher category (bool, integers, floats) than all others.
+    pub fn signature_of(
+        &self,
+        inputs: &[DType],
+        zero_dimensional: u32,
+        scalar_is_float: bool,
+        requested: Option<DType>,
+    ) -> Result<Signature, DTypeError> {
         if inputs.len() != self.input_count {
             return Err(DTypeError(format!(
                 "{} takes {} tensors, not {}",
@@ -161,21 +175,21 @@ impl LoopOp {
                 inputs.len()
             )));
         }
-        let promote = |list: &[DType]| list.iter().copied().reduce(DType::promote).unwrap_or(DType::F32);
+        let promote = |first: usize| promoted(&inputs[first..], zero_dimensional >> first);
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
         let result = match self.rule {
-            DTypeRule::Numeric => {
-                let promoted = promote(inputs);
-                if promoted == DType::Bool && !scalar_is_float {
+            DTypeRule::Numeric | DTypeRule::NumericOrBool => {
+                let promoted = promote(0);
+                if promoted == DType::Bool && !scalar_is_float && self.rule == DTypeRule::Numeric {
                     return refuse("it is not defined for truth values; convert them first");
                 }
                 if scalar_is_float { floating(promoted) } else { promoted }
             }
-            DTypeRule::Floating => floating(promote(inputs)),
+            DTypeRule::Floating => floating(promote(0)),
             DTypeRule::Comparison | DTypeRule::Logical => DType::Bool,
-            DTypeRule::Condition => promote(&inputs[1..]),
+            DTypeRule::Condition => promote(1),
             DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,
             DTypeRule::Classes if !inputs[0].is_floating_point() || inputs[1] != DType::I64 => {
@@ -194,8 +208,9 @@ impl LoopOp {
             },
         };
         let compute = match self.rule {
-            DTypeRule::Comparison if scalar_is_float => floating(promote(inputs)).compute(),
-            DTypeRule::Comparison => promote(inputs).compute(),
+            DTypeRule::Comparison if scalar_is_float => floating(promote(0)).compute(),
+            DTypeRule::Comparison => promote(0).compute(),
+            DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
             DTypeRule::Position => inputs[0].compute(),
             _ => result.compute(),
         };
@@ -208,6 +223,23 @@ impl LoopOp {
         let builder = BodyBuilder::new();
         (self.build)(&builder, signature);
         builder.finish()
+    }
+}
+
+/// The dtype to which inputs are converted (`torch.result_type`); a bit of `zero_dimensional` for each without dimensions.
+fn promoted(inputs: &[DType], zero_dimensional: u32) -> DType {
+    let of = |zero: bool| {
+        let list =
+            inputs.iter().enumerate().filter(|(index, _)| (zero_dimensional >> index & 1 == 1) == zero);
+        list.map(|(_, &dtype)| dtype).reduce(DType::promote)
+    };
+    let category = |dtype: DType| (dtype.is_floating_point(), dtype != DType::Bool);
+    match (of(false), of(true)) {
+        (Some(dimensioned), Some(zero)) if category(zero) > category(dimensioned) => {
+            dimensioned.promote(zero)
+        }
+        (Some(dtype), _) | (None, Some(dtype)) => dtype,
+        (None, None) => DType::F32,
     }
 }
 

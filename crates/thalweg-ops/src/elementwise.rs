@@ -161,9 +161,14 @@ macro_rules! elementwise_operators {
                 samples: [[0.25], [2.0]],
                 numbers: [3.0],
             }
-            /// x, but not below min and not above max. At the bounds the gradient is x's, as in PyTorch.
+            /// x, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
+            /// gradient is x's, as in PyTorch.
             clamp(x; min, max) Numeric {
-                body: x.lt(min).select(min, x.gt(max).select(max, x)),
+                body: {
+                    let raised = x.lt(min).select(min, x);
+                    let clamped = raised.gt(max).select(max, raised);
+                    min.eq(min).select(max.eq(max).select(clamped, max), min)
+                },
                 reference: x.clamp(min, max),
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
@@ -182,25 +187,25 @@ macro_rules! elementwise_operators {
                 samples: [[2.0], [3.0], [4.0]],
                 numbers: [3.0],
             }
-            /// x + y.
-            add(x, y) Numeric { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x + y; of truth values, whether one of both is true.
+            add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x − y.
             sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
-            /// x · y.
-            mul(x, y) Numeric { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x · y; of truth values, whether both are true.
+            mul(x, y) NumericOrBool { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x / y; integers are divided as f32.
             div(x, y) Floating { body: x / y, reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x to the power of y.
             pow(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// The greater of x and y.
-            maximum(x, y) Numeric {
+            maximum(x, y) NumericOrBool {
                 body: x.maximum(y),
                 reference: x.max(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
             /// The smaller of x and y.
-            minimum(x, y) Numeric {
+            minimum(x, y) NumericOrBool {
                 body: x.minimum(y),
                 reference: x.min(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
@@ -373,7 +378,11 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
                 DTypeRule::Condition if index == 0 => DType::Bool,
                 _ => signature.compute,
             };
-            builder.input(dtype).to(compute)
+            // What has no dimensions may be wider than the result, and is rounded to it first, as in PyTorch.
+            let result = signature.outputs[0];
+            let is_narrower = result.is_floating_point() && result.size_bytes() < dtype.size_bytes();
+            let common = if dtype.is_floating_point() && is_narrower { result } else { dtype };
+            builder.input(dtype).to(common).to(compute)
         })
         .collect()
 }

@@ -232,7 +232,8 @@ pub const WINDOW_SCALARS: &[&str] = &[
     "kernel_width",
     "output_height",
     "output_width",
-    "stride",
+    "stride_height",
+    "stride_width",
     "padding",
     "dilation",
 ];
@@ -246,7 +247,8 @@ struct Window<'b> {
     kernel_width: Value<'b>,
     output_height: Value<'b>,
     output_width: Value<'b>,
-    stride: Value<'b>,
+    stride_height: Value<'b>,
+    stride_width: Value<'b>,
     padding: Value<'b>,
     dilation: Value<'b>,
 }
@@ -263,31 +265,36 @@ impl<'b> Window<'b> {
             kernel_width: next(),
             output_height: next(),
             output_width: next(),
-            stride: next(),
+            stride_height: next(),
+            stride_width: next(),
             padding: next(),
             dilation: next(),
         }
     }
 
-    /// The input coordinate that an output and a kernel coordinate meet at, and whether it is inside.
-    fn input_at(&self, output: Value<'b>, kernel: Value<'b>, extent: Value<'b>) -> (Value<'b>, Value<'b>) {
-        let at = output * self.stride + kernel * self.dilation - self.padding;
+    /// What belongs to one axis: extent of the image, stride, extent of the kernel, number of windows.
+    fn axis(&self, axis: usize) -> [Value<'b>; 4] {
+        match axis {
+            0 => [self.height, self.stride_height, self.kernel_height, self.output_height],
+            _ => [self.width, self.stride_width, self.kernel_width, self.output_width],
+        }
+    }
+
+    /// The input coordinate of an axis that an output and a kernel coordinate meet at, and whether it is inside.
+    fn input_at(&self, axis: usize, output: Value<'b>, kernel: Value<'b>) -> (Value<'b>, Value<'b>) {
+        let [extent, stride, ..] = self.axis(axis);
+        let at = output * stride + kernel * self.dilation - self.padding;
         (at, at.ge(0).and(at.lt(extent)))
     }
 
     /// The windows of an axis that an input coordinate lies in, counted back from the last one that begins before it: the
     /// output coordinate, the kernel coordinate that meets the input there, and whether there is such a window. The first
     /// division is the same for the whole row.
-    fn window_of(
-        &self,
-        input: Value<'b>,
-        back: Value<'b>,
-        kernel: Value<'b>,
-        outputs: Value<'b>,
-    ) -> (Value<'b>, Value<'b>, Value<'b>) {
+    fn window_of(&self, axis: usize, input: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
+        let [_, stride, kernel, outputs] = self.axis(axis);
         let padded = input + self.padding;
-        let output = padded / self.stride - back;
-        let reach = padded - output * self.stride;
+        let output = padded / stride - back;
+        let reach = padded - output * stride;
         let at = reach / self.dilation;
         let exists =
             output.ge(0).and(output.lt(outputs)).and((at * self.dilation).eq(reach)).and(at.lt(kernel));
@@ -316,8 +323,8 @@ pub static UNFOLD2D: LoopOp = LoopOp {
         let window = Window::new(b);
         let [channel, kernel_y, kernel_x, batch, output_y, output_x] =
             [0, 1, 2, 3, 4, 5].map(|dimension| b.index(Dimension::Row(dimension)));
-        let (y, y_inside) = window.input_at(output_y, kernel_y, window.height);
-        let (x, x_inside) = window.input_at(output_x, kernel_x, window.width);
+        let (y, y_inside) = window.input_at(0, output_y, kernel_y);
+        let (x, x_inside) = window.input_at(1, output_x, kernel_x);
         let place = ((batch * window.channels + channel) * window.height + y) * window.width + x;
         let value = b.gather(image, place, y_inside.and(x_inside), Scalar::F64(0.0));
         b.output(value, signature.outputs[0], Place::Row);
@@ -341,10 +348,8 @@ pub static FOLD2D: LoopOp = LoopOp {
         let window = Window::new(b);
         let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
         let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, kernel_y, y_exists) =
-            window.window_of(y, back_y, window.kernel_height, window.output_height);
-        let (output_x, kernel_x, x_exists) =
-            window.window_of(x, back_x, window.kernel_width, window.output_width);
+        let (output_y, kernel_y, y_exists) = window.window_of(0, y, back_y);
+        let (output_x, kernel_x, x_exists) = window.window_of(1, x, back_x);
         let row = (channel * window.kernel_height + kernel_y) * window.kernel_width + kernel_x;
         let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width
             + output_x;
@@ -371,8 +376,8 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
         let [batch, channel, output_y, output_x] =
             [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
         let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (y, y_inside) = window.input_at(output_y, kernel_y, window.height);
-        let (x, x_inside) = window.input_at(output_x, kernel_x, window.width);
+        let (y, y_inside) = window.input_at(0, output_y, kernel_y);
+        let (x, x_inside) = window.input_at(1, output_x, kernel_x);
         let inside = y_inside.and(x_inside);
         let plane = y * window.width + x;
         let place = (batch * window.channels + channel) * window.height * window.width + plane;
@@ -403,8 +408,8 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
         let window = Window::new(b);
         let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
         let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, _, y_exists) = window.window_of(y, back_y, window.kernel_height, window.output_height);
-        let (output_x, _, x_exists) = window.window_of(x, back_x, window.kernel_width, window.output_width);
+        let (output_y, _, y_exists) = window.window_of(0, y, back_y);
+        let (output_x, _, x_exists) = window.window_of(1, x, back_x);
         let inside = y_exists.and(x_exists);
         let place = ((batch * window.channels + channel) * window.output_height + output_y)
             * window.output_width

@@ -64,12 +64,12 @@ fn affine(
     run().map_err(|error| error.context(describe("linear", &[input, weight])))
 }
 
-/// How a convolution or a pooling moves.
+/// How a convolution moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowOptions {
     /// From one window to the next.
     pub stride: usize,
-    /// Zeros around the image (for pooling, nothing at all).
+    /// Zeros around the image.
     pub padding: usize,
     /// From one element of the kernel to the next.
     pub dilation: usize,
@@ -78,6 +78,23 @@ pub struct WindowOptions {
 impl Default for WindowOptions {
     fn default() -> Self {
         Self { stride: 1, padding: 0, dilation: 1 }
+    }
+}
+
+/// How a pooling moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolOptions {
+    /// From one window to the next, in y and in x: the kernel where it is not said.
+    pub stride: Option<[usize; 2]>,
+    /// What surrounds the image and is never the greatest: at most half of the kernel.
+    pub padding: usize,
+    /// From one element of the kernel to the next.
+    pub dilation: usize,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self { stride: None, padding: 0, dilation: 1 }
     }
 }
 
@@ -101,7 +118,8 @@ pub fn conv2d(
             )));
         };
         let WindowOptions { stride, padding, dilation } = options;
-        let window = Window::new(input.shape(), [kernel_height, kernel_width], stride, padding, dilation)?;
+        let kernel = [kernel_height, kernel_width];
+        let window = Window::new(input.shape(), kernel, [stride; 2], padding, dilation)?;
         if window.channels != channels {
             return Err(Error::invalid(format!(
                 "the images have {} channels, the weight takes {channels}",
@@ -125,16 +143,16 @@ pub fn conv2d(
 
 /// The greatest element of each window of images (images, channels, height, width).
 #[track_caller]
-pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) -> Result<Tensor> {
+pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> Result<Tensor> {
     let location = Location::caller();
     let run = || {
-        let WindowOptions { stride, padding, dilation } = options;
+        let PoolOptions { stride, padding, dilation } = options;
         if padding > kernel[0].min(kernel[1]) / 2 {
             return Err(Error::invalid(format!(
                 "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
             )));
         }
-        let window = Window::new(input.shape(), kernel, stride, padding, dilation)?;
+        let window = Window::new(input.shape(), kernel, stride.unwrap_or(kernel), padding, dilation)?;
         let pool = find_operator("max_pool2d")?;
         let mut results = pool.call(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
         Ok(results.swap_remove(0))
@@ -145,7 +163,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: WindowOptions) ->
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
 /// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
 /// each. The row `padding_idx` (a negative one is counted from the end) gets no
-/// gradient. An index out of range reads NaN, since the device cannot raise an error.
+/// gradient. An index out of range reads NaN, or 0 of a weight of integers, since the device cannot raise an error.
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
     let location = Location::caller();
@@ -172,12 +190,18 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) 
     run().map_err(|error| error.context(describe("embedding", &[indices, weight])))
 }
 
-/// Sets each element to 0 with probability `p` and divides the others by 1 − p (`torch.nn.functional.dropout`). Where
-/// `training` is false it is the input itself.
+/// Sets each element of a floating-point tensor to 0 with probability `p` and divides the others by 1 − p
+/// (`torch.nn.functional.dropout`). Where `training` is false it is the input itself.
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         return Err(Error::invalid(format!("dropout: the probability {p} is not between 0 and 1")));
+    }
+    if training && !input.dtype().is_floating_point() {
+        return Err(Error::invalid(format!(
+            "dropout: it takes floating-point tensors, not {}",
+            input.dtype()
+        )));
     }
     if !training || p == 0.0 || input.elements() == 0 {
         return Ok(input.clone());

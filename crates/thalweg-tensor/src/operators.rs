@@ -53,7 +53,10 @@ thalweg_ops::elementwise_operators!(methods);
 impl Tensor {
     // ---- Creation and conversion ----------------------------------------------------------------------------------
 
-    /// A tensor with one value everywhere (`torch.full`).
+    /// A tensor with one value everywhere (`torch.full`). Of `Bool` it is whether the value is not 0.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the value is beyond what the dtype holds.
     #[track_caller]
     pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: &Device) -> Result<Self> {
         let arguments = Arguments {
@@ -207,6 +210,9 @@ impl Tensor {
     fn dimensions(&self, dimensions: &[isize]) -> Result<Shape> {
         let mut list: Shape = if dimensions.is_empty() {
             (0..self.rank()).collect()
+        } else if self.rank() == 0 && matches!(dimensions, [0 | -1]) {
+            // As in PyTorch, the only dimension that a tensor without any may be asked for.
+            Shape::new()
         } else {
             dimensions.iter().map(|&d| self.layout().dimension(d)).collect::<Result<_, _>>()?
         };
@@ -251,7 +257,7 @@ impl Tensor {
         self.reduce("sum", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
     }
 
-    /// The mean over dimensions (all of them where the list is empty).
+    /// The mean over dimensions (all of them where the list is empty), of floats.
     #[track_caller]
     pub fn mean(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
         let count = |count: usize| SmallVec::from_slice(&[Scalar::F64(count as f64)]);
@@ -290,18 +296,30 @@ impl Tensor {
         Ok(())
     }
 
-    /// Softmax along a dimension.
+    /// Softmax along a dimension, of floats.
     #[track_caller]
     pub fn softmax(&self, dimension: isize) -> Result<Self> {
-        let arguments = Arguments { sizes: self.dimensions(&[dimension])?, ..Arguments::default() };
-        call("softmax", &[self], &arguments, None, Location::caller())
+        self.along("softmax", dimension, Location::caller())
     }
 
-    /// The logarithm of softmax along a dimension.
+    /// The logarithm of softmax along a dimension, of floats.
     #[track_caller]
     pub fn log_softmax(&self, dimension: isize) -> Result<Self> {
+        self.along("log_softmax", dimension, Location::caller())
+    }
+
+    /// An operator along one dimension that keeps the shape.
+    fn along(
+        &self,
+        name: &'static str,
+        dimension: isize,
+        location: &'static Location<'static>,
+    ) -> Result<Self> {
         let arguments = Arguments { sizes: self.dimensions(&[dimension])?, ..Arguments::default() };
-        call("log_softmax", &[self], &arguments, None, Location::caller())
+        if arguments.sizes.is_empty() {
+            return self.unsqueeze(0)?.along(name, 0, location)?.squeeze(0);
+        }
+        call(name, &[self], &arguments, None, location)
     }
 
     /// The sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.

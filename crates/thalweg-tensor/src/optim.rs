@@ -53,6 +53,60 @@ impl AdamOptions {
     pub fn adamw() -> Self {
         Self { weight_decay: 1e-2, decoupled_weight_decay: true, ..Self::default() }
     }
+
+    fn check(&self) -> Result<()> {
+        let Self { learning_rate, beta1, beta2, epsilon, weight_decay, .. } = *self;
+        let at_least_0 =
+            [("learning_rate", learning_rate), ("epsilon", epsilon), ("weight_decay", weight_decay)];
+        let unfit = |value: f64| value.is_nan() || value < 0.0;
+        if let Some((name, value)) = at_least_0.into_iter().find(|&(_, value)| unfit(value)) {
+            return Err(Error::invalid(format!("Adam: {name} is {value}, and must be at least 0")));
+        }
+        let betas = [("beta1", beta1), ("beta2", beta2)];
+        match betas.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta)) {
+            Some((name, beta)) => {
+                Err(Error::invalid(format!("Adam: {name} is {beta}, and must be in [0, 1)")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses parameters that Adam cannot step.
+fn check_parameters(parameters: &[Tensor]) -> Result<()> {
+    let fail = |text: String| Err(Error::invalid(format!("Adam: {text}")));
+    let Some(first) = parameters.first() else { return fail("there is no parameter to optimize".into()) };
+    let mut ranges = Vec::with_capacity(parameters.len());
+    for parameter in parameters {
+        if !parameter.dtype().is_floating_point() || !parameter.is_contiguous() {
+            return fail(format!("{parameter:?} is no contiguous floating-point parameter"));
+        }
+        if parameter.device() != first.device() {
+            let (here, there) = (first.device(), parameter.device());
+            return fail(format!(
+                "the parameters are on two devices, {here} and {there}; make an optimizer for each"
+            ));
+        }
+        if !parameter.is_leaf() {
+            return fail(format!(
+                "{parameter:?} is no leaf: it was computed by an operator, so no gradient is kept for it; optimize what it was \
+                 computed from, or detach it"
+            ));
+        }
+        let start = parameter.pointer().address();
+        let bytes = (parameter.elements() * parameter.dtype().size_bytes()) as u64;
+        if bytes > 0 {
+            ranges.push((start, start + bytes, parameter));
+        }
+    }
+    ranges.sort_unstable_by_key(|&(start, end, _)| (start, end));
+    match ranges.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        Some(pair) => fail(format!(
+            "{:?} and {:?} share memory, which would be stepped twice; name each parameter once",
+            pair[0].2, pair[1].2
+        )),
+        None => Ok(()),
+    }
 }
 
 /// What gradient scaling hands to a step, on the device (`grad_scale` and `found_inf` of PyTorch's fused optimizers): one
@@ -92,23 +146,21 @@ struct Parameter {
 }
 
 impl Adam {
-    /// An optimizer of these parameters, all on one device.
+    /// An optimizer of these parameters: contiguous leaves of floats, all on one device, none of which shares memory with another.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the parameters are not so, or if learning rate, epsilon or weight decay are not at least
+    /// 0, or a beta not in [0, 1).
     pub fn new(parameters: Vec<Tensor>, options: AdamOptions) -> Result<Self> {
-        let Some(first) = parameters.first() else {
-            return Err(Error::invalid("Adam: there is no parameter to optimize"));
-        };
-        let device = first.device().clone();
+        options.check()?;
+        check_parameters(&parameters)?;
+        let device = parameters[0].device().clone();
         let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
         let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
         let step = number(0.0)?;
         let parameters = parameters
             .into_iter()
             .map(|value| {
-                if !value.is_contiguous() || !value.dtype().is_floating_point() || *value.device() != device {
-                    return Err(Error::invalid(format!(
-                        "Adam: {value:?} is no contiguous floating-point parameter on {device}"
-                    )));
-                }
                 let zeros = || Tensor::zeros(value.shape(), value.dtype(), value.device());
                 Ok(Parameter { first_moment: zeros()?, second_moment: zeros()?, value })
             })

@@ -1,7 +1,7 @@
 //! Losses over classes. The row's points are the classes; one kernel gives the loss of every row.
 //!
 //! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
-//! not one of the row's makes the loss NaN, since a kernel cannot raise an error.
+//! not one of the row's makes the loss NaN, and the gradient of the whole row with it, since a kernel cannot raise an error.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
 
@@ -44,17 +44,22 @@ impl<'b> Classes<'b> {
         Self { class, count: scalar(b, DType::I64), ignored: scalar(b, DType::I64) }
     }
 
-    /// The value at the row's class.
-    fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
-        let is_class = b.index(Dimension::Inner(0)).eq(self.class);
-        b.reduce(ReduceOp::Sum, is_class.select(value, value.like(0.0)))
+    fn is_ignored(&self) -> Value<'b> {
+        self.class.eq(self.ignored)
     }
 
-    /// The loss, save where the class is ignored or out of range.
-    fn checked(&self, loss: Value<'b>) -> Value<'b> {
+    /// The value at the row's class. Where the class is out of range, all values times NaN: so the gradient of each is NaN too.
+    fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
         let in_range = self.class.ge(0).and(self.class.lt(self.count));
-        let loss = in_range.select(loss, loss.like(f64::NAN));
-        self.class.eq(self.ignored).select(loss.like(0.0), loss)
+        let wrong = in_range.or(self.is_ignored()).logical_not();
+        let value = value * wrong.select(value.like(f64::NAN), value.like(1.0));
+        let is_class = b.index(Dimension::Inner(0)).eq(self.class);
+        b.reduce(ReduceOp::Sum, is_class.or(wrong).select(value, value.like(0.0)))
+    }
+
+    /// The loss, save where the class is ignored.
+    fn counted(&self, loss: Value<'b>) -> Value<'b> {
+        self.is_ignored().select(loss.like(0.0), loss)
     }
 }
 
@@ -68,7 +73,7 @@ pub static CROSS_ENTROPY: LoopOp = loss(
         let classes = Classes::new(b);
         let (shifted, sum) = shifted_exponentials(b, x);
         let loss = sum.log() - classes.pick(b, shifted);
-        b.output(classes.checked(loss), signature.outputs[0], Place::Row);
+        b.output(classes.counted(loss), signature.outputs[0], Place::Row);
     },
 );
 
@@ -87,7 +92,7 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
         let loss = log_sum - classes.pick(b, shifted);
         let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
         let smoothed = (1.0 - smoothing) * loss + smoothing * spread;
-        b.output(classes.checked(smoothed), signature.outputs[0], Place::Row);
+        b.output(classes.counted(smoothed), signature.outputs[0], Place::Row);
     },
 );
 
@@ -100,7 +105,7 @@ pub static NLL_LOSS: LoopOp = loss(
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let classes = Classes::new(b);
         let loss = -classes.pick(b, x);
-        b.output(classes.checked(loss), signature.outputs[0], Place::Row);
+        b.output(classes.counted(loss), signature.outputs[0], Place::Row);
     },
 );
 

@@ -41,7 +41,7 @@ pub fn scaled_dot_product_attention(
             tensor.reshape(&[sizes.batch(), matrix[0], matrix[1]])
         });
         let scores = query?.matmul(&key?.transpose(-2, -1)?)?;
-        let scale = options.scale.unwrap_or_else(|| (sizes.features as f64).sqrt().recip());
+        let scale = options.scale.unwrap_or_else(|| default_scale(sizes.features));
         let mut weights = sizes.softmax(&scores, scale, &options, location)?;
         if let Some((probability, generator)) = options.dropout {
             weights = dropout(&weights, probability, true, generator)?;
@@ -60,7 +60,7 @@ pub fn scaled_dot_product_attention(
 pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
     let run = || {
-        let scale = (packed.size(-1)? as f64).sqrt().recip();
+        let scale = default_scale(packed.size(-1)?);
         let arguments = Arguments {
             scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
             sizes: SmallVec::from_slice(&[usize::from(is_causal)]),
@@ -71,6 +71,11 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
         Ok(results.swap_remove(0))
     };
     run().map_err(|error: Error| error.context(describe("packed_attention", &[packed])))
+}
+
+/// 1/√features. Without features all scores are 0, whatever the scale.
+fn default_scale(features: usize) -> f64 {
+    (features.max(1) as f64).sqrt().recip()
 }
 
 struct Sizes {

@@ -250,7 +250,12 @@ fn signature_of(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -
     // Numbers of a row operator are counts, which convert nothing.
     let float = operator.space == Space::Elementwise
         && arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
-    operator.signature(&dtypes, float, arguments.dtype).map_err(|error| Error::invalid(error.to_string()))
+    let zero_dimensional = (tensors.iter().enumerate())
+        .filter(|(_, tensor)| tensor.rank() == 0)
+        .fold(0, |mask, (index, _)| mask | 1 << index);
+    operator
+        .signature_of(&dtypes, zero_dimensional, float, arguments.dtype)
+        .map_err(|error| Error::invalid(error.to_string()))
 }
 
 /// The bits of a call's scalars, in the forms in which the body reads them.

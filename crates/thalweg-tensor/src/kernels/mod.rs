@@ -6,6 +6,7 @@
 //! from the simulator.
 
 pub(crate) mod attention;
+pub(crate) mod creation;
 pub(crate) mod dropout;
 pub(crate) mod indexing;
 pub(crate) mod linear;
@@ -43,6 +44,7 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) 
     };
     for operator in table.copied().filter(|operator| !own(operator)) {
         let backend: KernelFunction = match operator.name {
+            "full" => Arc::new(creation::full),
             "layer_norm_affine" => Arc::new(normalization::backend),
             _ => Arc::new(move |call| loops::backend(operator, call)),
         };

@@ -27,7 +27,7 @@ pub(crate) struct Window {
     pub width: usize,
     pub kernel: [usize; 2],
     pub output: [usize; 2],
-    pub stride: usize,
+    pub stride: [usize; 2],
     pub padding: usize,
     pub dilation: usize,
 }
@@ -37,7 +37,7 @@ impl Window {
     pub(crate) fn new(
         shape: &[usize],
         kernel: [usize; 2],
-        stride: usize,
+        stride: [usize; 2],
         padding: usize,
         dilation: usize,
     ) -> Result<Self> {
@@ -46,19 +46,19 @@ impl Window {
                 "images are (count, channels, height, width), not {shape:?}"
             )));
         };
-        if stride == 0 || dilation == 0 || kernel.contains(&0) {
+        if stride.contains(&0) || dilation == 0 || kernel.contains(&0) {
             return Err(Error::invalid(format!(
-                "kernel {kernel:?}, stride {stride} and dilation {dilation} must each be at least 1"
+                "kernel {kernel:?}, stride {stride:?} and dilation {dilation} must each be at least 1"
             )));
         }
-        let extent = |size: usize, kernel: usize| {
+        let extent = |size: usize, kernel: usize, stride: usize| {
             let reach = dilation.checked_mul(kernel - 1)?.checked_add(1)?;
             let padded = padding.checked_mul(2)?.checked_add(size)?;
             let padded = (padded <= isize::MAX as usize).then_some(padded)?;
             Some(padded.checked_sub(reach)? / stride + 1)
         };
-        let (Some(output_height), Some(output_width)) = (extent(height, kernel[0]), extent(width, kernel[1]))
-        else {
+        let heights = extent(height, kernel[0], stride[0]);
+        let (Some(output_height), Some(output_width)) = (heights, extent(width, kernel[1], stride[1])) else {
             return Err(Error::invalid(format!(
                 "a kernel of {kernel:?} with dilation {dilation} is larger than {height}×{width} images with padding {padding}"
             )));
@@ -69,7 +69,7 @@ impl Window {
         thalweg_ir::element_count(&window.column_rows())?;
         if window.numbers().iter().any(|&number| number > isize::MAX as usize) {
             return Err(Error::invalid(format!(
-                "stride {stride}, padding {padding} and dilation {dilation} must be below 2⁶³"
+                "stride {stride:?}, padding {padding} and dilation {dilation} must be below 2⁶³"
             )));
         }
         Ok(window)
@@ -80,11 +80,11 @@ impl Window {
         Arguments { sizes: self.numbers().into_iter().collect(), ..Arguments::default() }
     }
 
-    fn numbers(&self) -> [usize; 11] {
+    fn numbers(&self) -> [usize; 12] {
         let Self { images, channels, height, width, kernel, output, stride, padding, dilation } = *self;
         [
-            images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride, padding,
-            dilation,
+            images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride[0],
+            stride[1], padding, dilation,
         ]
     }
 
@@ -98,14 +98,16 @@ impl Window {
             kernel_width,
             output_height,
             output_width,
-            stride,
+            stride_height,
+            stride_width,
             padding,
             dilation,
         ] = arguments.sizes.as_slice()
         else {
-            return Err(Error::invalid("a window operator takes the eleven sizes of its window"));
+            return Err(Error::invalid("a window operator takes the twelve sizes of its window"));
         };
         let (kernel, output) = ([kernel_height, kernel_width], [output_height, output_width]);
+        let stride = [stride_height, stride_width];
         let window = Self::new(&[images, channels, height, width], kernel, stride, padding, dilation)?;
         if window.output != output {
             return Err(Error::invalid(format!(
@@ -132,7 +134,7 @@ impl Window {
 
     /// How many windows a pixel can lie in, in y and in x.
     fn windows_of_a_pixel(&self) -> [usize; 2] {
-        self.kernel.map(|kernel| windows_of_a_pixel(kernel, self.stride, self.dilation))
+        [0, 1].map(|axis| windows_of_a_pixel(self.kernel[axis], self.stride[axis], self.dilation))
     }
 
     fn column_rows(&self) -> [usize; 6] {

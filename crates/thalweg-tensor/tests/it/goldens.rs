@@ -8,8 +8,8 @@ use thalweg_ir::{DType, Element, Scalar, bf16, f16};
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{Arguments, find_operator};
 use thalweg_tensor::functional::{
-    AttentionOptions, ClassLossOptions, Reduction, WindowOptions, conv2d, cross_entropy_with, embedding,
-    layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
+    AttentionOptions, ClassLossOptions, PoolOptions, Reduction, WindowOptions, conv2d, cross_entropy_with,
+    embedding, layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
 };
 use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::DeviceGenerator;
@@ -172,7 +172,8 @@ impl Case {
             "conv2d" => conv2d(x, &inputs[1], Some(&inputs[2]), self.window()),
             "max_pool2d" => {
                 let kernel = ["kernel_height", "kernel_width"].map(|name| self.number(name) as usize);
-                max_pool2d(x, kernel, self.window())
+                let WindowOptions { stride, padding, dilation } = self.window();
+                max_pool2d(x, kernel, PoolOptions { stride: Some([stride; 2]), padding, dilation })
             }
             name => {
                 let scalars: SmallVec<[Scalar; 12]> =

@@ -96,20 +96,22 @@ impl Chooser {
         if self.0.below(2).unwrap() == 0 { self.pick(typical) } else { self.pick(tensors) }
     }
 
-    /// The eleven sizes of a window over images (2, 2, 4, 4), which most often fit each other.
+    /// The twelve sizes of a window over images (2, 2, 4, 4), which most often fit each other.
     fn window(&mut self) -> Vec<usize> {
         let [images, channels, height, width] = [2, 2, 4, 4];
-        let kernel = [*self.pick(&SIZES), *self.pick(&SIZES)];
-        let [stride, padding, dilation] = [0; 3].map(|_| *self.pick(&SIZES));
-        let extent = |size: usize, kernel: usize| -> Option<usize> {
+        // Most often what leaves the image as it is.
+        let [kernel_y, kernel_x, stride_y, stride_x, dilation, padding] = [1, 1, 1, 1, 1, 0]
+            .map(|usual| if self.0.below(3).unwrap() > 0 { usual } else { *self.pick(&SIZES) });
+        let kernel = [kernel_y, kernel_x];
+        let extent = |size: usize, kernel: usize, stride: usize| -> Option<usize> {
             let reach = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
             size.checked_add(padding.checked_mul(2)?)?.checked_sub(reach)?.checked_div(stride)?.checked_add(1)
         };
-        let [rows, columns] = [extent(height, kernel[0]), extent(width, kernel[1])];
+        let [rows, columns] = [extent(height, kernel[0], stride_y), extent(width, kernel[1], stride_x)];
         let output = [rows, columns].map(|extent| extent.unwrap_or_else(|| *self.pick(&SIZES)));
         vec![
-            images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride, padding,
-            dilation,
+            images, channels, height, width, kernel[0], kernel[1], output[0], output[1], stride_y, stride_x,
+            padding, dilation,
         ]
     }
 
@@ -126,7 +128,7 @@ impl Chooser {
 fn counts(name: &str) -> [usize; 3] {
     let entry = ELEMENTWISE.iter().chain(STRUCTURED).find(|entry| entry.name == name);
     match (name, entry) {
-        ("unfold2d" | "fold2d" | "max_pool2d", _) => [1, 0, 11],
+        ("unfold2d" | "fold2d" | "max_pool2d", _) => [1, 0, 12],
         ("linear", _) => [3, 0, 2],
         ("embedding", _) => [2, 1, 0],
         ("packed_attention", _) => [1, 1, 1],
@@ -178,7 +180,7 @@ fn every_operator_survives_any_arguments() {
                 let count = chooser.count(tensor_count);
                 (0..count).map(|_| chooser.tensor(&tensors, &typical)).collect()
             };
-            let is_window = size_count == 11 && chooser.0.below(8).unwrap() > 0;
+            let is_window = size_count == 12 && chooser.0.below(8).unwrap() > 0;
             let arguments = Arguments {
                 scalars: (0..chooser.count(number_count)).map(|_| *chooser.pick(&numbers)).collect(),
                 sizes: match is_window {

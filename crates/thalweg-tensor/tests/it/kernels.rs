@@ -93,24 +93,6 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "cross_entropy" | "cross_entropy_smoothed" | "nll_loss" | "mean_over_classes" => {
                 vec![dtype, DType::I64]
             }
-            // These take floating-point tensors alone, which their callers check.
-            "max_pool2d"
-            | "max_pool2d_backward"
-            | "adam_step"
-            | "adamw_step"
-            | "adam_tick"
-            | "dropout"
-            | "scaled_softmax"
-            | "causal_softmax"
-            | "masked_softmax"
-            | "layer_norm_affine"
-            | "layer_norm_backward"
-            | "layer_norm_backward_add"
-            | "layer_norm_parameters_backward"
-                if !dtype.is_floating_point() =>
-            {
-                continue;
-            }
             "max_pool2d_backward" => vec![dtype, DType::I64],
             "adam_step" | "adamw_step" => {
                 vec![dtype, dtype, dtype, dtype, DType::F32, DType::F32, DType::F32]

@@ -21,6 +21,7 @@ mod linear;
 mod networks;
 mod optimizers;
 mod reductions;
+mod rules;
 mod step;
 mod stream_order;
 mod support;

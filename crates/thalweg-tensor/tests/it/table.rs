@@ -63,7 +63,10 @@ fn values_agree_with_the_reference() {
 #[test]
 fn gradients_agree_with_finite_differences() {
     for operator in ELEMENTWISE.iter().filter(|operator| {
-        matches!(operator.rule, DTypeRule::Numeric | DTypeRule::Floating | DTypeRule::Condition)
+        matches!(
+            operator.rule,
+            DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Floating | DTypeRule::Condition
+        )
     }) {
         let inputs = sample_tensors(operator, DType::F64);
         for wanted in (0..inputs.len()).filter(|&input| inputs[input].dtype().is_floating_point()) {
@@ -84,7 +87,7 @@ fn integers_follow_the_rule() {
             let inputs = sample_tensors(operator, dtype);
             let result = run(operator, &inputs.iter().collect::<Vec<_>>());
             let expected = match operator.rule {
-                DTypeRule::Numeric | DTypeRule::Condition => dtype,
+                DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Condition => dtype,
                 DTypeRule::Floating => DType::F32,
                 _ => DType::Bool,
             };

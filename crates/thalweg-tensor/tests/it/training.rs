@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
-use thalweg_tensor::functional::{WindowOptions, cross_entropy, max_pool2d};
+use thalweg_tensor::functional::{PoolOptions, WindowOptions, cross_entropy, max_pool2d};
 use thalweg_tensor::module::{Conv2d, Linear, Module};
 use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::Generator;
@@ -33,7 +33,7 @@ impl Step {
     fn run(&self, images: &Tensor, classes: &Tensor) -> thalweg_runtime::Result<Tensor> {
         self.optimizer.zero_grad();
         let x = self.conv.forward(images)?.relu()?;
-        let x = max_pool2d(&x, [2, 2], WindowOptions { stride: 2, ..WindowOptions::default() })?;
+        let x = max_pool2d(&x, [2, 2], PoolOptions::default())?;
         let loss = cross_entropy(&self.linear.forward(&x.flatten_from(1)?)?, classes)?;
         loss.backward()?;
         self.optimizer.step()?;

@@ -1,7 +1,7 @@
 //! Convolution and pooling against loops, and their gradients against finite differences.
 
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{WindowOptions, conv2d, max_pool2d};
+use thalweg_tensor::functional::{PoolOptions, WindowOptions, conv2d, max_pool2d};
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 
@@ -90,7 +90,9 @@ fn pooling_agrees_with_loops() {
         WindowOptions { stride: 3, padding: 1, dilation: 2 },
     ] {
         let kernel = [2, 3];
-        let y = max_pool2d(&x, kernel, options).unwrap();
+        let WindowOptions { stride, padding, dilation } = options;
+        let pool = PoolOptions { stride: Some([stride; 2]), padding, dilation };
+        let y = max_pool2d(&x, kernel, pool).unwrap();
         let (rows, columns) = (extent(7, 2, options), extent(8, 3, options));
         let xs = values(&x);
         let mut expected = Vec::new();
@@ -112,14 +114,31 @@ fn pooling_agrees_with_loops() {
         }
         assert_eq!(values(&y), expected);
         let weight = random(y.shape(), 9);
-        check_gradient(&x, |x| max_pool2d(x, kernel, options).unwrap().mul(&weight).unwrap());
+        check_gradient(&x, |x| max_pool2d(x, kernel, pool).unwrap().mul(&weight).unwrap());
     }
 }
 
 #[test]
 fn pooling_sends_the_gradient_to_the_first_of_equals() {
     let x = Tensor::from_slice(&[1.0f64; 4], &[1, 1, 2, 2], &device()).unwrap().requires_grad_().unwrap();
-    let options = WindowOptions { stride: 2, ..WindowOptions::default() };
-    max_pool2d(&x, [2, 2], options).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    max_pool2d(&x, [2, 2], PoolOptions::default()).unwrap().sum(&[], false).unwrap().backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_pool_moves_by_its_kernel_unless_it_is_said() {
+    let x = random(&[1, 2, 6, 7], 10);
+    let y = max_pool2d(&x, [2, 3], PoolOptions::default()).unwrap();
+    assert_eq!(y.shape(), [1, 2, 3, 2]);
+    let xs = values(&x);
+    let expected: Vec<f64> = (0..2 * 3 * 2)
+        .map(|place| {
+            let (plane, row, column) = (place / 6, place % 6 / 2, place % 2);
+            let window = (0..2).flat_map(|i| (0..3).map(move |j| (row * 2 + i, column * 3 + j)));
+            window.map(|(y, x)| xs[plane * 42 + y * 7 + x]).fold(f64::NEG_INFINITY, f64::max)
+        })
+        .collect();
+    assert_eq!(values(&y), expected);
+    let weight = random(y.shape(), 11);
+    check_gradient(&x, |x| max_pool2d(x, [2, 3], PoolOptions::default()).unwrap().mul(&weight).unwrap());
 }

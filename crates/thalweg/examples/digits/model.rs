@@ -1,6 +1,6 @@
 //! The network: two convolutions, each with ReLU and pooling, and two linear layers.
 
-use thalweg::functional::{WindowOptions, max_pool2d};
+use thalweg::functional::{PoolOptions, WindowOptions, max_pool2d};
 use thalweg::module::{Conv2d, Linear, Module, prefixed};
 use thalweg::random::Generator;
 use thalweg::{Device, Result, Tensor};
@@ -13,7 +13,6 @@ pub struct Network {
 }
 
 const SAME: WindowOptions = WindowOptions { stride: 1, padding: 1, dilation: 1 };
-const HALVE: WindowOptions = WindowOptions { stride: 2, padding: 0, dilation: 1 };
 
 impl Network {
     pub fn new(generator: &mut Generator, device: &Device) -> Result<Self> {
@@ -29,8 +28,9 @@ impl Network {
 impl Module for Network {
     /// Images (count, 1, 8, 8) to scores (count, 10).
     fn forward(&self, images: &Tensor) -> Result<Tensor> {
-        let x = max_pool2d(&self.conv1.forward(images)?.relu()?, [2, 2], HALVE)?;
-        let x = max_pool2d(&self.conv2.forward(&x)?.relu()?, [2, 2], HALVE)?;
+        let halved = |x: &Tensor| max_pool2d(x, [2, 2], PoolOptions::default());
+        let x = halved(&self.conv1.forward(images)?.relu()?)?;
+        let x = halved(&self.conv2.forward(&x)?.relu()?)?;
         let x = self.linear1.forward(&x.flatten_from(1)?)?.relu()?;
         self.linear2.forward(&x)
     }

@@ -1,0 +1,43 @@
+//! One value everywhere: what the value becomes in the dtype, or why it cannot.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, bf16, f16};
+use thalweg_ops::structured::FULL;
+use thalweg_runtime::{Error, Result};
+
+use super::loops;
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::Tensors;
+
+/// A tensor with one value, which the dtype must hold.
+pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
+    let (value, dtype) = (call.arguments.scalars[0], call.arguments.dtype.unwrap_or(DType::F32));
+    let scalars = SmallVec::from_slice(&[converted(value, dtype)?]);
+    let arguments = Arguments { scalars, ..call.arguments.clone() };
+    loops::backend(&FULL, &Call { arguments: &arguments, ..*call })
+}
+
+/// The value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's range is
+/// refused as PyTorch refuses it: infinities are floats, and a negative integer of `U8` wraps around.
+fn converted(value: Scalar, dtype: DType) -> Result<Scalar> {
+    if dtype == DType::Bool {
+        return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));
+    }
+    let range = match dtype {
+        DType::Bool | DType::F64 => f64::MIN..=f64::MAX,
+        DType::U8 if value.is_floating_point() => 0.0..=f64::from(u8::MAX),
+        DType::U8 => -f64::from(u8::MAX)..=f64::from(u8::MAX),
+        DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
+        // The greatest f64 below 2⁶³.
+        DType::I64 => i64::MIN as f64..=(i64::MAX - 1023) as f64,
+        DType::F16 => f16::MIN.to_f64()..=f16::MAX.to_f64(),
+        DType::Bf16 => bf16::MIN.to_f64()..=bf16::MAX.to_f64(),
+        DType::F32 => f64::from(f32::MIN)..=f64::from(f32::MAX),
+    };
+    let number = value.to_f64();
+    let whole = matches!(value, Scalar::Bool(_) | Scalar::I64(_)) && dtype == DType::I64;
+    if whole || range.contains(&number) || (dtype.is_floating_point() && !number.is_finite()) {
+        return Ok(value);
+    }
+    Err(Error::invalid(format!("the value {number} cannot be converted to {dtype} without overflow")))
+}

@@ -1,0 +1,273 @@
+//! PyTorch's rules where they are easily got wrong: promotion, values that a dtype does not hold, odd bounds, classes out of range,
+//! options that mean nothing. What is expected is what PyTorch 2.11 gives or refuses.
+
+use thalweg_ir::{DType, Scalar};
+use thalweg_runtime::Result;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::functional::{
+    AttentionOptions, ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, dropout, embedding,
+    layer_norm, nll_loss, packed_attention, scaled_dot_product_attention,
+};
+use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::random::{DeviceGenerator, Generator};
+
+use crate::support::{device, random, tensor, values};
+
+#[track_caller]
+fn refused<T>(result: Result<T>, word: &str) {
+    let Err(error) = result else { panic!("the call should have been refused: {word}") };
+    assert!(error.is_invalid_argument() && error.to_string().contains(word), "'{word}' is not in: {error}");
+}
+
+fn ones(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::ones(shape, dtype, &device()).unwrap()
+}
+
+#[test]
+fn tensors_without_dimensions_are_weak_in_promotion() {
+    use DType::{Bf16, Bool, F16, F32, F64, I32, I64, U8};
+    // torch.result_type(torch.ones(2, dtype=a), torch.ones((), dtype=b)).
+    let cases = [
+        (Bf16, F32, Bf16),
+        (F16, F64, F16),
+        (F32, F64, F32),
+        (I32, I64, I32),
+        (U8, I64, U8),
+        (F32, I64, F32),
+        (I32, F64, F64),
+        (I32, F16, F16),
+        (I64, Bool, I64),
+        (Bool, U8, U8),
+        (Bool, F16, F16),
+        (F16, Bf16, F16),
+    ];
+    for (dimensioned, zero, expected) in cases {
+        let (x, scale) = (ones(&[2], dimensioned), ones(&[], zero));
+        assert_eq!(x.mul(&scale).unwrap().dtype(), expected, "{dimensioned}[2] * {zero}[]");
+        assert_eq!(scale.add(&x).unwrap().dtype(), expected, "{zero}[] + {dimensioned}[2]");
+        let condition = ones(&[2], Bool);
+        assert_eq!(
+            condition.select_where(&x, &scale).unwrap().dtype(),
+            expected,
+            "where({dimensioned}, {zero})"
+        );
+        assert!(x.eq(&scale).unwrap().to_vec::<u8>().unwrap() == [1, 1]);
+        // Among equals every one counts.
+        let both = if zero == Bf16 { F32 } else { dimensioned.promote(zero) };
+        assert_eq!(ones(&[], dimensioned).mul(&scale).unwrap().dtype(), both, "{dimensioned}[] * {zero}[]");
+    }
+    // The gradient of a weak operand has its own dtype.
+    let (x, scale) = (ones(&[3], Bf16).requires_grad_().unwrap(), ones(&[], F32).requires_grad_().unwrap());
+    x.mul(&scale).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!((x.grad().unwrap().dtype(), scale.grad().unwrap().dtype()), (Bf16, F32));
+    assert_eq!(values(&scale.grad().unwrap()), [3.0]);
+    // It is rounded to the result's dtype before anything is computed: to 1 in bf16, so that nothing is left.
+    let nearly = Tensor::full(&[], 1.0 + 2f64.powi(-10), F32, &device()).unwrap();
+    assert_eq!(values(&ones(&[1], Bf16).sub(&nearly).unwrap()), [0.0]);
+}
+
+#[test]
+fn truth_values_are_added_and_multiplied() {
+    let x = tensor(&[0.0, 0.0, 1.0, 1.0], &[4], DType::Bool);
+    let y = tensor(&[0.0, 1.0, 0.0, 1.0], &[4], DType::Bool);
+    let check = |result: Result<Tensor>, expected: [f64; 4]| {
+        let result = result.unwrap();
+        assert_eq!((result.dtype(), values(&result)), (DType::Bool, expected.to_vec()));
+    };
+    check(x.add(&y), [0.0, 1.0, 1.0, 1.0]);
+    check(x.mul(&y), [0.0, 0.0, 0.0, 1.0]);
+    check(x.maximum(&y), [0.0, 1.0, 1.0, 1.0]);
+    check(x.minimum(&y), [0.0, 0.0, 0.0, 1.0]);
+    refused(x.sub(&y), "not defined for truth values");
+    refused(x.neg(), "not defined for truth values");
+}
+
+#[test]
+fn clamping_with_odd_bounds() {
+    let x = tensor(&[0.0, 1.0, 2.0], &[3], DType::F64);
+    assert_eq!(values(&x.clamp(2.0, 1.0).unwrap()), [1.0; 3]);
+    assert_eq!(values(&x.clamp(1.0, 1.0).unwrap()), [1.0; 3]);
+    for (low, high) in [(f64::NAN, 1.0), (0.0, f64::NAN), (f64::NAN, f64::NAN)] {
+        assert!(values(&x.clamp(low, high).unwrap()).iter().all(|value| value.is_nan()), "{low} {high}");
+    }
+    let found = values(&tensor(&[f64::NAN, f64::INFINITY, -3.0], &[3], DType::F64).clamp(-1.0, 1.0).unwrap());
+    assert!(found[0].is_nan() && found[1..] == [1.0, -1.0]);
+    let whole = Tensor::from_slice(&[i32::MIN, 0, i32::MAX], &[3], &device()).unwrap();
+    let (low, high) = (i64::from(i32::MIN), i64::from(i32::MAX));
+    assert_eq!(whole.clamp(low, high).unwrap().to_vec::<i32>().unwrap(), [i32::MIN, 0, i32::MAX]);
+    let gradient = |low: f64, high: f64| {
+        let leaf = x.requires_grad_().unwrap();
+        leaf.clamp(low, high).unwrap().sum(&[], false).unwrap().backward().unwrap();
+        values(&leaf.grad().unwrap())
+    };
+    assert_eq!(gradient(1.0, 2.0), [0.0, 1.0, 1.0]);
+    assert_eq!(gradient(2.0, 1.0), [0.0; 3]);
+    assert_eq!(gradient(f64::NAN, 1.0), [0.0; 3]);
+}
+
+#[test]
+fn values_that_a_dtype_does_not_hold() {
+    let full = |value: Scalar, dtype| Tensor::full(&[2], value, dtype, &device());
+    for truth in [0.5, -1.0, 1e-300, f64::NAN, f64::INFINITY] {
+        assert_eq!(values(&full(truth.into(), DType::Bool).unwrap()), [1.0; 2], "{truth}");
+    }
+    assert_eq!(values(&full(0.0.into(), DType::Bool).unwrap()), [0.0; 2]);
+    let refusals = [
+        (Scalar::F64(1e10), DType::F16),
+        (Scalar::I64(1 << 40), DType::F16),
+        (Scalar::F64(1e39), DType::F32),
+        (Scalar::F64(-1e39), DType::Bf16),
+        (Scalar::I64(300), DType::U8),
+        (Scalar::F64(-1.0), DType::U8),
+        (Scalar::I64(-256), DType::U8),
+        (Scalar::I64(1 << 40), DType::I32),
+        (Scalar::F64(f64::NAN), DType::I32),
+        (Scalar::F64(f64::INFINITY), DType::I64),
+        (Scalar::F64(1e30), DType::I64),
+    ];
+    for (value, dtype) in refusals {
+        refused(full(value, dtype), "without overflow");
+    }
+    let taken = [
+        (Scalar::I64(-1), DType::U8, 255.0),
+        (Scalar::I64(255), DType::U8, 255.0),
+        (Scalar::F64(2.9), DType::I32, 2.0),
+        (Scalar::I64(i64::from(i32::MIN)), DType::I32, f64::from(i32::MIN)),
+        (Scalar::F64(f64::NEG_INFINITY), DType::F16, f64::NEG_INFINITY),
+        (Scalar::F64(65504.0), DType::F16, 65504.0),
+    ];
+    for (value, dtype, expected) in taken {
+        assert_eq!(values(&full(value, dtype).unwrap()), [expected; 2], "{value:?} {dtype}");
+    }
+    assert_eq!(full(i64::MAX.into(), DType::I64).unwrap().to_vec::<i64>().unwrap(), [i64::MAX; 2]);
+    assert!(values(&full(f64::NAN.into(), DType::Bf16).unwrap())[0].is_nan());
+}
+
+#[test]
+fn means_and_normalizations_take_floats() {
+    for dtype in [DType::I64, DType::U8, DType::Bool] {
+        let x = ones(&[2, 3], dtype);
+        refused(x.mean(&[], false), "mean");
+        refused(x.softmax(1), "softmax");
+        refused(x.log_softmax(1), "log_softmax");
+        refused(layer_norm(&x, &[3], None, None, 1e-5), "layer_norm");
+        let (weight, bias) = (ones(&[3], dtype), ones(&[3], dtype));
+        refused(layer_norm(&x, &[3], Some(&weight), Some(&bias), 1e-5), "layer_norm");
+        let generator = DeviceGenerator::new(1, &device()).unwrap();
+        refused(dropout(&x, 0.5, true, &generator), "dropout");
+        refused(dropout(&x, 1.0, true, &generator), "dropout");
+        assert_eq!(dropout(&x, 0.5, false, &generator).unwrap().dtype(), dtype);
+    }
+}
+
+#[test]
+fn reductions_of_a_tensor_without_dimensions() {
+    let x = tensor(&[3.0], &[], DType::F64);
+    for dimension in [0, -1] {
+        assert_eq!(values(&x.sum(&[dimension], false).unwrap()), [3.0]);
+        assert_eq!(x.mean(&[dimension], true).unwrap().shape(), &[] as &[usize]);
+        assert_eq!(values(&x.softmax(dimension).unwrap()), [1.0]);
+        assert_eq!(values(&x.log_softmax(dimension).unwrap()), [0.0]);
+        assert_eq!(values(&x.argmax(dimension).unwrap()), [0.0]);
+    }
+    refused(x.sum(&[1], false), "dimension 1 is out of range");
+    refused(x.size(0), "the tensor has no dimensions");
+    refused(x.select(0, 0), "the tensor has no dimensions");
+}
+
+#[test]
+fn attention_without_features_is_the_mean_of_the_values() {
+    let (query, key) = (ones(&[1, 2, 0], DType::F64), ones(&[1, 4, 0], DType::F64));
+    let value = random(&[1, 4, 3], 1);
+    let result = scaled_dot_product_attention(&query, &key, &value, AttentionOptions::default()).unwrap();
+    let mean = values(&value.mean(&[1], false).unwrap());
+    crate::support::assert_close(&values(&result), &[mean.clone(), mean].concat(), 1e-12);
+    let packed = ones(&[3, 2, 3, 0], DType::F32);
+    assert_eq!(packed_attention(&packed, true).unwrap().shape(), [3, 2, 0]);
+}
+
+#[test]
+fn a_class_out_of_range_makes_the_gradient_of_its_row_nan() {
+    let classes = |list: &[i64]| Tensor::from_slice(list, &[list.len()], &device()).unwrap();
+    let target = classes(&[0, 7, -100, -1]);
+    let smoothed = ClassLossOptions { label_smoothing: 0.1, ..ClassLossOptions::default() };
+    type Loss = fn(&Tensor, &Tensor, ClassLossOptions) -> Result<Tensor>;
+    let losses: [(Loss, ClassLossOptions); 3] = [
+        (cross_entropy_with, ClassLossOptions::default()),
+        (cross_entropy_with, smoothed),
+        (nll_loss, ClassLossOptions::default()),
+    ];
+    for (loss, options) in losses {
+        let x = random(&[4, 3], 2).requires_grad_().unwrap();
+        let rows = loss(&x, &target, ClassLossOptions { reduction: Reduction::None, ..options }).unwrap();
+        let found = values(&rows);
+        assert!(
+            found[0].is_finite() && found[1].is_nan() && found[2] == 0.0 && found[3].is_nan(),
+            "{found:?}"
+        );
+        let mean = loss(&x, &target, options).unwrap();
+        assert!(values(&mean)[0].is_nan());
+        mean.backward().unwrap();
+        let gradient = values(&x.grad().unwrap());
+        assert!(gradient[..3].iter().all(|value| value.is_finite()), "{gradient:?}");
+        assert!(gradient[3..6].iter().chain(&gradient[9..]).all(|value| value.is_nan()), "{gradient:?}");
+        assert_eq!(gradient[6..9], [0.0; 3], "an ignored row has no gradient");
+        // Where all classes are in range, nothing is NaN.
+        let x = random(&[2, 3], 3).requires_grad_().unwrap();
+        loss(&x, &classes(&[2, 0]), options).unwrap().backward().unwrap();
+        assert!(values(&x.grad().unwrap()).iter().all(|value| value.is_finite()));
+    }
+    assert!(values(&cross_entropy(&random(&[1, 3], 4), &classes(&[3])).unwrap())[0].is_nan());
+}
+
+#[test]
+fn an_index_out_of_range_reads_nan_or_0() {
+    let indices = Tensor::from_slice(&[1i64, 5, -1], &[3], &device()).unwrap();
+    let found = values(&embedding(&indices, &ones(&[2, 1], DType::F32), None).unwrap());
+    assert!(found[0] == 1.0 && found[1].is_nan() && found[2].is_nan());
+    assert_eq!(values(&embedding(&indices, &ones(&[2, 1], DType::I64), None).unwrap()), [1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn draws_from_nothing() {
+    let (device, mut generator) = (device(), Generator::new(1));
+    let drawn = DeviceGenerator::new(1, &device).unwrap();
+    for (low, high) in [(1.0, 0.0), (f64::NAN, 1.0), (0.0, f64::INFINITY), (-3e38, 3e38)] {
+        refused(Tensor::uniform(&[2], low as f32, high as f32, &mut generator, &device), "uniform");
+        refused(drawn.uniform(&[2], low, high, DType::F32), "uniform");
+    }
+    refused(drawn.uniform(&[2], 0.0, 1e5, DType::F16), "uniform");
+    for (mean, deviation) in [(0.0, -1.0), (0.0, f64::NAN), (f64::NAN, 1.0)] {
+        refused(Tensor::normal(&[2], mean as f32, deviation as f32, &mut generator, &device), "normal");
+        refused(drawn.normal(&[2], mean, deviation, DType::F32), "normal");
+    }
+    assert_eq!(values(&drawn.uniform(&[2], 1.0, 1.0, DType::F32).unwrap()), [1.0; 2]);
+    assert_eq!(values(&drawn.normal(&[2], 3.0, 0.0, DType::F32).unwrap()), [3.0; 2]);
+}
+
+#[test]
+fn optimizers_that_cannot_step() {
+    let leaf = |shape: &[usize]| ones(shape, DType::F32).requires_grad_().unwrap();
+    let with = |change: fn(&mut AdamOptions)| {
+        let mut options = AdamOptions::default();
+        change(&mut options);
+        Adam::new(vec![leaf(&[2])], options)
+    };
+    refused(with(|options| options.learning_rate = f64::NAN), "learning_rate is NaN");
+    refused(with(|options| options.learning_rate = -1.0), "learning_rate is -1");
+    refused(with(|options| options.beta1 = 2.0), "beta1 is 2");
+    refused(with(|options| options.beta2 = 1.0), "beta2 is 1");
+    refused(with(|options| options.beta2 = f64::NAN), "beta2 is NaN");
+    refused(with(|options| options.epsilon = -1e-8), "epsilon");
+    refused(with(|options| options.weight_decay = -0.1), "weight_decay");
+    with(|options| options.learning_rate = 0.0).unwrap();
+    let new = |parameters: Vec<Tensor>| Adam::new(parameters, AdamOptions::default());
+    let x = leaf(&[4]);
+    refused(new(vec![x.clone(), leaf(&[1]), x.clone()]), "share memory");
+    let base = ones(&[4], DType::F32);
+    let part = |start, length| base.narrow(0, start, length).unwrap().requires_grad_().unwrap();
+    refused(new(vec![part(0, 3), part(2, 2)]), "share memory");
+    new(vec![part(0, 2), part(2, 2)]).unwrap();
+    refused(new(vec![x.mul_scalar(2.0).unwrap()]), "no leaf");
+    new(vec![leaf(&[0]), leaf(&[0])]).unwrap();
+}
