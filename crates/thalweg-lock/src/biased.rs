@@ -33,8 +33,8 @@
 //!   then unlocks `shared`: it is inside by its flag without having left. Whoever waits for `shared` finds all three.
 //! - *Giving up*. A thread in `try_lock` that finds the flag set leaves the bias revoked, but *unsettled*: the next one with
 //!   `shared` locked looks at the flag again. Once it was seen down behind the heavy barrier it means nothing any more.
-//! - *The barrier panics* (the kernel refuses it all at once). Then the bias is still noted as standing, and the next thread
-//!   begins again from the start.
+//! - *The kernel refuses the barrier* all at once, because of a filter that was installed after the first use. Then the heavy
+//!   side waits instead, and no more biases are granted (`barrier`).
 //! - *The owner enters twice.* It finds its own flag set: [`lock`](BiasedMutex::lock) panics, `try_lock` fails. If its bias was
 //!   revoked meanwhile, `lock` blocks for ever, as that of the standard library may.
 //! - *The owner ends.* Its flag is down, unless it forgot a guard; then the mutex is locked for ever, like any other. Its token
@@ -54,6 +54,7 @@
 use std::marker::PhantomData;
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::PoisonError;
 use std::{fmt, hint};
 
@@ -66,7 +67,13 @@ use crate::sync::{
 /// How many biases a mutex grants in its life.
 const FLAGS: usize = if cfg!(loom) { 2 } else { token::STEP as usize };
 /// How many locks in a row by one thread the second bias takes; a heavy barrier is worth some hundred.
-const FIRST_STREAK: u64 = if cfg!(loom) { 1 } else { 1024 };
+const FIRST_STREAK: u64 = if cfg!(loom) {
+    1
+} else if cfg!(miri) {
+    16
+} else {
+    1024
+};
 
 /// No thread owns the mutex. Far from every token.
 const SHARED: u64 = u64::MAX;
@@ -109,7 +116,7 @@ pub struct BiasedMutex<T> {
 }
 
 // SAFETY: the value goes with the mutex, and nothing else in it belongs to a thread: a token is a name, and what is parked
-// is only read through a guard, which borrows the mutex and stays on its thread.
+// is only read by a guard, for whose life the mutex stays where it is, and which stays on its thread.
 unsafe impl<T: Send> Send for BiasedMutex<T> {}
 // SAFETY: a shared mutex gives the value to one thread at a time (the module's essay), which may take it away: hence `Send`.
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
@@ -187,7 +194,7 @@ impl<T> BiasedMutex<T> {
 
     #[inline]
     fn entered(&self, flag: usize) -> BiasedMutexGuard<'_, T> {
-        BiasedMutexGuard { mutex: self, flag: Some(&self.held[flag]), not_send: PhantomData }
+        BiasedMutexGuard::new(self, Some(&self.held[flag]))
     }
 
     #[cold]
@@ -259,13 +266,13 @@ impl<T> BiasedMutex<T> {
             self.owner.store(token + flag as u64, Relaxed);
             return self.entered(flag);
         }
-        // SAFETY: only the lifetime changes. The guard below borrows `self` for `'a`, and it alone, when it is dropped, reads
-        // what is parked. Who has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
+        // SAFETY: only the lifetime changes. For as long as the guard below lives, `self` stays where it is, and that guard
+        // alone, when it is dropped, reads what is parked. Who has `shared` locked is the only one to come here, so nothing that is parked is overwritten.
         unsafe {
             let shared = mem::transmute::<MutexGuard<'a, Shared>, MutexGuard<'static, Shared>>(shared);
             (*self.parked.get()).write(shared);
         }
-        BiasedMutexGuard { mutex: self, flag: None, not_send: PhantomData }
+        BiasedMutexGuard::new(self, None)
     }
 }
 
@@ -305,11 +312,25 @@ impl<T> fmt::Debug for BiasedMutex<T> {
 /// The value of a [`BiasedMutex`], as long as this lives. It stays with the thread that locked.
 #[must_use = "the mutex is unlocked when the guard is dropped"]
 pub struct BiasedMutexGuard<'a, T> {
-    mutex: &'a BiasedMutex<T>,
-    /// That of the bias by which the thread is inside; `None` if it has the ordinary mutex.
-    flag: Option<&'a AtomicBool>,
-    /// A flag is written by the thread that it was granted to, and by no other.
-    not_send: PhantomData<*const ()>,
+    raw: RawGuard<T>,
+    mutex: PhantomData<&'a BiasedMutex<T>>,
+}
+
+impl<'a, T> BiasedMutexGuard<'a, T> {
+    #[inline]
+    fn new(mutex: &'a BiasedMutex<T>, flag: Option<&'a AtomicBool>) -> Self {
+        let raw = RawGuard { mutex: NonNull::from(mutex), flag: flag.map(NonNull::from) };
+        Self { raw, mutex: PhantomData }
+    }
+
+    /// The guard without its lifetime.
+    ///
+    /// # Safety
+    /// The mutex stays alive, and where it is, until the guard is dropped.
+    #[inline]
+    pub(crate) unsafe fn into_raw(self) -> RawGuard<T> {
+        self.raw
+    }
 }
 
 impl<T> Deref for BiasedMutexGuard<'_, T> {
@@ -317,26 +338,59 @@ impl<T> Deref for BiasedMutexGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard lives, so no other thread is inside (the module's essay), and this one has no second guard: by the
-        // flag it finds itself inside, by the ordinary mutex it has but one.
-        self.mutex.value.with(|value| unsafe { &*value })
+        self.raw.value()
     }
 }
 
 impl<T> DerefMut for BiasedMutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above; and the guard is borrowed alone.
-        self.mutex.value.with_mut(|value| unsafe { &mut *value })
+        self.raw.value_mut()
     }
 }
 
-impl<T> Drop for BiasedMutexGuard<'_, T> {
+/// A guard that borrows nothing: there is one only while its mutex is alive and stays where it is, by the lifetime of the
+/// [`BiasedMutexGuard`] around it or by the promise of [`BiasedMutexGuard::into_raw`].
+///
+/// It has pointers and no references, for a reference that a function was given must be good until it returns, and when a
+/// function unlocks, the mutex may be gone by then ([`unlocks_at_once`](Self::unlocks_at_once)).
+pub(crate) struct RawGuard<T> {
+    mutex: NonNull<BiasedMutex<T>>,
+    /// That of the bias by which the thread is inside; `None` if it has the ordinary mutex. A flag is written by the thread
+    /// that it was granted to, and by no other: so it is well that a pointer is not sent.
+    flag: Option<NonNull<AtomicBool>>,
+}
+
+impl<T> RawGuard<T> {
+    /// Whether to drop the guard touches the mutex for the last time in the moment that unlocks it. Where the mutex is left to
+    /// those who lock it next, the guard of another must be dropped while it is kept alive.
+    #[inline]
+    pub(crate) fn unlocks_at_once(&self) -> bool {
+        self.flag.is_some()
+    }
+
+    #[inline]
+    pub(crate) fn value(&self) -> &T {
+        // SAFETY: the mutex is alive while the guard is (its type's promise). No other thread is inside (the module's essay),
+        // and this one has no second guard: by the flag it finds itself inside, by the ordinary mutex it has but one.
+        unsafe { (*self.mutex.as_ptr()).value.with(|value| &*value) }
+    }
+
+    #[inline]
+    pub(crate) fn value_mut(&mut self) -> &mut T {
+        // SAFETY: as above; and the guard is borrowed alone.
+        unsafe { (*self.mutex.as_ptr()).value.with_mut(|value| &mut *value) }
+    }
+}
+
+impl<T> Drop for RawGuard<T> {
     #[inline]
     fn drop(&mut self) {
         match self.flag {
-            Some(held) => held.store(false, Release),
-            None => self.mutex.unlock_shared(),
+            // SAFETY: the flag lies in the mutex, which is alive until this store.
+            Some(held) => unsafe { held.as_ref() }.store(false, Release),
+            // SAFETY: the mutex is alive until the guard is dropped, which is when this returns.
+            None => unsafe { self.mutex.as_ref() }.unlock_shared(),
         }
     }
 }

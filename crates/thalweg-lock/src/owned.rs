@@ -13,13 +13,26 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
 
-use crate::{BiasedMutex, BiasedMutexGuard};
+use crate::BiasedMutex;
+use crate::biased::RawGuard;
 
 /// A locked mutex that lies in what `owner` refers to.
+///
+/// Owner and value borrow nothing (`'static`), so the mutex lies in what the owner keeps alive, and not in something that
+/// the owner only borrows, and that may be gone when the guard is dropped:
+///
+/// ```compile_fail,E0597
+/// use std::sync::Arc;
+/// use thalweg_lock::{BiasedMutex, OwnedGuard};
+///
+/// let guard;
+/// let mutex = BiasedMutex::new(1);
+/// guard = OwnedGuard::try_lock(Arc::new(&mutex), |mutex| *mutex);
+/// ```
 #[must_use = "the mutex is unlocked when the guard is dropped"]
-pub struct OwnedGuard<A, T: 'static> {
+pub struct OwnedGuard<A: 'static, T: 'static> {
     /// Dropped first: it points into what the owner keeps.
-    guard: BiasedMutexGuard<'static, T>,
+    guard: RawGuard<T>,
     owner: Arc<A>,
 }
 
@@ -30,21 +43,19 @@ impl<A, T> OwnedGuard<A, T> {
     /// The owner again, if the mutex is locked ([`BiasedMutex::try_lock`]).
     #[inline]
     pub fn try_lock(owner: Arc<A>, of: impl FnOnce(&A) -> &BiasedMutex<T>) -> Result<Self, Arc<A>> {
-        let mutex: *const BiasedMutex<T> = of(&owner);
-        // SAFETY: it is valid for as long as the referred is, by the type of `of`. The guard below lives no longer than the
-        // owner beside it, which is dropped or given out after it, or left behind the lock (`leave`); and an `Arc` that moves
+        let Some(guard) = of(&owner).try_lock() else { return Err(owner) };
+        // SAFETY: `of` takes a reference of any lifetime, up to all that the owner may be alive, and gives a mutex that is valid
+        // for as long: neither type borrows anything, so it cannot be one that goes earlier. The guard lives no longer than the
+        // owner beside it, which is dropped or given out after it, or left behind the lock (`leave`). And an `Arc` that moves
         // does not move what it refers to.
-        let mutex: &'static BiasedMutex<T> = unsafe { &*mutex };
-        match mutex.try_lock() {
-            Some(guard) => Ok(Self { guard, owner }),
-            None => Err(owner),
-        }
+        let guard = unsafe { guard.into_raw() };
+        Ok(Self { guard, owner })
     }
 
     /// The value, and what it lies in.
     #[inline]
     pub fn parts(&mut self) -> (&mut T, &A) {
-        (&mut self.guard, &self.owner)
+        (self.guard.value_mut(), &self.owner)
     }
 
     /// What the mutex lies in.
@@ -61,14 +72,20 @@ impl<A, T> OwnedGuard<A, T> {
     }
 
     /// Leaves the owner in a pile behind the lock, and unlocks.
+    ///
+    /// # Panics
+    /// If the pile has references to something else; the mutex is unlocked then, and the owner dropped.
     #[inline]
     pub fn leave(self, pile: impl FnOnce(&mut T) -> &mut Pile<A>) {
         // In this order: if `pile` panics, what is bound last is dropped first.
         let Self { owner, mut guard } = self;
+        // What is left may be taken and dropped by others before the one who unlocks an ordinary mutex has returned.
+        let until_unlocked = (!guard.unlocks_at_once()).then(|| Arc::clone(&owner));
         // The pile is in the value, by the type of `pile`, so nobody takes the owner from it before the mutex is unlocked.
-        pile(&mut guard).push(owner);
-        // And that is the last thing here that touches the mutex: somebody may take the owner now and drop it.
+        let refused = pile(guard.value_mut()).try_push(owner);
         drop(guard);
+        drop(until_unlocked);
+        assert!(refused.is_ok(), "a pile is of references to one thing");
     }
 }
 
@@ -77,20 +94,20 @@ impl<A, T> Deref for OwnedGuard<A, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.guard
+        self.guard.value()
     }
 }
 
 impl<A, T> DerefMut for OwnedGuard<A, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
+        self.guard.value_mut()
     }
 }
 
 impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.guard.fmt(f)
+        T::fmt(self, f)
     }
 }
 
@@ -114,10 +131,18 @@ impl<A> Pile<A> {
     /// If it refers to something else than those that are there.
     #[inline]
     pub fn push(&mut self, reference: Arc<A>) {
-        let same = self.references == 0 || ptr::eq(self.of, Arc::as_ptr(&reference));
-        assert!(same, "a pile is of references to one thing");
+        assert!(self.try_push(reference).is_ok(), "a pile is of references to one thing");
+    }
+
+    /// Adds a reference, or gives it back if it refers to something else than those that are there.
+    #[inline]
+    fn try_push(&mut self, reference: Arc<A>) -> Result<(), Arc<A>> {
+        if self.references > 0 && !ptr::eq(self.of, Arc::as_ptr(&reference)) {
+            return Err(reference);
+        }
         self.of = Arc::into_raw(reference);
         self.references += 1;
+        Ok(())
     }
 
     /// Takes a reference, if there is one.
@@ -232,6 +257,17 @@ mod tests {
         let gone = Arc::downgrade(&thing);
         let guard = visit(thing).expect("nobody is inside");
         let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|_| panic!("no pile"))));
+        assert!(panicked.is_err());
+        assert_eq!(gone.strong_count(), 0);
+    }
+
+    #[test]
+    fn an_owner_that_the_pile_refuses_is_dropped_behind_the_guard() {
+        let thing = Arc::new(Thing::default());
+        thing.state.lock().left.push(Arc::new(Thing::default()));
+        let gone = Arc::downgrade(&thing);
+        let guard = visit(thing).expect("nobody is inside");
+        let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|state| &mut state.left)));
         assert!(panicked.is_err());
         assert_eq!(gone.strong_count(), 0);
     }

@@ -1,0 +1,6 @@
+//! Tests of `thalweg-lock` from outside, as one program.
+
+#[cfg(all(target_os = "linux", not(miri), not(loom)))]
+mod it {
+    mod filter;
+}
