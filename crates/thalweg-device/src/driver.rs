@@ -331,7 +331,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
     fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer>;
 
-    /// Gives it back. Blocks until the work that uses it is done. *Not in capture.*
+    /// Gives it back. Blocks until the work of every device that uses it is done. *Not in capture*, in no mode where a device
+    /// that used it captures.
     fn host_free(&self, pointer: HostPointer) -> Result<()>;
 
     /// Reads pinned memory from the host, now. Nothing orders it after work that writes there: synchronise first.

@@ -12,7 +12,8 @@ impl ForeignStream {
     ///
     /// # Safety
     /// `native` is a live `CUstream` of the device that it is adopted for (0 and 1 are the legacy default stream), and its
-    /// owner keeps it alive while a handle of it is in use.
+    /// owner keeps it alive while a handle of it is in use. While a capture of it is looked into
+    /// ([`Driver::stream_capture_info`](crate::Driver::stream_capture_info)), no other thread works with it past that handle.
     pub const unsafe fn new(native: u64) -> Self {
         Self { native, context: 0 }
     }

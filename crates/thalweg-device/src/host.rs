@@ -60,6 +60,10 @@ pub(crate) unsafe trait Resolve {
 /// addresses may mean one byte; physical addresses name bytes.
 pub(crate) type PhysicalRanges = SmallVec<[(u64, u64); 1]>;
 
+/// What device memory is aligned to where a host function sees it: a [controlled](crate::sim::SimDriver::controlled) simulator
+/// gives an update a copy, and no address of a copy is rounder.
+pub(crate) const ALIGNMENT: usize = align_of::<u128>();
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Borrow {
     Shared,
@@ -92,11 +96,12 @@ impl<'a> HostLaunch<'a> {
         Self { grid, block, arguments, accesses, memory, borrows: RefCell::new(SmallVec::new()) }
     }
 
-    /// `count` elements from `start` on, to be read. The range must lie inside one declared access.
+    /// `count` elements from `start` on, to be read. The range must lie inside one declared access. Elements may want an
+    /// alignment of 16 bytes and no more, here and below.
     pub fn read<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&[T], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Shared)?;
-        // SAFETY: `borrow` checked that the range is declared, mapped and aligned, and that this command holds no mutable
-        // slice or cells over it; `Resolve` promises that no conflicting command runs while this one does.
+        // SAFETY: `borrow` checked that the range is declared and mapped, that its address here is aligned, and that this
+        // command holds no mutable slice or cells over it; `Resolve` promises that no conflicting command runs while this one does.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
     }
 
@@ -120,6 +125,12 @@ impl<'a> HostLaunch<'a> {
 
     fn borrow<T: Pod>(&self, start: DevicePointer, count: usize, kind: Borrow) -> Result<*mut T, HostFault> {
         let address = start.address();
+        if align_of::<T>() > ALIGNMENT {
+            return Err(HostFault(format!(
+                "elements are aligned to {} bytes; a host function has device memory aligned to {ALIGNMENT}",
+                align_of::<T>()
+            )));
+        }
         let bytes = (count as u64)
             .checked_mul(size_of::<T>() as u64)
             .ok_or_else(|| HostFault(format!("{count} elements of {} bytes: too many", size_of::<T>())))?;
@@ -143,6 +154,10 @@ impl<'a> HostLaunch<'a> {
             )));
         }
         let (pointer, ranges) = self.memory.resolve(address, bytes)?;
+        assert!(
+            pointer.cast::<T>().is_aligned(),
+            "host memory is as round as device memory, up to {ALIGNMENT}"
+        );
         let mut borrows = self.borrows.borrow_mut();
         for (start, length) in ranges {
             let mut held = false;

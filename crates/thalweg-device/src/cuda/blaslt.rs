@@ -155,7 +155,7 @@ struct Key {
     a: Layout,
     b: Layout,
     d: Layout,
-    batch: u64,
+    batch: i32,
     format: ElementFormat,
     compute: ComputeFormat,
     has_addend: bool,
@@ -179,7 +179,16 @@ impl Key {
                 let (rows, leading) = (layout.rows, layout.leading_dimension);
                 return Err(format!("the rows of {name} have {rows} elements and are {leading} apart"));
             }
+            let farthest = layout.leading_dimension.max(layout.batch_stride);
+            if i64::try_from(farthest).is_err() {
+                return Err(format!(
+                    "rows or matrices of {name} are {farthest} elements apart, more than 2^63 - 1"
+                ));
+            }
         }
+        let batch = i32::try_from(call.batch).map_err(|_| {
+            format!("a batch of {} products: one call takes {} at most, so divide it", call.batch, i32::MAX)
+        })?;
         if call.batch > 1 && d.batch_stride == 0 {
             return Err("all outputs of the batch would lie in one place".to_owned());
         }
@@ -187,7 +196,7 @@ impl Key {
             return Err("a factor is not a number".to_owned());
         }
         let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
-        let (batch, format, compute) = (call.batch, call.format, call.compute);
+        let (format, compute) = (call.format, call.compute);
         Ok(Self { device, a, b, d, batch, format, compute, has_addend: call.beta != 0.0, workspace_bytes })
     }
 }
@@ -264,18 +273,17 @@ impl BlasLt {
         Ok(Owned { api: Arc::clone(&self.api), raw, destroy })
     }
 
-    fn layout(&self, format: ElementFormat, layout: &Layout, batch: u64) -> Result<Owned> {
-        let leading = i64::try_from(layout.leading_dimension).unwrap_or(i64::MAX);
+    fn layout(&self, format: ElementFormat, layout: &Layout, count: i32) -> Result<Owned> {
+        // The key has none that are greater.
+        let (leading, stride) = (layout.leading_dimension as i64, layout.batch_stride as i64);
         let owned = self.own(BlasTable::layout_destroy, |table, raw| {
             // SAFETY: writes one handle.
             unsafe { table.layout_create(raw, format.0, layout.rows, layout.columns, leading) }
         })?;
-        let count = i32::try_from(batch).unwrap_or(i32::MAX);
-        let stride = i64::try_from(layout.batch_stride).unwrap_or(i64::MAX);
         // SAFETY: the first attribute is an `int32_t`, the second an `int64_t`; both are read at once.
         unsafe {
             let set = self.api.table.layout_set(owned.raw, LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4);
-            self.api.check(set, || format!("a batch of {batch}"))?;
+            self.api.check(set, || format!("a batch of {count}"))?;
             let set =
                 self.api.table.layout_set(owned.raw, LAYOUT_BATCH_OFFSET, (&raw const stride).cast(), 8);
             self.api.check(set, || format!("matrices {stride} elements apart"))?;
@@ -518,6 +526,12 @@ mod tests {
         assert!(refuse(|c| c.d.leading_dimension = 2).contains("rows of d"));
         assert!(refuse(|c| c.d.transposed = true).contains("output"));
         assert!(refuse(|c| c.batch = 2).contains("one place"));
+        assert!(
+            refuse(|c| (c.batch, c.d.batch_stride) = (1 << 31, 6)).contains("a batch of 2147483648 products")
+        );
+        assert!(
+            refuse(|c| c.a.batch_stride = 1 << 63).contains("of a are 9223372036854775808 elements apart")
+        );
     }
 
     #[test]

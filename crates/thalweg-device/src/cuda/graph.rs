@@ -2,7 +2,8 @@
 //!
 //! The graph of a running capture has a handle before the capture ends: it can be described, and its nodes can be named as
 //! dependencies. Calls that begin, end or look into captures take one lock, so that such a graph cannot end between the look
-//! and the use; the question whether a stream captures at all, which hot paths ask, takes none.
+//! and the use; so do calls that make a graph share what its commands use. The question whether a stream captures at all,
+//! which hot paths ask, takes none.
 //!
 //! A node's handle is the driver's own pointer. It is never followed here, and is only given back to the driver after it was
 //! found among the nodes of the graph that it is used in. To find it there takes a look at all of them, so a capture remembers
@@ -88,7 +89,23 @@ struct RawInfo {
     status: u32,
     id: u64,
     graph: RawGraph,
-    dependencies: Vec<RawGraphNode>,
+    /// The driver's own list of what the stream's next command depends on.
+    nodes: *const RawGraphNode,
+    count: usize,
+}
+
+impl RawInfo {
+    /// A copy of the list.
+    ///
+    /// # Safety
+    /// No call on the stream, and no end of its capture, came after the look, or comes before this returns.
+    unsafe fn dependencies(&self) -> Vec<RawGraphNode> {
+        if self.status != sys::CAPTURE_ACTIVE || self.count == 0 || self.nodes.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the driver says that `count` nodes are at `nodes` until the next call on the stream.
+        unsafe { std::slice::from_raw_parts(self.nodes, self.count) }.to_vec()
+    }
 }
 
 pub(super) const fn mode_number(mode: CaptureMode) -> u32 {
@@ -114,7 +131,7 @@ impl CudaDriver {
         Ok(status)
     }
 
-    /// The graph that the stream captures into, if it does.
+    /// The graph that the stream captures into, if it does. It stays while the caller has the lock of the captures.
     pub(super) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
         if self.capture_status(stream, "cuStreamIsCapturing")? != sys::CAPTURE_ACTIVE {
             return Ok(None);
@@ -158,14 +175,7 @@ impl CudaDriver {
             }
         };
         self.cuda.check(outcome, || format!("a stream of device {}", stream.device))?;
-        let dependencies = if status != sys::CAPTURE_ACTIVE || count == 0 || nodes.is_null() {
-            Vec::new()
-        } else {
-            // SAFETY: the driver says that `count` nodes are at `nodes`; they stay there until the next call on the
-            // stream, and are copied now.
-            unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
-        };
-        Ok(RawInfo { status, id, graph, dependencies })
+        Ok(RawInfo { status, id, graph, nodes, count })
     }
 
     pub(super) fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
@@ -242,12 +252,17 @@ impl CudaDriver {
 
     pub(super) fn stream_capture_info(&self, handle: StreamHandle) -> Result<CaptureInfo> {
         let call = "cuStreamGetCaptureInfo";
-        let stream = self.streams.get(handle.raw(), call)?;
-        self.enter_stream(&stream)?;
-        // Allocators ask this all the time, and the answer is nearly always no.
-        if self.capture_status(&stream, call)? == sys::CAPTURE_NONE {
-            return Ok(CaptureInfo::none());
+        {
+            // Allocators ask this all the time, and the answer is nearly always no.
+            let stream = self.streams.get(handle.raw(), call)?;
+            self.enter_stream(&stream)?;
+            if self.capture_status(&stream, call)? == sys::CAPTURE_NONE {
+                return Ok(CaptureInfo::none());
+            }
         }
+        // What the driver tells of the dependencies is good until the next call on the stream, by whichever thread.
+        let stream = self.streams.get_alone(handle.raw(), call)?;
+        self.enter_stream(&stream)?;
         let mut captures = lock(&self.captures);
         let info = self.raw_info(&stream)?;
         let status = match info.status {
@@ -263,8 +278,11 @@ impl CudaDriver {
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
-        graph.known.extend(&info.dependencies);
-        let dependencies = info.dependencies.into_iter().map(handle_of).collect();
+        // SAFETY: nobody else is in a call on the stream while its entry is held alone (who made a `ForeignStream` promised so
+        // for others that know it), and the lock of the captures keeps it from ending.
+        let dependencies = unsafe { info.dependencies() };
+        graph.known.extend(&dependencies);
+        let dependencies = dependencies.into_iter().map(handle_of).collect();
         Ok(CaptureInfo { status, id: info.id, graph: Some(graph.handle), dependencies })
     }
 

@@ -10,7 +10,7 @@
 //! two guards of one slot at once: a writer that waits between the two would block the thread for ever.
 
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::{Code, Error, Result};
 
@@ -52,6 +52,17 @@ impl<T> Deref for Entry<'_, T> {
     }
 }
 
+/// A looked-up object that no other call uses.
+pub(super) struct EntryAlone<'a, T>(RwLockWriteGuard<'a, Slot<T>>);
+
+impl<T> Deref for EntryAlone<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.value.as_ref().expect("an entry is of a slot that is taken")
+    }
+}
+
 impl<T> Table<T> {
     pub(super) fn new(kind: &'static str) -> Self {
         Self { kind, chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::default() }
@@ -85,6 +96,16 @@ impl<T> Table<T> {
             return Err(self.unknown(handle, call));
         }
         Ok(Entry(slot))
+    }
+
+    /// The object of the handle, once no other call uses it; none begins to while the guard lives.
+    pub(super) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
+        let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
+        let slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        if slot.generation != generation(handle) || slot.value.is_none() {
+            return Err(self.unknown(handle, call));
+        }
+        Ok(EntryAlone(slot))
     }
 
     /// Ends the object: waits for the calls that use it, runs `destroy`, and frees the slot if that succeeded.
@@ -185,6 +206,22 @@ mod tests {
             let error = table.get(wrong, "look").err().expect("wrong");
             assert_eq!(error.code(), Code::InvalidHandle, "{wrong:#x}");
         }
+    }
+
+    #[test]
+    fn who_has_an_object_alone_keeps_other_calls_from_it() {
+        let table = Table::new("number");
+        let handle = table.insert(7);
+        std::thread::scope(|scope| {
+            let alone = table.get_alone(handle, "look").expect("live");
+            let other = scope.spawn(|| *table.get(handle, "look").expect("live"));
+            assert!(table.slot(handle).expect("a slot").try_read().is_err());
+            assert_eq!(*alone, 7);
+            drop(alone);
+            assert_eq!(other.join().expect("no panic"), 7);
+        });
+        table.remove(handle, "end", |_| Ok(())).expect("remove");
+        assert_eq!(table.get_alone(handle, "look").err().map(|e| e.code()), Some(Code::InvalidHandle));
     }
 
     #[test]

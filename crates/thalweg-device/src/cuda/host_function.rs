@@ -6,14 +6,16 @@
 //! a *user object* that the graph and all its executables share, that none of them is left.
 
 use std::ffi::c_void;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
 use super::context::Fault;
 use super::driver::CudaDriver;
+use super::graph::UnderConstruction;
 use super::handles::lock;
 use super::pinned::PinnedBlock;
 use super::stream::Stream;
@@ -94,11 +96,15 @@ impl CudaDriver {
         let call = "cuLaunchHostFunc";
         let stream = self.streams.get(stream.raw(), call)?;
         let device = self.submit_on(&stream)?;
+        // Dropped behind the lock: what a closure owns may have anything in its destructor.
+        let _own = Arc::clone(&function);
+        let _captures = lock(&self.captures);
         let graph = self.graph_under_construction(&stream)?;
         let fault = Arc::clone(&device.fault);
         let number = register(Kept::Call(Call { function, label, fault, repeats: graph.is_some() }));
         if let Some(graph) = graph {
-            self.give_to_graph(graph, number)?;
+            // SAFETY: the graph was found under the lock of the captures, which is still held.
+            unsafe { self.give_to_graph(graph, number)? };
         }
         // SAFETY: `run` takes any number; the stream is looked up.
         let outcome = unsafe { self.cuda.table.launch_host_function(stream.raw, run, number as *mut c_void) };
@@ -111,20 +117,34 @@ impl CudaDriver {
 
     /// Makes the graph that the stream captures into, if it does, share the block: its replays use it.
     ///
-    /// Called after the command was queued, so that a capture that began just before is seen.
+    /// Called after the command was queued, for a stream may have joined a capture just before; and by who has had the lock of
+    /// the captures since before it was queued, so that what it may have become a part of has not ended.
     pub(super) fn keep_for_capture(
         &self,
         stream: &Stream,
-        block: impl FnOnce() -> Arc<PinnedBlock>,
+        block: &Arc<PinnedBlock>,
+        _captures: &MutexGuard<'_, FxHashMap<u64, UnderConstruction>>,
     ) -> Result<()> {
-        match self.graph_under_construction(stream)? {
-            Some(graph) => self.give_to_graph(graph, register(Kept::Pinned { _block: block() })),
+        let kept = self.graph_under_construction(stream).and_then(|graph| match graph {
+            // SAFETY: the graph was found under the lock of the captures, which the caller still holds.
+            Some(graph) => unsafe {
+                self.give_to_graph(graph, register(Kept::Pinned { _block: Arc::clone(block) }))
+            },
             None => Ok(()),
+        });
+        if kept.is_err() {
+            // The graph may have the command all the same, and nothing says when its last replay is over: the block stays.
+            mem::forget(Arc::clone(block));
         }
+        kept
     }
 
     /// Ties a registered object to the life of a graph and its executables.
-    fn give_to_graph(&self, graph: RawGraph, number: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// The graph is under construction by a capture that cannot end meanwhile: it was found under the lock of the captures,
+    /// and the lock is held.
+    unsafe fn give_to_graph(&self, graph: RawGraph, number: u64) -> Result<()> {
         let table = &self.cuda.table;
         let mut object = RawUserObject::default();
         // SAFETY: `release` takes any number; writes one handle.
@@ -141,8 +161,8 @@ impl CudaDriver {
             forget(number);
             return Err(error);
         }
-        // SAFETY: the graph is under construction by a capture of a stream that the caller holds; the object was just made
-        // and its only reference moves to the graph.
+        // SAFETY: the graph is alive, by the caller's promise; the object was just made and its only reference moves to the
+        // graph.
         let outcome =
             unsafe { table.graph_retain_user_object(graph, object, 1, sys::GRAPH_USER_OBJECT_MOVE) };
         if let Err(error) = self.cuda.check(outcome, || "an object of a captured graph".to_owned()) {

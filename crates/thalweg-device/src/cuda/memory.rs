@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::driver::CudaDriver;
+use super::handles::lock;
 use super::ranges::{Lookup, Range, RangeKind};
 use super::sys::{
     self, AccessDescription, AllocationProperties, MemoryLocation, PoolProperties, RawDevice, RawPhysical,
@@ -499,10 +500,13 @@ impl CudaDriver {
                     return Ok(());
                 }
                 let (block, _) = self.pinned.find(host, bytes, call)?;
+                block.note_use(stream.device);
                 let (start, raw) = (host.address() as *mut c_void, stream.raw);
                 let table = &self.cuda.table;
+                let captures = lock(&self.captures);
                 // SAFETY: the range lies in a pinned block, which is held until the command is queued; `host_free` waits
-                // for queued work, and a capture is given a share of the block below. The other range is device memory.
+                // for queued work of the devices that were noted, and a capture, which neither begins nor ends meanwhile, is
+                // given a share of the block below. The other range is device memory.
                 let outcome = unsafe {
                     match copy.target {
                         Endpoint::Device(_) => {
@@ -512,7 +516,7 @@ impl CudaDriver {
                     }
                 };
                 self.cuda.check(outcome, || describe(copy))?;
-                self.keep_for_capture(&stream, || Arc::clone(&block))
+                self.keep_for_capture(&stream, &block, &captures)
             }
         }
     }

@@ -2,7 +2,9 @@
 //!
 //! A block is shared by the table of live blocks, by the calls that are using it, and by captured graphs that copy from or
 //! to it. `host_free` takes it out of the table; the memory goes back when the last of the others lets go of it, so
-//! neither a call in flight nor a later replay finds it gone.
+//! neither a call in flight nor a later replay finds it gone. Before it goes back, every device whose streams copied from or to
+//! it is waited for: that the driver does so itself is documented for no other device than the current one, and for memory
+//! that it did not allocate not even there.
 //!
 //! The host touches a block through relaxed atomics only, since a copy engine or another thread may touch the same bytes at
 //! the same time: such a race gives stale or torn bytes, and no undefined behaviour. (Two threads may meet with accesses
@@ -28,9 +30,24 @@ pub(super) struct PinnedBlock {
     bytes: u64,
     /// Memory of the process that the driver was given to pin; `None` where the driver allocated it.
     registered: Option<Anonymous>,
+    /// A bit for each device whose streams were given copies from or to it; the last stands for all that are beyond.
+    used_by: AtomicU64,
 }
 
 impl PinnedBlock {
+    fn new(start: u64, bytes: u64, registered: Option<Anonymous>) -> Self {
+        Self { start, bytes, registered, used_by: AtomicU64::new(0) }
+    }
+
+    /// Notes that a stream of the device is about to be given a copy from or to the block.
+    #[inline]
+    pub(super) fn note_use(&self, device: u32) {
+        let bit = bit_of(device);
+        if self.used_by.load(Ordering::Relaxed) & bit == 0 {
+            self.used_by.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
     /// Allocates in the current context, for all devices. Zeroed.
     pub(super) fn allocate(cuda: &Cuda, bytes: u64, write_combined: bool) -> Result<Self> {
         let mut pointer: *mut c_void = std::ptr::null_mut();
@@ -41,7 +58,7 @@ impl PinnedBlock {
         cuda.check(outcome, || format!("{bytes} bytes of pinned host memory"))?;
         // SAFETY: the driver gave `size` bytes at this address, and nobody else knows it yet.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, size) };
-        Ok(Self { start: pointer as u64, bytes, registered: None })
+        Ok(Self::new(pointer as u64, bytes, None))
     }
 
     /// Takes memory from the system, has some threads touch it, and pins it, for all devices. Zeroed.
@@ -56,7 +73,7 @@ impl PinnedBlock {
         let outcome =
             unsafe { cuda.table.host_register(pointer.cast(), bytes as usize, sys::HOST_REGISTER_PORTABLE) };
         cuda.check(outcome, what)?;
-        Ok(Self { start: pointer as u64, bytes, registered: Some(memory) })
+        Ok(Self::new(pointer as u64, bytes, Some(memory)))
     }
 
     /// The address for the driver.
@@ -68,10 +85,11 @@ impl PinnedBlock {
         self.bytes
     }
 
-    /// Gives the memory back. The caller has the only share of the block, and drops it on success.
+    /// Gives the memory back. The caller has the only share of the block, drops it on success, and has waited for the devices
+    /// that use it.
     fn free(&self, cuda: &Cuda) -> Result<()> {
         // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nobody else has
-        // a share of it; for copies that are still queued the driver itself waits before it unpins the pages.
+        // a share of it, and copies that were queued are done.
         let outcome = unsafe {
             match self.registered {
                 None => cuda.table.host_free(self.pointer()),
@@ -157,6 +175,10 @@ impl PinnedBlock {
     }
 }
 
+const fn bit_of(device: u32) -> u64 {
+    1 << if device < 63 { device } else { 63 }
+}
+
 /// The live blocks by address, and those that were freed while somebody used them.
 #[derive(Default)]
 pub(super) struct Pinned {
@@ -222,20 +244,17 @@ impl CudaDriver {
 
     pub(super) fn host_free(&self, pointer: HostPointer) -> Result<()> {
         let address = pointer.address();
-        // The driver waits for the device's work in any current context.
-        let device = self.devices.iter().find(|device| device.existing_context().is_some());
-        self.enter(device.map_or(0, |device| device.index))?;
-        let block = {
+        let mut block = {
             let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
             live.remove(&address).ok_or_else(|| {
                 let detail = format!("{pointer:?} is not the start of a live allocation of pinned memory");
                 Error::new(Code::InvalidValue, "cuMemFreeHost", detail)
             })?
         };
-        if Arc::strong_count(&block) > 1 {
+        if Arc::get_mut(&mut block).is_none() {
             // A call in flight or a captured graph has a share; a block that left the table gains no new ones.
             lock(&self.pinned.retired).push(block);
-        } else if let Err(error) = block.free(&self.cuda) {
+        } else if let Err(error) = self.free_unshared(&block) {
             let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
             live.insert(address, block);
             return Err(error);
@@ -244,15 +263,30 @@ impl CudaDriver {
         Ok(())
     }
 
+    /// Gives back a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
+    fn free_unshared(&self, block: &PinnedBlock) -> Result<()> {
+        let used_by = block.used_by.load(Ordering::Relaxed);
+        let has_context = || self.devices.iter().filter(|device| device.existing_context().is_some());
+        for device in has_context().filter(|device| used_by & bit_of(device.index) != 0) {
+            self.enter(device.index)?;
+            // SAFETY: waits for the current context.
+            let outcome = unsafe { self.cuda.table.context_synchronize() };
+            self.cuda.check(outcome, || format!("device {}, which uses {:#x}", device.index, block.start))?;
+        }
+        // Any context will do for the rest.
+        self.enter(has_context().next().map_or(0, |device| device.index))?;
+        block.free(&self.cuda)
+    }
+
     /// Frees the retired blocks that nobody shares any more.
     fn release_retired(&self) {
         let idle: Vec<Arc<PinnedBlock>> = {
             let mut retired = lock(&self.pinned.retired);
-            retired.extract_if(.., |block| Arc::strong_count(block) == 1).collect()
+            retired.extract_if(.., |block| Arc::get_mut(block).is_some()).collect()
         };
         for block in idle {
             // The caller freed another block: what this one answers is no answer to that call. It is tried again later.
-            if block.free(&self.cuda).is_err() {
+            if self.free_unshared(&block).is_err() {
                 lock(&self.pinned.retired).push(block);
             }
         }
@@ -283,7 +317,7 @@ mod tests {
 
     /// A block over memory of the test's own.
     fn block(memory: &mut [u64]) -> PinnedBlock {
-        PinnedBlock { start: memory.as_mut_ptr() as u64, bytes: memory.len() as u64 * 8, registered: None }
+        PinnedBlock::new(memory.as_mut_ptr() as u64, memory.len() as u64 * 8, None)
     }
 
     #[test]
@@ -304,6 +338,16 @@ mod tests {
                 assert_eq!(touched, source.len(), "offset {offset}, length {length}");
             }
         }
+    }
+
+    #[test]
+    fn the_devices_that_use_a_block_are_noted() {
+        let mut memory = [0_u64; 1];
+        let block = block(&mut memory);
+        [3, 0, 3, 63, 200].into_iter().for_each(|device| block.note_use(device));
+        let noted: Vec<u32> =
+            (0..300).filter(|&device| block.used_by.load(Ordering::Relaxed) & bit_of(device) != 0).collect();
+        assert_eq!(noted, [0, 3].into_iter().chain(63..300).collect::<Vec<u32>>());
     }
 
     #[test]

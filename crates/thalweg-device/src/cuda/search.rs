@@ -6,7 +6,7 @@
 //! 1. a copy that this process has loaded already (another copy beside it would be a second, unrelated CUDA);
 //! 2. the file that `THALWEG_<LIBRARY>_LIBRARY` names; when it is set and cannot be loaded the search ends there;
 //! 3. the loader's own path (`LD_LIBRARY_PATH`, the loader's cache);
-//! 4. the toolkit of `CUDA_HOME` or `CUDA_PATH`;
+//! 4. the toolkit of `CUDA_HOME` or `CUDA_PATH` (roots are absolute paths, here and below; others are left out);
 //! 5. the `nvidia-*` wheels of the active Python, found by the layout of folders alone: no Python is run;
 //! 6. folders where installers put them.
 //!
@@ -139,8 +139,10 @@ impl SearchEnvironment {
             .into_iter()
             .filter_map(|library| Some((library, PathBuf::from(get(library.variable())?))))
             .collect();
+        // Never below the current folder, which may be anybody's: what is found there would be run.
+        let root = |name: &str| get(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let mut toolkits: Vec<PathBuf> = Vec::new();
-        toolkits.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(&get).map(PathBuf::from));
+        toolkits.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(root));
         toolkits.dedup();
         let paths = |name: &str| -> Vec<PathBuf> {
             get(name)
@@ -148,14 +150,14 @@ impl SearchEnvironment {
                 .unwrap_or_default()
         };
         let mut pythons: Vec<PathBuf> = Vec::new();
-        pythons.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(&get).map(PathBuf::from));
+        pythons.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(root));
         if let Some(python) = paths("PATH").iter().map(|f| f.join("python3")).find(|file| file.exists()) {
             // The folder as it is named, and as it resolves: a virtual environment links to its base's interpreter.
             let root_of = |file: &Path| file.parent().and_then(Path::parent).map(Path::to_path_buf);
             pythons.extend(root_of(&python));
             pythons.extend(python.canonicalize().ok().as_deref().and_then(root_of));
         }
-        pythons.extend(get("HOME").map(|home| PathBuf::from(home).join(".local")));
+        pythons.extend(root("HOME").map(|home| home.join(".local")));
         let mut seen = Vec::new();
         pythons.retain(|root| {
             !seen.contains(root) && {
@@ -516,6 +518,17 @@ mod tests {
         assert_eq!(environment.pythons[0], root.join("venv"));
         assert_eq!(environment.pythons.iter().filter(|p| **p == root.join("venv")).count(), 1);
         std::fs::remove_dir_all(&root).expect("clean up");
+    }
+
+    #[test]
+    fn nothing_is_looked_for_below_the_current_folder() {
+        let value = |name: &str| match name {
+            "CUDA_HOME" | "VIRTUAL_ENV" | "HOME" | "PATH" | "PYTHONPATH" => Some(".".into()),
+            "CUDA_PATH" | "CONDA_PREFIX" => Some("cuda".into()),
+            _ => None,
+        };
+        let SearchEnvironment { toolkits, packages, pythons, .. } = SearchEnvironment::from_variables(value);
+        assert_eq!([toolkits, packages, pythons], [const { Vec::<PathBuf>::new() }; 3]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) struct Snapshot {
 struct Stretch {
     start: u64,
     before: Vec<u8>,
-    /// The kernel's own. Aligned as device memory is, as far as any type needs.
+    /// The kernel's own. Aligned as device memory is, up to [`ALIGNMENT`](crate::host::ALIGNMENT).
     work: Vec<u128>,
 }
 

@@ -277,3 +277,30 @@ fn a_freed_address_does_not_come_back_at_once() {
     let all = driver.memory_allocate(0, 16 << 20).unwrap();
     driver.memory_free(all).unwrap();
 }
+
+/// More than any number needs.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u64; 8]);
+
+// SAFETY: a line of zeros is eight numbers.
+unsafe impl bytemuck::Zeroable for Line {}
+// SAFETY: it is eight numbers without anything between or behind them.
+unsafe impl bytemuck::Pod for Line {}
+
+#[test]
+fn elements_that_are_rounder_than_memory_are_refused_under_every_schedule() {
+    for schedule in (0..10).flat_map(schedules) {
+        let driver = controlled(schedule);
+        let stream = driver.stream_create(0, 0).unwrap();
+        let line = driver.memory_allocate(0, 64).unwrap();
+        launch(&driver, stream, &[Access::read_write(line, 64)], move |launch| {
+            launch.write::<Line>(line, 1)?[0].0[0] += 1;
+            Ok(())
+        })
+        .unwrap();
+        let error = driver.stream_synchronize(stream).expect_err("the kernel failed");
+        assert_eq!(error.code(), Code::LaunchFailed);
+        assert!(error.detail().contains("aligned to 64 bytes"), "{error}");
+    }
+}
