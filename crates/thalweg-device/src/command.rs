@@ -62,6 +62,23 @@ impl AccessMode {
     }
 }
 
+/// Bytes again and again at one distance.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Step {
+    /// Bytes from each to the next.
+    pub bytes: u64,
+    /// How often; with 1 the step is none.
+    pub count: u64,
+}
+
+impl Step {
+    /// No step.
+    pub const NONE: Self = Self { bytes: 0, count: 1 };
+}
+
+/// How many steps can be said of a strided operand.
+pub const STEPS: usize = 4;
+
 /// Which bytes of its range a command touches. Drivers order commands by whole ranges; a [checker](crate::check) would
 /// raise false alarms over the gaps of strided operands if it did.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -69,15 +86,28 @@ pub enum Touch {
     /// Every byte.
     #[default]
     All,
-    /// The first `chunk_bytes` of every `step_bytes`, from the start on, and nothing of the gaps between.
-    Rows {
-        /// Bytes that are touched in each step; at least 1.
+    /// The first `chunk_bytes` from the start on, and the same again at each step, and all of that at each of the next step,
+    /// and nothing between: the bytes of a block of a matrix, say, or of a tensor. Each step is as long at least as
+    /// what it repeats.
+    Strided {
+        /// Bytes that follow one another; at least 1.
         chunk_bytes: u64,
-        /// Bytes from one chunk to the next; more than `chunk_bytes`.
-        step_bytes: u64,
+        /// From the shortest step to the longest.
+        steps: [Step; STEPS],
     },
-    /// Some bytes, which ones is not said.
-    Some,
+    /// Some bytes, which ones is not said: it depends on data, most likely.
+    Some {
+        /// How many at most.
+        most_bytes: u64,
+    },
+}
+
+impl Touch {
+    /// The first `chunk_bytes` of every `step_bytes`, `count` times.
+    pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
+        let first = Step { bytes: step_bytes, count };
+        Self::Strided { chunk_bytes, steps: [first, Step::NONE, Step::NONE, Step::NONE] }
+    }
 }
 
 /// A range of bytes that a command touches, in device memory or in pinned host memory (their addresses never meet).

@@ -40,7 +40,7 @@ pub mod sim;
 
 pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
 pub use command::{
-    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, Touch,
+    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, Step, Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};

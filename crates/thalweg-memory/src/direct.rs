@@ -134,7 +134,8 @@ impl ArenaState {
             None => upstream.free(address, size_bytes, arena.home.stream),
         };
         self.order.pop_ready();
-        if freed.is_err() {
+        // The driver refuses what no launch has left allocated, and what went with the graph: such memory is the graph's own.
+        if freed.is_err() && !self.frees_in_graph(arena) {
             // It is tried again behind a later event.
             let again = vec![crate::order::Use::noted(arena.home.stream)];
             self.order.free(block, again, &arena.common.surroundings());

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_device::{Access, AccessMode, DevicePointer, Label, Launch, Touch};
+use thalweg_device::{Access, AccessMode, DevicePointer, Label, Launch, STEPS, Step, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Arguments, Geometry, Kernel, OperandGeometry};
 
@@ -159,14 +159,17 @@ fn union(a: &Access, b: &Access) -> Access {
     let start = a.start.min(b.start);
     let end = (a.start + a.bytes).max(b.start + b.bytes);
     let is_one = (a.start, a.bytes, a.touch) == (b.start, b.bytes, b.touch);
-    let touch = if is_one { a.touch } else { Touch::Some };
+    let touch = if is_one { a.touch } else { Touch::Some { most_bytes: end - start } };
     Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
 }
 
 /// Which bytes of its span an operand touches.
 fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
     match &geometry.operands[operand] {
-        OperandGeometry::Gathered { .. } => Touch::Some,
+        OperandGeometry::Gathered { .. } => {
+            let points = geometry.rows().saturating_mul(geometry.points());
+            Touch::Some { most_bytes: points.saturating_mul(element_bytes) }
+        }
         OperandGeometry::Strided { row_strides, inner_strides } => {
             let rows = geometry.row_shape.iter().zip(row_strides);
             let inner = geometry.inner_shape.iter().zip(inner_strides);
@@ -180,20 +183,33 @@ pub fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64
     let mut dimensions: SmallVec<[(u64, u64); 8]> =
         dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
     dimensions.sort_unstable_by_key(|&(_, stride)| stride);
-    let (mut chunk, mut rows) = (1, None);
+    let points = dimensions.iter().fold(1, |points: u64, (extent, _)| points.saturating_mul(*extent));
+    // Elements that follow one another, elements from the first to behind the last, and the steps between.
+    let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[Step; STEPS]>::new());
     for (extent, stride) in dimensions {
-        match rows {
+        let whole = (extent - 1) * stride;
+        let nests = stride >= reach && steps.len() < STEPS;
+        match steps.last_mut() {
             // Within the chunk, or right behind it.
-            None if stride <= chunk => chunk += (extent - 1) * stride,
-            None => rows = Some((stride, extent)),
-            Some((step, count)) if stride == step * count => rows = Some((step, count * extent)),
-            Some(_) => return Touch::Some,
+            None if stride <= chunk => chunk += whole,
+            // The same step goes on.
+            Some(last) if stride % last.bytes == 0 && stride / last.bytes <= last.count => {
+                last.count += whole / last.bytes;
+            }
+            _ if nests => steps.push(Step { bytes: stride, count: extent }),
+            // They interleave, or are too many.
+            _ => return Touch::Some { most_bytes: points.saturating_mul(element_bytes) },
         }
+        reach += whole;
     }
-    rows.map_or(Touch::All, |(step, _)| Touch::Rows {
-        chunk_bytes: chunk * element_bytes,
-        step_bytes: step * element_bytes,
-    })
+    if steps.is_empty() {
+        return Touch::All;
+    }
+    let mut list = [Step::NONE; STEPS];
+    for (place, Step { bytes, count }) in list.iter_mut().zip(steps) {
+        *place = Step { bytes: bytes * element_bytes, count };
+    }
+    Touch::Strided { chunk_bytes: chunk * element_bytes, steps: list }
 }
 
 #[cfg(test)]
@@ -259,13 +275,26 @@ mod tests {
     #[test]
     fn the_gaps_of_strided_operands_are_told() {
         let touch = |dimensions: &[(u64, u64)]| touch_of(dimensions.iter().copied(), 4);
-        let rows = |chunk_bytes, step_bytes| Touch::Rows { chunk_bytes, step_bytes };
         assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
         assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
-        assert_eq!(touch(&[(3, 8), (4, 1)]), rows(16, 32), "columns of a matrix");
-        assert_eq!(touch(&[(5, 2)]), rows(4, 8), "every other element");
-        assert_eq!(touch(&[(2, 24), (3, 8), (4, 1)]), rows(16, 32), "planes that follow one another");
-        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), Touch::Some, "planes with gaps between them");
+        assert_eq!(touch(&[(3, 8), (4, 1)]), Touch::rows(16, 32, 3), "columns of a matrix");
+        assert_eq!(touch(&[(5, 2)]), Touch::rows(4, 8, 5), "every other element");
+        assert_eq!(
+            touch(&[(2, 24), (3, 8), (4, 1)]),
+            Touch::rows(16, 32, 6),
+            "planes that follow one another"
+        );
+        assert_eq!(touch(&[(5, 4), (3, 2)]), Touch::rows(4, 8, 11), "windows that slide by two");
         assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
+        let steps = [(32, 3), (400, 2), (0, 1), (0, 1)].map(|(bytes, count)| Step { bytes, count });
+        let block = Touch::Strided { chunk_bytes: 16, steps };
+        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), block, "planes with gaps between them");
+        let some = |most_bytes| Touch::Some { most_bytes };
+        assert_eq!(touch(&[(10, 3), (10, 4)]), some(400), "steps that interleave");
+        assert_eq!(
+            touch(&[2, 5, 11, 23, 47].map(|stride| (2, stride))),
+            some(128),
+            "more steps than can be said"
+        );
     }
 }

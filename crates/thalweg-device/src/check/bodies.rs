@@ -82,7 +82,7 @@ impl Model {
                     let inside = self.put(body, &predecessors, nodes);
                     predecessors.extend(ends(body).map(|end| inside[end as usize]));
                 }
-                NodeWork::Accesses(SmallVec::new())
+                NodeWork::Accesses(Vec::new())
             } else {
                 node.work.clone()
             };

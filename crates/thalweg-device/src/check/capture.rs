@@ -130,7 +130,17 @@ impl Model {
         let number = self.number + 1;
         let strand = self.hosts[0].strand;
         let (start, bytes, mode) = (access.start, access.bytes, access.mode);
-        let mark = Mark { strand, site, number, start, bytes, launch: 0, mode, kind: MarkKind::Command };
+        let mark = Mark {
+            strand,
+            site,
+            number,
+            start,
+            bytes,
+            launch: 0,
+            mode,
+            kind: MarkKind::Command,
+            is_certain: true,
+        };
         for trouble in troubles {
             self.report(&trouble, &mark, &Clock::default());
         }
@@ -178,7 +188,17 @@ impl Model {
             clock.learn(strand, number);
             let kind = MarkKind::Command;
             let mode = AccessMode::Read;
-            let mark = Mark { strand, site: node.site, number, start: 0, bytes: 0, launch, mode, kind };
+            let mark = Mark {
+                strand,
+                site: node.site,
+                number,
+                start: 0,
+                bytes: 0,
+                launch,
+                mode,
+                kind,
+                is_certain: true,
+            };
             self.run_node(node, &clock, mark);
             if place.is_awaited {
                 awaited.insert(index as u32, clock.clone());
@@ -247,7 +267,7 @@ fn learn(driver: &dyn Driver, handle: Option<GraphHandle>, graph: &mut Graph, no
             }
             Some(found) => {
                 let predecessors = found.iter().map(|before| graph.handles[before]).collect();
-                let work = NodeWork::Accesses(SmallVec::new());
+                let work = NodeWork::Accesses(Vec::new());
                 graph.push(node, Node { predecessors, site: 0, work });
             }
         }

@@ -99,8 +99,7 @@ impl CheckedDriver {
         // Nothing runs on a lost device any more, so what it had is over.
         let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
         if let (true, Some(clock)) = (is_over, clock) {
-            let host = self.host();
-            self.lock().saw(host, &clock);
+            self.seen(&mut self.lock(), &clock);
         }
         answer
     }
@@ -119,11 +118,10 @@ impl CheckedDriver {
             (frontier(&mut model), model.depart(start, site))
         };
         let result = call();
-        let host = self.host();
         let mut model = self.lock();
         model.departed(taken, result.is_ok());
         if result.is_ok() {
-            model.saw(host, &clock);
+            self.seen(&mut model, &clock);
         }
         result
     }
@@ -160,7 +158,17 @@ impl CheckedDriver {
         let strand = model.hosts[host as usize].strand;
         let access = Access::new(start, bytes as u64, mode);
         let kind = MarkKind::Host;
-        let mark = Mark { strand, site, number, start, bytes: access.bytes, launch: 0, mode, kind };
+        let mark = Mark {
+            strand,
+            site,
+            number,
+            start,
+            bytes: access.bytes,
+            launch: 0,
+            mode,
+            kind,
+            is_certain: true,
+        };
         let clock = std::mem::take(&mut model.hosts[host as usize].clock);
         model.touch(&clock, mark, &access, Manner::Submitted);
         model.hosts[host as usize].clock = clock;

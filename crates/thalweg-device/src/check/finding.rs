@@ -117,6 +117,8 @@ pub struct Work {
     pub start: u64,
     /// How many bytes it touches.
     pub bytes: u64,
+    /// Whether it touches some of them only, and which is not known.
+    pub is_some: bool,
     /// The stream, host thread or graph that it is part of.
     pub actor: String,
     /// Its number among all the program's work, in the order of submission.
@@ -142,6 +144,8 @@ pub struct History {
 pub struct Finding {
     /// What.
     pub kind: FindingKind,
+    /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range.
+    pub is_certain: bool,
     /// The work that came first in the order of submission, where there are two.
     pub first: Option<Work>,
     /// The work at which it showed.
@@ -166,7 +170,8 @@ impl fmt::Display for Work {
         };
         write!(f, "{}{does}", self.site)?;
         if self.mode.is_some() {
-            write!(f, " {}", Range(self.start, self.bytes))?;
+            let some = if self.is_some { " some of" } else { "" };
+            write!(f, "{some} {}", Range(self.start, self.bytes))?;
         }
         write!(f, ", on {}, as number {}", self.actor, self.number)?;
         if let Some(launch) = &self.launch {
@@ -207,7 +212,8 @@ fn paragraph(f: &mut fmt::Formatter<'_>, heading: &str, text: &str) -> fmt::Resu
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kind.title(), Range(self.range.0, self.range.1))?;
+        let overlap = if self.is_certain { "" } else { ", which they may both touch" };
+        write!(f, "{}: {}{overlap}", self.kind.title(), Range(self.range.0, self.range.1))?;
         if let Some(first) = &self.first {
             paragraph(f, "first:", &first.to_string())?;
             paragraph(f, "then:", &self.second.to_string())?;

@@ -37,7 +37,7 @@ pub(super) struct Captured {
 #[derive(Clone, Debug)]
 pub(super) enum NodeWork {
     /// It touches memory, or nothing.
-    Accesses(SmallVec<[Captured; 3]>),
+    Accesses(Vec<Captured>),
     /// It allocates memory of the graph.
     Allocate { start: u64, bytes: u64 },
     /// It frees it.
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     fn node(predecessors: &[u32]) -> Node {
-        Node { predecessors: predecessors.into(), site: 0, work: NodeWork::Accesses(SmallVec::new()) }
+        Node { predecessors: predecessors.into(), site: 0, work: NodeWork::Accesses(Vec::new()) }
     }
 
     #[test]

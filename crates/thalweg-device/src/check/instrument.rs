@@ -65,6 +65,11 @@ pub trait Instrument: Send + Sync {
     /// of pinned memory.
     fn label_next(&self, label: Label);
 
+    /// Says whether the calling thread's calls from now on are an allocator's own, and gives what was so before. What such a call
+    /// waits for, or asks about and finds done, is over, so its memory may be used again; but it orders nothing of the
+    /// program, which knows nothing of that call and may not count on it.
+    fn exchange_internal(&self, is_internal: bool) -> bool;
+
     /// From now on the calling thread is a host thread of its own, and is ordered with others by [`host_release`] and
     /// [`host_acquire`] alone. All threads that nobody has introduced count as one.
     ///

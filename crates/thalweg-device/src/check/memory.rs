@@ -2,10 +2,11 @@
 
 use smallvec::SmallVec;
 
+use super::bytes::Bytes;
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::model::{HostId, Model};
-use super::shadow::{Mark, MarkKind};
+use super::shadow::{Mark, MarkKind, Seen, Written};
 use super::site::SiteId;
 use super::space::{Departed, ELSEWHERE, ObjectKind, Taken};
 use super::touch::{Troubles, add, trouble};
@@ -68,26 +69,39 @@ impl Model {
         let number = self.number + 1;
         let strand = self.hosts[host as usize].strand;
         let (mode, kind) = (AccessMode::Write, MarkKind::Free);
-        let mark = Mark { strand, site, number, start, bytes, launch: 0, mode, kind };
+        let mark = Mark { strand, site, number, start, bytes, launch: 0, mode, kind, is_certain: true };
         for trouble in troubles {
             self.report(&trouble, &mark, &known);
         }
     }
 
-    /// Stream-ordered memory is there from this piece of work on.
+    /// Stream-ordered memory is there from this piece of work on. In a graph that is launched again, what others still do with
+    /// the memory of the launch before must be over.
     pub(super) fn given_out(&mut self, clock: &Clock, mark: Mark, start: u64, bytes: u64) {
         debug_assert!(mark.is_before(clock), "whoever works knows of itself");
-        let mark = Mark { start, bytes, mode: AccessMode::Write, kind: MarkKind::Allocation, ..mark };
+        let mark = Mark { start, bytes, mode: AccessMode::Write, ..mark };
+        let given = Mark { kind: MarkKind::Allocation, ..mark };
+        let (mut known, mut troubles) = (clock.clone(), Troubles::new());
+        known.join(&self.observed);
         for piece in self.space.translate(start, bytes) {
             if piece.object == ELSEWHERE {
                 continue;
             }
             let shadow = &mut self.space.object(piece.object).shadow;
-            shadow.each(piece.start, piece.end, |_, _, state| {
-                state.wrote(&mark);
-                state.is_written = false;
+            shadow.each(&Bytes::range(piece.start, piece.end), true, |Seen { first, end, state, .. }| {
+                // The address stays the graph's, whoever gave up what a launch left there.
+                let is_use = |other: &&Mark| matches!(other.kind, MarkKind::Command | MarkKind::Host);
+                let late = state.marks().filter(is_use).find(|other| !other.is_before(&known)).copied();
+                if let Some(other) = late {
+                    let kind = FindingKind::Race;
+                    add(&mut troubles, trouble(kind, Some(other), state.block, &piece, first, end));
+                }
+                state.wrote(&given);
+                state.written = Written::No;
             });
-            shadow.fuse(piece.start, piece.end);
+        }
+        for trouble in troubles {
+            self.report(&trouble, &mark, clock);
         }
     }
 
@@ -96,18 +110,19 @@ impl Model {
         let Some(mapping) = self.space.starting_at(start) else { return };
         let bytes = mapping.end - start;
         let mark = Mark { start, bytes, mode: AccessMode::Write, kind: MarkKind::Free, ..mark };
-        let mut troubles = Troubles::new();
+        let (mut known, mut troubles) = (clock.clone(), Troubles::new());
+        // An allocator that saw a use complete may free behind it.
+        known.join(&self.observed);
         for piece in self.space.translate(start, bytes) {
             let shadow = &mut self.space.object(piece.object).shadow;
-            shadow.each(piece.start, piece.end, |first, end, state| {
-                let late = state.marks().find(|other| !other.is_before(clock)).copied();
+            shadow.each(&Bytes::range(piece.start, piece.end), true, |Seen { first, end, state, .. }| {
+                let late = state.marks().find(|other| !other.is_before(&known)).copied();
                 if let Some(other) = late {
                     let kind = FindingKind::FreeBeforeLastUse;
                     add(&mut troubles, trouble(kind, Some(other), state.block, &piece, first, end));
                 }
                 state.wrote(&mark);
             });
-            shadow.fuse(piece.start, piece.end);
         }
         for trouble in troubles {
             self.report(&trouble, &mark, clock);

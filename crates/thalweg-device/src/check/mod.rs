@@ -18,7 +18,8 @@
 //! # How it is built
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
-//! - `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
+//! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`:
+//!   lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
 //! - `collective`: which parts meet. `told`: programs that do not go through this driver.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
 //!
@@ -32,6 +33,7 @@
 
 mod blocks;
 mod bodies;
+mod bytes;
 mod capture;
 mod clock;
 mod collective;
@@ -54,6 +56,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::clock::Clock;
 use self::driver::work;
 pub use self::finding::{Finding, FindingKind, History, Site, SourceLine, WIDTH, Work};
 pub use self::instrument::{BlockKind, HostClock, Instrument, UseKind};
@@ -82,6 +85,8 @@ thread_local! {
     static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
     /// Where the thread is in a program that tells of its work.
     static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
+    /// Whether the calls of this thread are an allocator's own.
+    static INTERNAL: Cell<bool> = const { Cell::new(false) };
 }
 
 impl CheckedDriver {
@@ -127,6 +132,14 @@ impl CheckedDriver {
         INTRODUCED.with_borrow(|known| {
             known.iter().find(|(checker, _)| *checker == self.number).map_or(0, |(_, host)| *host)
         })
+    }
+
+    /// The calling thread has seen all this complete.
+    fn seen(&self, model: &mut Model, clock: &Clock) {
+        if INTERNAL.get() {
+            return model.observed.join(clock);
+        }
+        model.saw(self.host(), clock);
     }
 
     /// The end of a call: its answer, or what was found since there were `before` findings.
@@ -201,6 +214,10 @@ impl Instrument for CheckedDriver {
 
     fn label_next(&self, label: Label) {
         LABEL.set(Some(label));
+    }
+
+    fn exchange_internal(&self, is_internal: bool) -> bool {
+        INTERNAL.replace(is_internal)
     }
 
     fn introduce_thread(&self, name: &str) {

@@ -378,6 +378,16 @@ impl Model {
     /// A mark of the stream's command of this number.
     pub(super) fn mark(&self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
-        Mark { strand, site, number, start: 0, bytes: 0, launch: 0, mode: AccessMode::Write, kind }
+        Mark {
+            strand,
+            site,
+            number,
+            start: 0,
+            bytes: 0,
+            launch: 0,
+            mode: AccessMode::Write,
+            kind,
+            is_certain: true,
+        }
     }
 }

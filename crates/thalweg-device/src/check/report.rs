@@ -49,6 +49,8 @@ impl Model {
         }
         let finding = Finding {
             kind: trouble.kind,
+            is_certain: trouble.kind != FindingKind::Race
+                || mark.is_certain && trouble.other.is_none_or(|other| other.is_certain),
             first: trouble.other.map(|other| self.work_of(&other)),
             second: self.work_of(mark),
             range: (trouble.start, trouble.end - trouble.start),
@@ -76,6 +78,7 @@ impl Model {
             mode: touches.then_some(mark.mode),
             start: mark.start,
             bytes: mark.bytes,
+            is_some: !mark.is_certain,
             actor: self.actor_name(mark),
             number: mark.number,
         }

@@ -1,17 +1,15 @@
 //! What happens to bytes: every access is held against the shadow of the bytes that it touches.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
+use super::bytes::{Bytes, Parts};
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::graph::Owner;
 use super::model::Model;
-use super::shadow::{BlockId, Mark, MarkKind, State};
+use super::shadow::{BlockId, Mark, MarkKind, Seen, State, Written};
 use super::space::{ELSEWHERE, ObjectId, ObjectKind, Piece, Pieces};
 use crate::{Access, AccessMode, Touch};
-
-/// Rows of an access that are looked at one by one; of an operand with more, the range is looked at as a whole.
-const ROWS: u64 = 1024;
 
 /// Something is wrong with an access.
 #[derive(Clone, Copy, Debug)]
@@ -41,37 +39,72 @@ pub(super) enum Manner {
     Told,
 }
 
-/// What an access of an actor with this clock finds, and leaves behind, in the bytes of a span.
+/// What an access of an actor with this clock finds, and leaves behind, in the bytes that it touches.
 struct Look<'a> {
     clock: &'a Clock,
     mark: Mark,
     reads_before: bool,
     writes: bool,
-    is_exact: bool,
+    manner: Manner,
+    /// What the bytes are afterwards, if it writes.
+    written: Written,
+    /// Whether somebody has written any of them before.
+    found_written: bool,
+    /// Of those bytes of which some were written: which those are, how many may have been written, and how many it reads.
+    found_some: SmallVec<[(u64, u64, u64); 1]>,
+    /// The block that the first of them belongs to.
+    holder: Option<BlockId>,
 }
 
 impl Look<'_> {
-    /// The mark that this access is not ordered after, if there is one.
+    /// The mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it can be.
     fn conflict(&self, state: &State) -> Option<Mark> {
         // What was given back stays so, however well the use of it is ordered.
         let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
-        if write.is_some() || !self.writes {
+        if write.is_some() {
             return write;
         }
-        state.reads.iter().find(|read| !read.is_before(self.clock)).copied()
+        let meets = |other: &&Mark| (self.writes || other.mode.writes()) && !other.is_before(self.clock);
+        state.since.iter().filter(meets).max_by_key(|other| other.is_certain).copied()
     }
 
-    fn visit(&self, state: &mut State) -> (Option<Mark>, bool) {
-        let conflict = self.conflict(state);
-        let uninitialised = self.reads_before && self.is_exact && !state.is_written;
-        if self.writes {
-            state.wrote(&self.mark);
-        } else {
-            state.read(&self.mark, self.clock);
-            // Said once is enough.
-            state.is_written |= uninitialised;
+    /// Whom it meets, and whether it reads what nobody has written.
+    fn visit(&mut self, seen: &mut Seen<'_>) -> (Option<Mark>, bool) {
+        let conflict = self.conflict(seen.state);
+        let mut reads_nothing = false;
+        match seen.state.written {
+            Written::Yes => self.found_written = true,
+            Written::No => reads_nothing = self.reads_before && self.mark.is_certain,
+            Written::Some { number, most_bytes } => {
+                self.found_written = true;
+                let bytes = (seen.end - seen.first).saturating_mul(seen.rows);
+                match self.found_some.iter_mut().find(|some| some.0 == number) {
+                    Some(some) => some.2 += bytes,
+                    None => self.found_some.push((number, most_bytes, bytes)),
+                }
+            }
         }
-        (conflict, uninitialised)
+        let state = &mut seen.state;
+        match (self.writes, self.mark.is_certain) {
+            (true, true) => state.wrote(&self.mark),
+            (true, false) => state.may_have_been_written(&self.mark, self.clock, self.written),
+            (false, _) => state.read(&self.mark, self.clock),
+        }
+        if reads_nothing {
+            // Said once is enough.
+            state.written = Written::Yes;
+        }
+        (conflict, reads_nothing)
+    }
+
+    /// Whether it is certain, from all bytes together, that it reads some that nobody has written.
+    fn reads_nothing(&self) -> bool {
+        let less_was_written = |some: &(u64, u64, u64)| some.2 > some.1;
+        self.reads_before
+            && match self.mark.is_certain {
+                true => self.found_some.iter().any(less_was_written),
+                false => !self.found_written,
+            }
     }
 }
 
@@ -81,83 +114,102 @@ impl Model {
         if access.bytes == 0 {
             return;
         }
-        let mark = Mark { start: access.start, bytes: access.bytes, mode: access.mode, ..mark };
-        let rows = rows(access);
-        let look = Look {
+        let bytes = Bytes::of(access);
+        let (start, is_certain) = (access.start, bytes.is_some());
+        let mark = Mark { start, bytes: access.bytes, mode: access.mode, is_certain, ..mark };
+        let pieces = self.space.translate(start, access.bytes);
+        let writes = access.mode.writes();
+        let written = if writes && !is_certain {
+            self.some_written(&pieces, access, mark.number)
+        } else {
+            Written::Yes
+        };
+        let mut look = Look {
             clock,
             mark,
             reads_before: access.mode != AccessMode::Write && manner != Manner::Told,
-            writes: access.mode.writes(),
-            is_exact: rows.is_some(),
+            writes,
+            manner,
+            written,
+            found_written: false,
+            found_some: SmallVec::new(),
+            holder: None,
         };
         let mut troubles = Troubles::new();
-        let mut holder = None;
-        match rows {
-            None | Some((_, _, 1)) => {
-                self.touch_range(&look, access.start, access.bytes, manner, &mut holder, &mut troubles);
+        let whole = bytes.unwrap_or_else(|| Bytes::range(start, start.saturating_add(access.bytes)));
+        let mut rest: Parts = smallvec![whole];
+        for piece in &pieces {
+            let end = piece.address + (piece.end - piece.start);
+            let mut beyond = Parts::new();
+            for part in rest {
+                let (within, behind) = part.split(end);
+                within.into_iter().for_each(|part| self.touch_part(&mut look, part, piece, &mut troubles));
+                beyond.extend(behind);
             }
-            Some((chunk, step, count)) => {
-                for row in 0..count {
-                    let start = access.start + row * step;
-                    let bytes = chunk.min(access.start + access.bytes - start);
-                    self.touch_range(&look, start, bytes, manner, &mut holder, &mut troubles);
-                }
-            }
+            rest = beyond;
+        }
+        if let (true, Some(piece)) = (look.reads_nothing(), pieces.first()) {
+            let (kind, block) = (FindingKind::Uninitialised, look.holder.unwrap_or_default());
+            let found = trouble(kind, None, block, piece, piece.start, piece.start + access.bytes);
+            add(&mut troubles, found);
         }
         for trouble in troubles {
             self.report(&trouble, &mark, clock);
         }
     }
 
-    fn touch_range(
-        &mut self,
-        look: &Look<'_>,
-        start: u64,
-        bytes: u64,
-        manner: Manner,
-        holder: &mut Option<BlockId>,
-        troubles: &mut Troubles,
-    ) {
-        for piece in self.space.translate(start, bytes) {
-            if piece.object == ELSEWHERE
-                && manner == Manner::Submitted
-                && self.space.departed(piece.address).is_some()
-            {
-                add(troubles, trouble(FindingKind::UseAfterFree, None, 0, &piece, piece.start, piece.end));
-                continue;
-            }
-            let object = self.space.object(piece.object);
-            let has_blocks = object.has_blocks && manner == Manner::Submitted;
-            let (mut count, mut strays) = (0, false);
-            object.shadow.each(piece.start, piece.end, |first, end, state| {
-                count += 1;
-                let (conflict, uninitialised) = look.visit(state);
-                let mut say =
-                    |kind, other| add(troubles, trouble(kind, other, state.block, &piece, first, end));
-                if let Some(other) = conflict {
-                    say(kind_of(&other), Some(other));
-                }
-                if uninitialised {
-                    say(FindingKind::Uninitialised, None);
-                }
-                if has_blocks {
-                    let block = *holder.get_or_insert(state.block);
-                    if block != state.block || block == 0 {
-                        strays = true;
-                        say(FindingKind::OutOfBounds, None);
-                    }
+    /// What bytes are of which somebody writes some: all writes of that kind together may have written so many of them.
+    fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
+        let most_bytes = match access.touch {
+            Touch::Some { most_bytes } => most_bytes,
+            _ => access.bytes,
+        };
+        let mut former: SmallVec<[(u64, u64); 2]> = SmallVec::new();
+        for piece in pieces {
+            self.space.object(piece.object).shadow.look(piece.start, piece.end, |_, _, state| {
+                if let Written::Some { number, most_bytes } = state.written
+                    && !former.contains(&(number, most_bytes))
+                {
+                    former.push((number, most_bytes));
                 }
             });
-            if count > 1 && look.writes {
-                object.shadow.fuse(piece.start, piece.end);
+        }
+        let most_bytes = former.iter().fold(most_bytes, |sum, (_, most)| sum.saturating_add(*most));
+        Written::Some { number, most_bytes }
+    }
+
+    /// The part of an access that lies in one piece of memory.
+    fn touch_part(&mut self, look: &mut Look<'_>, part: Bytes, piece: &Piece, troubles: &mut Troubles) {
+        let is_submitted = look.manner == Manner::Submitted;
+        if piece.object == ELSEWHERE && is_submitted && self.space.departed(piece.address).is_some() {
+            add(troubles, trouble(FindingKind::UseAfterFree, None, 0, piece, piece.start, piece.end));
+            return;
+        }
+        let object = self.space.object(piece.object);
+        let has_blocks = object.has_blocks && is_submitted;
+        let (first, reach) = (part.start - piece.address + piece.start, part.reach());
+        let mut strays = false;
+        object.shadow.each(&part.moved(first), look.writes, |mut seen| {
+            let (conflict, reads_nothing) = look.visit(&mut seen);
+            let block = seen.state.block;
+            let mut say =
+                |kind, other| add(troubles, trouble(kind, other, block, piece, seen.first, seen.end));
+            if let Some(other) = conflict {
+                say(kind_of(&other), Some(other));
             }
-            if has_blocks && !strays && holder.is_some_and(|block| self.blocks.is_freed(block)) {
-                let block = holder.unwrap_or_default();
-                add(
-                    troubles,
-                    trouble(FindingKind::UseAfterFree, None, block, &piece, piece.start, piece.end),
-                );
+            if reads_nothing {
+                say(FindingKind::Uninitialised, None);
             }
+            if *look.holder.get_or_insert(block) != block || block == 0 {
+                strays = true;
+                if has_blocks {
+                    say(FindingKind::OutOfBounds, None);
+                }
+            }
+        });
+        let holder = look.holder.unwrap_or_default();
+        if has_blocks && !strays && self.blocks.is_freed(holder) {
+            add(troubles, trouble(FindingKind::UseAfterFree, None, holder, piece, first, first + reach));
         }
     }
 
@@ -220,22 +272,5 @@ pub(super) fn add(troubles: &mut Troubles, new: Trouble) {
         Some(known) if known.end == new.start => known.end = new.end,
         Some(_) => {}
         None => troubles.push(new),
-    }
-}
-
-/// The rows of an access, as bytes a row, bytes from one to the next, and how many; `None` where it is not said which bytes
-/// are touched, or there are too many rows to look at.
-fn rows(access: &Access) -> Option<(u64, u64, u64)> {
-    match access.touch {
-        Touch::All => Some((access.bytes, access.bytes, 1)),
-        Touch::Some => None,
-        Touch::Rows { chunk_bytes, step_bytes } => {
-            let count = access.bytes.div_ceil(step_bytes.max(1));
-            (chunk_bytes > 0 && chunk_bytes <= step_bytes && count <= ROWS).then_some((
-                chunk_bytes,
-                step_bytes,
-                count,
-            ))
-        }
     }
 }

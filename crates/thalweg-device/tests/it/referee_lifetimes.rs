@@ -187,9 +187,41 @@ const UNINITIALISED_MEMORY: &[Case] = &[
         let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
         w.work(w.a, "add", &[Access::read_write(fresh, BYTES)]);
     }),
-    ("some of it is read", &[], |w| {
+    ("some of it is read, and some was written", &[], |w| {
         let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-        w.work(w.a, "gather", &[Access::read(fresh, BYTES).touching(Touch::Some)]);
+        w.work(w.a, "write", &[Access::write(fresh, 64)]);
+        w.work(w.a, "gather", &[Access::read(fresh, BYTES).touching(Touch::Some { most_bytes: 64 })]);
+    }),
+    ("some of it is read, and nothing was written", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        w.work(w.a, "gather", &[Access::read(fresh, BYTES).touching(Touch::Some { most_bytes: 64 })]);
+    }),
+    ("some of it is written, and as much is read", &[], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        let some = Touch::Some { most_bytes: 64 };
+        w.work(w.a, "scatter", &[Access::write(fresh, BYTES).touching(some)]);
+        w.work(w.a, "scatter", &[Access::write(fresh, BYTES).touching(some)]);
+        w.work(w.a, "read", &[Access::read(fresh.offset(64), 128)]);
+    }),
+    ("some of it is written, and more is read", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
+        let some = Touch::Some { most_bytes: 64 };
+        w.work(w.a, "scatter", &[Access::write(fresh, BYTES).touching(some)]);
+        w.work(w.a, "scatter", &[Access::write(fresh, BYTES).touching(some)]);
+        w.work(w.a, "read", &[Access::read(fresh.offset(64), 129)]);
+    }),
+    ("some columns of many rows are written, and more are read", &[Uninitialised], |w| {
+        let fresh = w.driver.memory_allocate(0, 64 * 4096).unwrap();
+        let columns = |bytes| Touch::rows(bytes, 64, 4096);
+        w.work(w.a, "write", &[Access::write(fresh, 64 * 4095 + 16).touching(columns(16))]);
+        w.work(w.a, "read", &[Access::read(fresh, 64 * 4095 + 16).touching(columns(16))]);
+        w.work(w.a, "read more", &[Access::read(fresh, 64 * 4095 + 17).touching(columns(17))]);
+    }),
+    ("a scatter hides no race of what came before it", &[Race], |w| {
+        w.work(w.a, "write", &[Access::write(w.x, 64)]);
+        w.order(w.a, w.b);
+        w.work(w.b, "scatter", &[Access::write(w.x, BYTES).touching(Touch::Some { most_bytes: 64 })]);
+        w.work(w.c, "read", &[Access::read(w.x, 64)]);
     }),
     ("a block that comes back is fresh", &[Uninitialised], |w| {
         let block = w.take(w.a);
@@ -200,23 +232,23 @@ const UNINITIALISED_MEMORY: &[Case] = &[
     }),
     ("the gaps between rows are not read", &[], |w| {
         let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-        let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
+        let rows = Touch::rows(64, 256, 16);
         w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
         w.work(w.a, "read rows", &[Access::read(fresh, BYTES).touching(rows)]);
     }),
     ("the gaps between rows are read", &[Uninitialised], |w| {
         let fresh = w.driver.memory_allocate(0, BYTES).unwrap();
-        let rows = Touch::Rows { chunk_bytes: 64, step_bytes: 256 };
+        let rows = Touch::rows(64, 256, 16);
         w.work(w.a, "write rows", &[Access::write(fresh, BYTES).touching(rows)]);
         w.read(w.a, fresh);
     }),
     ("rows between rows do not meet", &[], |w| {
-        let rows = Touch::Rows { chunk_bytes: 128, step_bytes: 256 };
+        let rows = Touch::rows(128, 256, 16);
         w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
         w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
     }),
     ("rows that overlap do", &[Race], |w| {
-        let rows = Touch::Rows { chunk_bytes: 129, step_bytes: 256 };
+        let rows = Touch::rows(129, 256, 15);
         w.work(w.a, "even", &[Access::write(w.x, BYTES).touching(rows)]);
         w.work(w.b, "odd", &[Access::write(w.x.offset(128), BYTES - 128).touching(rows)]);
     }),

@@ -167,12 +167,13 @@ impl Check {
             let _current = gpu.device().make_current();
             program(&gpu)
         });
-        let is_faulted = machine.faults_struck() > 0;
+        // Asked when it is needed: a fault may strike as late as in the wait for the last work.
+        let is_faulted = || machine.faults_struck() > 0;
         let mut problems = Vec::new();
         match outcome {
             Err(panic) => problems.push(Problem::Panic { message: panic.message, location: panic.location }),
-            Ok(Err(text)) if !is_faulted => problems.push(Problem::Error(text)),
-            Ok(_) if !self.allows_leaks => match panics::catch(|| leaks(&gpu, &used_before, is_faulted)) {
+            Ok(Err(text)) if !is_faulted() => problems.push(Problem::Error(text)),
+            Ok(_) if !self.allows_leaks => match panics::catch(|| leaks(&gpu, &used_before, &is_faulted)) {
                 Ok(found) => problems.extend(found),
                 Err(panic) => {
                     problems.push(Problem::Panic { message: panic.message, location: panic.location });
@@ -193,11 +194,11 @@ impl Check {
 }
 
 /// What is still held when the program is over and its work is done.
-fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: bool) -> Vec<Problem> {
+fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     let mut found = Vec::new();
     for (device, used_before) in gpu.devices.iter().zip(used_before) {
         // A lost device answers nothing any more; what it held is not the program's fault.
-        if device.synchronize().is_err() && is_faulted {
+        if device.synchronize().is_err() && is_faulted() {
             continue;
         }
         if let Err(error) = device.empty_cache() {
@@ -218,7 +219,7 @@ fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: bool) -> Vec<Problem> {
             found.push(Problem::Lost { device: device.to_string(), bytes: lost_bytes });
         }
     }
-    found.extend(pinned_leaks(gpu, is_faulted));
+    found.extend(pinned_leaks(gpu, is_faulted()));
     found
 }
 

@@ -21,6 +21,8 @@ mod memory;
 mod pinned;
 mod pool_sharing;
 mod referee;
+mod referee_fuzz;
+mod referee_programs;
 mod sharing;
 mod sim_check;
 mod streams;

@@ -1,0 +1,144 @@
+//! Small programs with a bug, each beside its right twin: what the referee says of both.
+
+use thalweg_device::check::FindingKind;
+use thalweg_device::{DevicePointer, FillPattern};
+use thalweg_memory::Settings;
+use thalweg_runtime::sim::{Check, Failure, Gpu, Problem};
+use thalweg_runtime::{Buffer, CaptureOptions, Graph, Label, Result, Stream};
+
+const BYTES: u64 = 1024;
+
+#[track_caller]
+fn fill(stream: &Stream, buffer: &Buffer) -> Result<()> {
+    stream.fill(buffer.pointer(), FillPattern::U8(1), BYTES, Label::here("fill"))
+}
+
+#[track_caller]
+fn read(stream: &Stream, from: DevicePointer) -> Result<()> {
+    stream.copy_to_host(&mut [0; BYTES as usize], from, Label::here("read"))
+}
+
+/// A copy on the device: the host waits for nothing.
+#[track_caller]
+fn copy(stream: &Stream, target: &Buffer, source: DevicePointer) -> Result<()> {
+    stream.copy_on_device(target.pointer(), source, BYTES, Label::here("copy"))
+}
+
+#[track_caller]
+fn kind(failure: &Failure) -> FindingKind {
+    match failure.problem() {
+        Problem::Finding(finding) => finding.kind,
+        problem => panic!("{problem}"),
+    }
+}
+
+fn stream_ordered() -> Check {
+    Check::new().allocator(Settings::parse("backend:cudaMallocAsync").unwrap())
+}
+
+/// A stream overwrites what another writes. In between memory of one is used on the other and dropped, and the allocator asks
+/// whether that use is over before it gives the memory out again.
+fn freed(gpu: &Gpu, waits: bool) -> Result<()> {
+    let [a, b] = [Stream::new(gpu.device())?, Stream::new(gpu.device())?];
+    let shared = Buffer::new(&a, BYTES)?;
+    b.wait_stream(&a)?;
+    fill(&a, &shared)?;
+    let passing = Buffer::new(&b, BYTES)?;
+    a.wait_stream(&b)?;
+    fill(&a, &passing)?;
+    passing.record_use(&a);
+    drop(passing);
+    let next = Buffer::new(&b, BYTES)?;
+    fill(&b, &next)?;
+    if waits {
+        b.wait_stream(&a)?;
+    }
+    fill(&b, &shared)?;
+    shared.record_stream(&b);
+    Ok(())
+}
+
+#[test]
+fn what_the_allocator_asks_orders_nothing_of_the_program() {
+    for seed in 0..200 {
+        let check = || Check::new().seeds(seed..seed + 1).without_shrinking();
+        let failure =
+            check().find(|gpu| freed(gpu, false)).expect_err("the wait is missing under every schedule");
+        assert_eq!(kind(&failure), FindingKind::Race, "{failure}");
+    }
+    Check::new().seeds(0..200).run(|gpu| freed(gpu, true));
+}
+
+/// A graph whose memory is the driver's own is launched again while another stream reads what it gave.
+fn relaunched(gpu: &Gpu, waits: bool) -> Result<()> {
+    let (main, side) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
+    let target = Buffer::new(&side, BYTES)?;
+    let options = CaptureOptions { stream: Some(main.clone()), ..CaptureOptions::default() };
+    let (graph, output) = Graph::capture(gpu.device(), options, || {
+        let output = Buffer::new(&main, BYTES)?;
+        fill(&main, &output)?;
+        Ok(output)
+    })?;
+    graph.replay_on(&main)?;
+    side.wait_stream(&main)?;
+    copy(&side, &target, output.pointer())?;
+    if waits {
+        main.wait_stream(&side)?;
+    }
+    graph.replay_on(&main)?;
+    gpu.device().synchronize()
+}
+
+#[test]
+fn a_graph_that_is_launched_again_waits_for_the_readers_of_what_it_gave() {
+    for check in [Check::new, stream_ordered] {
+        let failure =
+            check().find(|gpu| relaunched(gpu, false)).expect_err("the graph overwrites what is read");
+        assert_eq!(kind(&failure), FindingKind::Race, "{failure}");
+        check().run(|gpu| relaunched(gpu, true));
+    }
+}
+
+#[test]
+fn an_output_of_a_graph_may_be_dropped_before_and_after_the_graph() {
+    // With memory of the driver's own: a free of what no launch has left allocated is none.
+    for replays in 0..3 {
+        for graph_first in [false, true] {
+            stream_ordered().seeds(0..20).run(|gpu| -> Result<()> {
+                let stream = gpu.device().current_stream();
+                let (graph, output) = Graph::capture(gpu.device(), CaptureOptions::default(), || {
+                    let stream = gpu.device().current_stream();
+                    let output = Buffer::new(&stream, BYTES)?;
+                    fill(&stream, &output)?;
+                    Ok(output)
+                })?;
+                for _ in 0..replays {
+                    graph.replay()?;
+                }
+                if replays > 0 {
+                    read(&stream, output.pointer())?;
+                }
+                if graph_first {
+                    drop(graph);
+                    drop(output);
+                } else {
+                    drop(output);
+                    graph.replay()?;
+                    drop(graph);
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn a_fault_that_strikes_in_the_last_wait_is_not_the_programs() {
+    // The only command runs when the machine waits for the end.
+    let program = |gpu: &Gpu| -> Result<()> {
+        let stream = Stream::new(gpu.device())?;
+        let buffer = Buffer::new(&stream, BYTES)?;
+        fill(&stream, &buffer)
+    };
+    Check::new().seeds(0..400).with_faults().run(program);
+}
