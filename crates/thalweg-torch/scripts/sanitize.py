@@ -6,6 +6,7 @@ Each program runs twice in a process of its own, under `python -m thalweg_torch 
 its first line names, with `RIGHT = True` it has not. Prints a table; the exit status is the number of programs that were judged wrongly.
 """
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -169,14 +170,14 @@ def judge(name, is_right):
 
 def main():
     names = sys.argv[1:] or list(PROGRAMS)
+    jobs = [(name, is_right) for name in names for is_right in (False, True)]
     wrong = 0
-    for name in names:
-        for is_right in (False, True):
-            is_well, status, found, text = judge(name, is_right)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for (name, is_right), (is_well, status, found, text) in zip(jobs, pool.map(lambda job: judge(*job), jobs)):
             wrong += not is_well
             verdict = "ok" if is_well else "WRONG"
             print(f"{verdict:5}  {'right' if is_right else 'buggy'}  {name}: status {status}, {', '.join(found) or 'nothing'}", flush=True)
-            if not is_well or (not is_right and name == names[0]):
+            if not is_well or (name, is_right) == jobs[0]:
                 print(text)
     return wrong
 
