@@ -36,14 +36,14 @@ use std::io::{self, Write};
 
 pub use model::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    Tone,
+    StageRow, Tone,
 };
 
 const TEMPLATE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 
 /// In the order in which they build on each other.
-const SCRIPTS: [&str; 10] = [
+const SCRIPTS: [&str; 12] = [
     include_str!("page/text.js"),
     include_str!("page/data.js"),
     include_str!("page/profile.js"),
@@ -52,6 +52,8 @@ const SCRIPTS: [&str; 10] = [
     include_str!("page/chart.js"),
     include_str!("page/segments.js"),
     include_str!("page/lists.js"),
+    include_str!("page/flame.js"),
+    include_str!("page/events.js"),
     include_str!("page/page.js"),
     include_str!("page/self_test.js"),
 ];

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::encode;
-use crate::model::{Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, Tone};
+use crate::model::{Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, StageRow, Tone};
 
 /// The object that `page/data.js` reads as `meta`.
 pub fn meta(model: &PageModel) -> String {
@@ -36,6 +36,10 @@ fn device(json: &mut Json, device: &DevicePage) {
     json.key("curves").list(&device.curves, curve);
     json.key("figures").list(&device.figures, figure);
     json.key("findings").texts(device.findings.iter().map(String::as_str));
+    json.key("stages").list(&device.stages, stage);
+    json.key("settings").list(&device.settings, |json, (name, value)| {
+        json.texts([name.as_str(), value.as_str()]);
+    });
     match device.card_bytes {
         Some(bytes) => json.key("cardBytes").number(bytes as f64),
         None => json.key("cardBytes").null(),
@@ -53,6 +57,18 @@ fn mark(json: &mut Json, mark: &Mark) {
         MarkKind::Annotation => "annotation",
     });
     json.key("text").text(&mark.text);
+    json.close('}');
+}
+
+fn stage(json: &mut Json, stage: &StageRow) {
+    json.open('{');
+    json.key("name").text(&stage.name);
+    json.key("times").number(f64::from(stage.times));
+    json.key("duration").number(stage.duration_us as f64);
+    json.key("live").number(stage.peak_live_bytes as f64);
+    json.key("own").number(stage.peak_own_bytes as f64);
+    json.key("reserved").number(stage.peak_reserved_bytes as f64);
+    json.key("position").number(f64::from(stage.peak_position));
     json.close('}');
 }
 

@@ -57,6 +57,29 @@ pub struct DevicePage {
     pub findings: Vec<String>,
     /// The size of the card, in bytes, if it is known: a line in the chart.
     pub card_bytes: Option<u64>,
+    /// The stages that the program marked.
+    pub stages: Vec<StageRow>,
+    /// How the allocator was set when this was recorded: names and values.
+    pub settings: Vec<(String, String)>,
+}
+
+/// A stage that the program marked, with all its times. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct StageRow {
+    /// Its name.
+    pub name: String,
+    /// How often it was entered.
+    pub times: u32,
+    /// How long it took, all together, in microseconds.
+    pub duration_us: i64,
+    /// The most that was live at once in it.
+    pub peak_live_bytes: u64,
+    /// The most that was live at once in it beyond what was live at its start.
+    pub peak_own_bytes: u64,
+    /// The most that was reserved at once in it.
+    pub peak_reserved_bytes: u64,
+    /// After how many events most was live in it.
+    pub peak_position: u32,
 }
 
 /// The life of one block.

@@ -32,6 +32,8 @@ class Page {
     this.chart = new Chart(this);
     this.overview = new Overview(this);
     this.map = new SegmentMap(this);
+    this.flame = new Flame(this);
+    this.events = new EventList(this);
     this.stale = new Set();
     this.listen();
   }
@@ -54,10 +56,26 @@ class Page {
     this.litGroup = null;
     this.axis = new Axis(device, byId("axis").value);
     showFigures(device);
+    showStages(this);
+    showSettings(this);
     showDetail(this);
     this.chooseGrouping(this.groups ? this.groups.kind : this.usefulGrouping());
-    this.moment = this.profile.peak;
+    this.flame.path = [];
+    this.moment = this.telling();
     this.showAll();
+  }
+
+  /** The moment that a device is opened at: where memory ran out first, else the peak. */
+  telling() {
+    const failure = this.device.marks.find((mark) => mark.kind === "oom");
+    return failure ? clamp(failure.position, 0, this.device.never - 1) : this.profile.peak;
+  }
+
+  /** Where a block was allocated, in a line. */
+  placeText(block) {
+    const stack = this.device.blocks.stack[block];
+    const cause = stack === 0 ? -1 : this.stacks.cause(stack - 1);
+    return cause < 0 ? "no stack recorded" : shortFrame(this.stacks.frameText(cause));
   }
 
   /** By line of code where there are stacks; otherwise by what tells blocks apart. */
@@ -290,6 +308,8 @@ class Page {
     if (has("all", "moment")) {
       this.groupRows = showGroups(this);
       this.map.draw();
+      this.flame.draw();
+      this.events.draw();
       byId("scrub").value = String(this.moment);
       byId("scrub").setAttribute("aria-valuetext", this.momentText());
     }

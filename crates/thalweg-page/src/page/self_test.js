@@ -20,6 +20,7 @@ function drawNow(page) {
 /** What the page reckons of a device from its blocks and segments, and what using it does. */
 function testDevice(page, number) {
   page.chooseDevice(number);
+  page.setMoment(page.profile.peak);
   drawNow(page);
   const { device, profile } = page;
   const found = {
@@ -52,7 +53,34 @@ function testDevice(page, number) {
   found.first_live_bytes = page.profile.live[0];
   found.first_mapped_segments = page.map.spots.length;
   page.setMoment(page.profile.peak);
+  testTables(page, found);
   return found;
+}
+
+/** The flame graph and the lists under the pictures. */
+function testTables(page, found) {
+  byId("flame-card").open = true;
+  byId("events-card").open = true;
+  drawNow(page);
+  const [root, ...frames] = page.flame.spots;
+  found.flame_bytes = root ? root.node.bytes : 0;
+  found.flame_widest = frames.length > 0 ? frames.find((spot) => spot.depth === 1).node.bytes : 0;
+  if (frames.length > 0) {
+    page.flame.path = frames[0].path;
+    page.flame.draw();
+    found.flame_chosen = page.flame.spots[1].node.bytes;
+    page.flame.path = [];
+  }
+  found.events_shown = page.events.shown;
+  page.events.search("free_completed");
+  found.events_freed = Array.from(byId("events-rows").rows).every((row) => row.cells[2].textContent === "free_completed");
+  page.events.search("no such thing anywhere");
+  found.events_none = page.events.shown;
+  page.events.search("");
+  found.stages = Array.from(byId("stages-rows").rows, (row) => row.cells[0].textContent);
+  found.settings = byId("settings-rows").rows.length;
+  byId("flame-card").open = false;
+  byId("events-card").open = false;
 }
 
 /** The peak of each stream, pool and category alone. */
@@ -115,13 +143,16 @@ function start() {
     byId("moment").textContent = "the snapshot has no device";
     return;
   }
-  page.chooseDevice(0);
+  // The device whose memory ran out is the one that is looked for.
+  const failed = page.meta.devices.findIndex((device) => device.marks.some((mark) => mark.kind === "oom"));
+  page.chooseDevice(Math.max(0, failed));
   drawNow(page);
   const firstDraw = performance.now() - began;
   if (wanted === null) return;
   const out = byId("self-test");
   try {
-    const result = { first_draw_ms: firstDraw, since_navigation_ms: performance.now() };
+    const opened = { device: byId("device").value, moment: page.moment };
+    const result = { opened, first_draw_ms: firstDraw, since_navigation_ms: performance.now() };
     if (wanted === "frames") result.frames = testFrames(page);
     result.devices = page.meta.devices.map((_, number) => testDevice(page, number));
     out.textContent = JSON.stringify(result);

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use thalweg_page::{BlockLife, DevicePage, PageModel, write};
+use thalweg_page::{BlockLife, DevicePage, Mark, MarkKind, PageModel, write};
 
 use crate::{browser, synthetic};
 
@@ -111,8 +111,20 @@ fn check(device: &DevicePage, model: &PageModel, part: &str) {
     };
     assert_eq!(number(part, "mapped_segments"), there(at) as f64, "{part}");
     assert_eq!(number(part, "first_mapped_segments"), there(0) as f64, "{part}");
+    check_tables(device, part, peak);
     check_picture(device, part);
     check_search(device, model, part);
+}
+
+/// The flame graph and the lists below the pictures.
+fn check_tables(device: &DevicePage, part: &str, peak: u64) {
+    assert_eq!(number(part, "flame_bytes"), peak as f64, "{part}");
+    assert_eq!(number(part, "flame_widest"), number(part, "flame_chosen"), "{part}");
+    assert!(number(part, "flame_widest") > 0.0, "{part}");
+    assert!(number(part, "events_shown") > 1.0, "{part}");
+    expect(part, "\"events_freed\":true,\"events_none\":0,");
+    let names: Vec<_> = device.stages.iter().map(|stage| format!("\"{}\"", stage.name)).collect();
+    expect(part, &format!("\"stages\":[{}],\"settings\":{}", names.join(","), device.settings.len()));
 }
 
 /// The picture: there, and finer where one zooms in.
@@ -148,6 +160,17 @@ fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
     let peak = live(device, found).into_iter().max().expect("there is a position");
     expect(part, &format!("\"blocks\":{count},\"peak\":{peak},"));
     expect(part, &format!("\"lit\":{count},\"only_peak\":{peak}}}"));
+}
+
+#[test]
+fn a_page_opens_where_memory_ran_out() {
+    let mut failed = synthetic::device("GPU 1", 3_000, 3);
+    failed.marks = vec![Mark { event: 1_234, kind: MarkKind::OutOfMemory, text: "2 GiB asked for".into() }];
+    let mut other = synthetic::device("GPU 0", 3_000, 4);
+    other.marks.clear();
+    let model = synthetic::model(vec![other, failed]);
+    let Some(result) = self_test("failed", &model) else { return };
+    expect(&result, "\"opened\":{\"device\":\"1\",\"moment\":1235}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use thalweg_page::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    Tone,
+    StageRow, Tone,
 };
 
 const SIZES: [u64; 12] = [
@@ -199,6 +199,20 @@ pub fn device(name: &str, events: u32, seed: u64) -> DevicePage {
         is_estimate: true,
         steps: vec![(None, 1 << 30), (Some(events / 3), 3 << 30), (Some(events / 2), 5 << 28)],
     });
+    device.stages = ["forward <of all>", "backward"]
+        .into_iter()
+        .enumerate()
+        .map(|(number, name)| StageRow {
+            name: name.into(),
+            times: number as u32 + 1,
+            duration_us: 1_234_567,
+            peak_live_bytes: 5 << 30,
+            peak_own_bytes: 3 << 20,
+            peak_reserved_bytes: 6 << 30,
+            peak_position: events / 2,
+        })
+        .collect();
+    device.settings = vec![("expandable_segments".into(), "True".into())];
     device.figures.push(Figure {
         key: "events".into(),
         label: "Events".into(),

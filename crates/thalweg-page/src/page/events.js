@@ -1,0 +1,143 @@
+// The list of events: what happened, one entry after the other, from the moment on or as far as a search finds it.
+
+/** So many rows are listed at once. */
+const EVENT_ROWS = 100;
+
+const EVENT_KINDS = ["", "alloc", "free_requested", "free_completed", "segment", "segment back", "mark"];
+const [, ALLOCATED, GIVEN_UP, FREED, TAKEN, RETURNED, MARKED] = EVENT_KINDS.keys();
+
+/** What each event was: a kind, and whose. */
+class Events {
+  constructor(device) {
+    this.device = device;
+    const { blocks, segments, never } = device;
+    this.kind = new Uint8Array(never);
+    this.who = new Uint32Array(never);
+    const note = (position, kind, who) => {
+      if (position > 0 && position < never) {
+        this.kind[position - 1] = kind;
+        this.who[position - 1] = who;
+      }
+    };
+    // Of two things that one event did, the later in this list is told.
+    for (let segment = 0; segment < segments.count; segment += 1) {
+      note(segments.end[segment], RETURNED, segment);
+      note(segments.start[segment], TAKEN, segment);
+    }
+    for (let block = 0; block < blocks.count; block += 1) {
+      note(blocks.freed[block], GIVEN_UP, block);
+      note(blocks.end[block], FREED, block);
+      note(blocks.start[block], ALLOCATED, block);
+    }
+    device.marks.forEach((mark, number) => note(mark.position, MARKED, number));
+  }
+
+  /** The block of an event, plus one; nobody's if it is of none. */
+  owner(event) {
+    return [ALLOCATED, GIVEN_UP, FREED].includes(this.kind[event]) ? this.who[event] + 1 : NOBODY;
+  }
+
+  /** Kind, bytes, address and the rest, as texts. */
+  texts(event, page) {
+    const { blocks, segments, marks } = this.device;
+    const [kind, who] = [this.kind[event], this.who[event]];
+    if (kind === 0) return ["…", "", "", ""];
+    if (kind === MARKED) {
+      const mark = marks[who];
+      return [mark.kind === "oom" ? "out of memory" : mark.kind, "", "", mark.text];
+    }
+    const of = kind === TAKEN || kind === RETURNED ? segments : blocks;
+    const address = `0x${of.address[who].toString(16)}`;
+    const place = of === segments ? this.device.pools[segments.pool[who]] : page.placeText(who);
+    return [EVENT_KINDS[kind], bytesText(of.size[who]), address, place];
+  }
+}
+
+class EventList {
+  constructor(page) {
+    this.page = page;
+    this.words = [];
+    this.from = null;
+    let delay = 0;
+    byId("events-search").addEventListener("input", ({ target }) => {
+      clearTimeout(delay);
+      delay = setTimeout(() => this.search(target.value), 150);
+    });
+    byId("events-card").addEventListener("toggle", () => this.draw());
+    byId("events-more").addEventListener("click", () => {
+      this.from = this.next;
+      this.draw();
+    });
+  }
+
+  search(text) {
+    this.words = text.toLowerCase().split(/\s+/).filter((word) => word !== "");
+    this.from = this.words.length > 0 ? 0 : null;
+    this.draw();
+  }
+
+  /** Whether all words are in what is shown of an event, or in the frames of its block. */
+  isWanted(event, texts, stackMatches) {
+    if (this.words.length === 0) return true;
+    const owner = this.events.owner(event);
+    const stack = owner === NOBODY ? 0 : this.page.device.blocks.stack[owner - 1];
+    if (stack > 0 && stackMatches[stack - 1] === 1) return true;
+    const line = texts.join(" ").toLowerCase();
+    return this.words.every((word) => line.includes(word));
+  }
+
+  draw() {
+    const { page } = this;
+    if (!byId("events-card").open || !page.profile) return;
+    if (!this.events || this.events.device !== page.device) {
+      this.events = new Events(page.device);
+      this.from = this.words.length > 0 ? 0 : null;
+    }
+    const { never, hasTimes, times } = page.device;
+    const stackMatches = this.words.length > 0 ? page.stacks.matches(this.words) : null;
+    // Without a search the list begins a little before the moment.
+    const first = this.from ?? Math.max(0, page.moment - 8);
+    const rows = [];
+    let event = first;
+    for (; event < never - 1 && rows.length < EVENT_ROWS; event += 1) {
+      const texts = this.events.texts(event, page);
+      if (!this.isWanted(event, texts, stackMatches)) continue;
+      const time = hasTimes ? durationText(times[event]) : "";
+      const row = element("tr", event === page.moment - 1 ? "now" : "",
+        ...[countText(event), time, ...texts].map((text) => element("td", "", text)));
+      const at = event;
+      row.addEventListener("click", () => {
+        page.setMoment(at + 1);
+        page.keep(this.events.owner(at));
+      });
+      rows.push(row);
+    }
+    this.next = event;
+    byId("events-rows").replaceChildren(...rows);
+    byId("events-more").hidden = event >= never - 1;
+    byId("events-note").textContent = rows.length === 0 ? "nothing like that" : "";
+    this.shown = rows.length;
+  }
+}
+
+/** The stages that the program marked: the most that each had, and when. */
+function showStages(page) {
+  const { stages } = page.device;
+  byId("stages-card").hidden = stages.length === 0;
+  byId("stages-rows").replaceChildren(...stages.map((stage) => {
+    const cells = [stage.name, countText(stage.times), durationText(stage.duration), bytesText(stage.live),
+      bytesText(stage.own), bytesText(stage.reserved)];
+    const row = element("tr", "", ...cells.map((text) => element("td", "", text)));
+    row.title = "show its peak";
+    row.addEventListener("click", () => page.setMoment(stage.position));
+    return row;
+  }));
+}
+
+/** How the allocator was set when this was recorded. */
+function showSettings(page) {
+  const { settings } = page.device;
+  byId("settings-card").hidden = settings.length === 0;
+  byId("settings-rows").replaceChildren(...settings.map(([name, value]) =>
+    element("tr", "", element("td", "", name), element("td", "", value))));
+}
