@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-use thalweg::memory::analysis::{Lives, Summary, lives};
-use thalweg::memory::snapshot::{Action, Recording, StackId};
+use thalweg::memory::analysis::{Lives, Stage, Summary, lives, stages};
+use thalweg::memory::snapshot::{Action, Recording, SettingValue, StackId};
 use thalweg::memory::upstream::StreamId;
 use thalweg_page::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    Tone,
+    StageRow, Tone,
 };
 
 use super::Failure;
@@ -111,6 +111,8 @@ impl Pages {
             figures: figures(summary),
             findings: findings(summary),
             card_bytes: card,
+            stages: stages(recording, device).into_iter().map(stage_row).collect(),
+            settings: recorded_settings(recording),
         });
     }
 
@@ -176,6 +178,34 @@ impl<T: Copy + Eq + std::hash::Hash> Names<T> {
             (self.names.len() - 1) as u16
         })
     }
+}
+
+fn stage_row(stage: Stage) -> StageRow {
+    StageRow {
+        name: stage.name.to_string(),
+        times: u32::try_from(stage.times).unwrap_or(u32::MAX),
+        duration_us: stage.duration_us,
+        peak_live_bytes: stage.peak_live_bytes,
+        peak_own_bytes: stage.peak_own_bytes,
+        peak_reserved_bytes: stage.peak_reserved_bytes,
+        peak_position: event(Some(stage.peak_entry)).unwrap_or(0),
+    }
+}
+
+/// How the allocator was set when the file was written, as people write it.
+pub fn recorded_settings(recording: &Recording) -> Vec<(String, String)> {
+    let value = |value: &SettingValue| match value {
+        SettingValue::None => "not set".to_owned(),
+        SettingValue::Bool(true) => "True".to_owned(),
+        SettingValue::Bool(false) => "False".to_owned(),
+        SettingValue::Int(number) => number.to_string(),
+        SettingValue::Float(number) => number.to_string(),
+        SettingValue::Text(text) => text.to_string(),
+        SettingValue::Table(rows) => {
+            rows.iter().map(|(key, number)| format!("{key}:{number}")).collect::<Vec<_>>().join(", ")
+        }
+    };
+    recording.settings().iter().map(|(name, set)| (name.to_string(), value(set))).collect()
 }
 
 fn stream_name(stream: StreamId) -> String {

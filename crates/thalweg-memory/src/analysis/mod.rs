@@ -3,6 +3,7 @@
 //! ```text
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong
 //!      │    ├──▶ lives ──────▶ Lives       every block and segment, from when to when
+//!      │    ├──▶ stages ─────▶ Stage       the same for each scope that the program marked
 //!      │    └──▶ diff ───────▶ Growth      what one has more of than another
 //!      └───────▶ what_if ────▶ Outcome     the same program under other settings
 //! ```
@@ -25,6 +26,7 @@
 mod diff;
 mod layout;
 mod lives;
+mod stages;
 mod summary;
 mod walk;
 pub mod what_if;
@@ -32,6 +34,7 @@ pub mod what_if;
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
 pub use lives::{BlockLife, Lives, SegmentLife, lives};
+pub use stages::{Stage, stages};
 pub use summary::{
     Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise, telling,
     telling_frame,
