@@ -62,7 +62,7 @@ pub use memory::{
     PoolAttributes, PoolUsage, ShareableHandle,
 };
 pub use module::{HostModule, Image};
-pub use process::descriptor_of_process;
+pub use process::{descriptor_of_process, effective_user_id};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
 };

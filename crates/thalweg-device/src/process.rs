@@ -1,4 +1,4 @@
-//! A file descriptor of another process.
+//! What the system knows of processes: whose this one is, and a file descriptor of another.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -21,6 +21,12 @@ pub fn descriptor_of_process(process_id: u32, descriptor: RawFd) -> Result<Owned
         let detail = format!("descriptor {descriptor} of process {process_id}: only Linux can do this");
         Err(Error::new(Code::NotSupported, "pidfd_getfd", detail))
     }
+}
+
+/// The user by whose rights this process acts.
+pub fn effective_user_id() -> u32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 #[cfg(target_os = "linux")]

@@ -1,23 +1,45 @@
 //! Compiled kernels on disk.
 //!
-//! One file a kernel, named by a hash of its source, the compiler's options and the architecture. The file repeats all
-//! three and carries a checksum, so that a hash collision, a torn write or a damaged disk reads as "not there" and the
-//! entry is built again. Files are written under another name and renamed, so several processes can share a folder: each
-//! sees a whole entry or none. Folders of precompiled kernels have the same format and are only read.
+//! One file a kernel, named by a hash of its source, the compiler's options and the architecture, and by the compiler: what a
+//! newer one makes, an older driver may refuse. The file repeats all four and carries a checksum, so that a hash collision, a
+//! torn write or a damaged disk reads as "not there" and the entry is built again. Files are written under another name and
+//! renamed, so several processes can share a folder: each sees a whole entry or none. Folders of precompiled kernels have the
+//! same format and are only read; their entries name no compiler.
 //!
-//! A cache that cannot be written (a full disk, a read-only home) costs time, not the run: the first failure is said once
-//! on standard error, with the folder and what to do.
+//! What lies here runs on the GPU, and no checksum keeps out somebody who means it. So folders are made for their owner alone
+//! (0700), files are made anew under names that nobody foresees, and neither is used if somebody else owns it or can write it.
+//!
+//! The folder is kept below [`MOST_BYTES`] by removing what was not used for the longest time ([`sweep`]).
+//!
+//! A cache that cannot be used (a full disk, a read-only home, a folder that others can write) costs time, not the run: the
+//! first failure is said once on standard error, with the folder and what to do.
 
-use std::fs;
-use std::io::{self, Write};
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use thalweg_device::effective_user_id;
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
-const MAGIC: &[u8; 8] = b"thalweg1";
+const MAGIC: &[u8; 8] = b"thalweg2";
+
+/// How large the folder of the cache may grow, about: some twenty thousand kernels.
+pub const MOST_BYTES: u64 = 256 << 20;
+
+/// After so many writes of a process the folder is swept, and at the first.
+const WRITES_A_SWEEP: u64 = 256;
+/// What a process did not rename for so long, it never will.
+const LEFT_OVER: Duration = Duration::from_secs(60 * 60);
+/// An entry's last use is noted when the last note is older.
+const USES_NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What a compiled kernel depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +50,8 @@ pub struct EntryKey<'a> {
     pub options: &'a str,
     /// The architecture (`sm_90`).
     pub architecture: &'a str,
+    /// The compiler with its version (`nvrtc-13.0`), as a part of a file's name; empty for a precompiled kernel.
+    pub compiler: &'a str,
 }
 
 /// A hash of a text, as 16 hexadecimal digits. The same for every version of Rust: it names files.
@@ -38,59 +62,114 @@ pub(crate) fn fingerprint(text: &str) -> String {
 impl EntryKey<'_> {
     fn hash(&self) -> String {
         // A 0 byte between the parts, which none of them contains.
-        let digest =
-            |seed: u64| self.parts().iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]));
+        let digest = |seed: u64| {
+            self.parts()[..3].iter().fold(seed, |hash, part| name_hash(name_hash(hash, part), &[0]))
+        };
         format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
     /// Where the entry lies in a folder: a sub-folder an architecture.
     pub fn path(&self, folder: &Path) -> PathBuf {
-        folder.join(self.architecture).join(self.hash()).with_extension("kernel")
+        let hyphen = if self.compiler.is_empty() { "" } else { "-" };
+        folder.join(self.architecture).join(format!("{}{hyphen}{}.kernel", self.hash(), self.compiler))
     }
 
-    fn parts(&self) -> [&[u8]; 3] {
-        [self.source.as_bytes(), self.options.as_bytes(), self.architecture.as_bytes()]
+    fn parts(&self) -> [&[u8]; 4] {
+        [self.source, self.options, self.architecture, self.compiler].map(str::as_bytes)
     }
 }
 
 /// Reads an entry. `None` if there is none, or none that is whole and of this key.
-pub fn read(folder: &Path, key: &EntryKey<'_>) -> Option<Vec<u8>> {
-    let bytes = fs::read(key.path(folder)).ok()?;
-    let mut rest = bytes.strip_prefix(MAGIC.as_slice())?;
-    let (checksum, body) = rest.split_at_checked(8)?;
-    if checksum != checksum_of(body).to_le_bytes() {
+///
+/// # Errors
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the file or a folder that it is in belongs to somebody else, or can
+/// be written by others.
+pub fn read(folder: &Path, key: &EntryKey<'_>) -> io::Result<Option<Vec<u8>>> {
+    read_file(folder, &key.path(folder), key, true)
+}
+
+/// Reads the entries of the key by whichever compiler: for who has none.
+///
+/// # Errors
+/// As those of [`read`].
+pub fn read_of_any_compiler(folder: &Path, key: &EntryKey<'_>) -> io::Result<Vec<Vec<u8>>> {
+    let mut found = Vec::new();
+    let hash = key.hash();
+    for entry in fs::read_dir(folder.join(key.architecture)).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&hash) {
+            found.extend(read_file(folder, &entry.path(), key, false)?);
+        }
+    }
+    Ok(found)
+}
+
+fn read_file(
+    folder: &Path,
+    path: &Path,
+    key: &EntryKey<'_>,
+    of_this_compiler: bool,
+) -> io::Result<Option<Vec<u8>>> {
+    let Ok(mut file) = File::open(path) else { return Ok(None) };
+    let found = file.metadata()?;
+    refuse_foreign(path, &found)?;
+    check_folders(folder, path)?;
+    let mut bytes = Vec::new();
+    if !found.is_file() || file.read_to_end(&mut bytes).is_err() {
+        return Ok(None);
+    }
+    let image = parse(&bytes, key, of_this_compiler).map(<[u8]>::to_vec);
+    let age = |used: SystemTime| SystemTime::now().duration_since(used).unwrap_or_default();
+    if image.is_some() && found.modified().is_ok_and(|used| age(used) > USES_NOTED) {
+        // A folder that is only read need not note anything.
+        let _ = file.set_modified(SystemTime::now());
+    }
+    Ok(image)
+}
+
+fn parse<'a>(bytes: &'a [u8], key: &EntryKey<'_>, of_this_compiler: bool) -> Option<&'a [u8]> {
+    let rest = bytes.strip_prefix(MAGIC.as_slice())?;
+    let (checksum, mut rest) = rest.split_at_checked(8)?;
+    if checksum != checksum_of(rest).to_le_bytes() {
         return None;
     }
-    rest = body;
-    for part in key.parts() {
-        if take_part(&mut rest)? != part {
+    let parts = key.parts();
+    for (index, wanted) in parts.into_iter().enumerate() {
+        let part = take_part(&mut rest)?;
+        let is_free = index + 1 == parts.len() && !of_this_compiler;
+        if !is_free && part != wanted {
             return None;
         }
     }
     let image = take_part(&mut rest)?;
-    rest.is_empty().then(|| image.to_vec())
+    rest.is_empty().then_some(image)
 }
 
 /// Writes an entry so that readers see all of it or nothing.
+///
+/// # Errors
+/// Those of the file system, and those of [`read`].
 pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
     let path = key.path(folder);
     let parent = path.parent().expect("an entry lies in the folder of its architecture");
-    fs::create_dir_all(parent)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    check_folders(folder, &path)?;
     let mut body = Vec::new();
     for part in key.parts().into_iter().chain([image]) {
         body.extend_from_slice(&(part.len() as u64).to_le_bytes());
         body.extend_from_slice(part);
     }
-    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_extension(format!("{}.{serial}.partial", std::process::id()));
-    let written = fs::File::create(&temporary).and_then(|mut file| {
-        file.write_all(MAGIC)?;
-        file.write_all(&checksum_of(&body).to_le_bytes())?;
-        file.write_all(&body)?;
-        file.flush()
-    });
-    let renamed = written.and_then(|()| fs::rename(&temporary, &path));
+    replace(&path, &[MAGIC, &checksum_of(&body).to_le_bytes(), &body])
+}
+
+/// Puts a file with these parts in the place of what may be there: readers see the one or the other.
+pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Each state of this kind is seeded at random, so that nobody foresees the name.
+    let random = RandomState::new().hash_one(&*name);
+    let temporary = path.with_file_name(format!("{name}.{random:016x}.partial"));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+    let written = parts.iter().try_for_each(|part| file.write_all(part));
+    let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
         // What is left of a failed write would only take the room that is missing.
         let _ = fs::remove_file(&temporary);
@@ -98,18 +177,107 @@ pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> 
     renamed
 }
 
-/// Writes an entry; a failure is said once on standard error and otherwise ignored.
+/// Writes an entry, and sweeps the folder now and then; a failure is said once on standard error and otherwise ignored.
 pub(crate) fn write_or_warn(folder: &Path, key: &EntryKey<'_>, image: &[u8]) {
-    static WARNED: Once = Once::new();
-    if let Err(error) = write(folder, key, image) {
-        WARNED.call_once(|| {
-            eprintln!(
-                "thalweg: compiled kernels cannot be kept in {}: {error}; they are compiled anew in each process. Make \
-                 room there, or point THALWEG_CACHE_DIR elsewhere (set to nothing, it keeps none).",
-                folder.display()
-            );
-        });
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+    let swept = match write(folder, key, image) {
+        Ok(()) if WRITES.fetch_add(1, Ordering::Relaxed).is_multiple_of(WRITES_A_SWEEP) => {
+            sweep(folder, MOST_BYTES)
+        }
+        written => written,
+    };
+    if let Err(error) = swept {
+        warn_once(folder, &error);
     }
+}
+
+/// Reads an entry; a place that is not to be trusted is said once on standard error, and is as if it were empty.
+pub(crate) fn read_or_warn(folder: &Path, key: &EntryKey<'_>) -> Option<Vec<u8>> {
+    read(folder, key).unwrap_or_else(|error| {
+        warn_once(folder, &error);
+        None
+    })
+}
+
+pub(crate) fn warn_once(folder: &Path, error: &io::Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        eprintln!(
+            "thalweg: compiled kernels cannot be kept in, or taken from, {}: {error}; they are compiled anew in each \
+             process. Make room there, or point THALWEG_CACHE_DIR elsewhere (set to nothing, it keeps none).",
+            folder.display()
+        );
+    });
+}
+
+/// Removes what writers that ended early left over; and if the entries have more than `most_bytes`, those that were not used
+/// for the longest time, until they have three quarters of it.
+///
+/// # Errors
+/// Those of the file system.
+pub fn sweep(folder: &Path, most_bytes: u64) -> io::Result<()> {
+    let now = SystemTime::now();
+    let mut entries = Vec::new();
+    for architecture in fs::read_dir(folder)? {
+        for file in fs::read_dir(architecture?.path()).into_iter().flatten().flatten() {
+            // Another process may have swept it meanwhile.
+            let Ok(data) = file.metadata() else { continue };
+            let (path, used) = (file.path(), data.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+            match path.extension().and_then(OsStr::to_str) {
+                Some("partial") if now.duration_since(used).is_ok_and(|age| age > LEFT_OVER) => {
+                    remove(&path)?;
+                }
+                Some("kernel") => entries.push((used, data.len(), path)),
+                _ => {}
+            }
+        }
+    }
+    let mut total: u64 = entries.iter().map(|(_, bytes, _)| bytes).sum();
+    if total <= most_bytes {
+        return Ok(());
+    }
+    entries.sort();
+    for (_, bytes, path) in entries {
+        if total <= most_bytes / 4 * 3 {
+            break;
+        }
+        remove(&path)?;
+        total -= bytes;
+    }
+    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses folders that others could have put something into.
+fn check_folders(folder: &Path, path: &Path) -> io::Result<()> {
+    for folder in [Some(folder), path.parent()].into_iter().flatten() {
+        refuse_foreign(folder, &fs::metadata(folder)?)?;
+    }
+    Ok(())
+}
+
+fn refuse_foreign(path: &Path, found: &Metadata) -> io::Result<()> {
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    let reason = if owner != 0 && owner != effective_user_id() {
+        format!(
+            "{} belongs to another user (number {owner}), who could put code for the GPU there",
+            path.display()
+        )
+    } else if mode & 0o022 != 0 {
+        format!(
+            "others may write {} (mode {mode:04o}), and so put code for the GPU there: chmod go-w it",
+            path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }
 
 fn take_part<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
@@ -143,9 +311,9 @@ mod tests {
     fn a_cache_that_cannot_be_written_costs_only_time() {
         let folder = std::env::temp_dir().join(format!("thalweg-unwritable-{}", std::process::id()));
         fs::write(&folder, b"a file, where a folder is wanted").expect("the temporary folder is writable");
-        let key = EntryKey { source: "source", options: "", architecture: "sm_90" };
+        let key = EntryKey { source: "source", options: "", architecture: "sm_90", compiler: "" };
         write_or_warn(&folder, &key, b"image");
-        assert_eq!(read(&folder, &key), None);
+        assert_eq!(read_or_warn(&folder, &key), None);
         fs::remove_file(&folder).expect("it was written above");
     }
 }

@@ -65,8 +65,8 @@ impl Environment {
                 .filter(|path| path.is_absolute())
                 .or_else(|| {
                     variable("HOME")
-                        .filter(|path| !path.is_empty())
                         .map(|home| PathBuf::from(home).join(".cache"))
+                        .filter(|path| path.is_absolute())
                 })
                 .map(|base| base.join("thalweg")),
         };

@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_device::{
-    Access, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel, HostLaunch,
-    HostModule, Image, ImageKind, ModuleHandle,
+    Access, Code, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
+    HostLaunch, HostModule, Image, ImageKind, ModuleHandle,
 };
 use thalweg_ir::host::{Cells, Program, Slice, Source};
 use thalweg_ir::{Class, DType, Kernel};
@@ -125,8 +125,14 @@ impl Device {
                 self.check(driver.module_load(self.index(), Image::Host(&HostModule::single(name, host()))))?
             }
             ImageKind::Cubin(capability) => {
-                let image = compiled(self.environment(), name, &source(), capability)?;
-                self.check(driver.module_load(self.index(), Image::Cubin(&image)))?
+                let wanted = Wanted { name, source: &source(), capability };
+                let compiler = || compiler().map(|compiler| compiler as &dyn Compile);
+                load_code(self.environment(), &wanted, compiler, &mut |image| match driver
+                    .module_load(self.index(), Image::Cubin(image))
+                {
+                    Err(error) if is_refusal(&error) => Ok(Err(error)),
+                    loaded => self.check(loaded).map(Ok),
+                })?
             }
         };
         self.kernels().loaded(module);
@@ -139,7 +145,8 @@ impl Device {
 fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
     let file = folder.join(format!("{name}-{}.cu", disk_cache::fingerprint(source)));
     // The same name is the same content, so it does not matter who of several processes writes it last.
-    std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, source)).map_err(|error| {
+    let written = || disk_cache::replace(&file, &[source.as_bytes()]);
+    std::fs::create_dir_all(folder).and_then(|()| written()).map_err(|error| {
         Error::invalid(format!("the kernel cannot be recorded in {}: {error}", folder.display()))
     })
 }
@@ -154,12 +161,13 @@ fn options_for(architecture: &str) -> CompileOptions {
 /// Returns the entry's file. What a bundle for machines without a compiler is made of.
 pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -> Result<PathBuf> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
-    let key = EntryKey { source, options: &options, architecture };
-    if disk_cache::read(folder, &key).is_none() {
+    let key = EntryKey { source, options: &options, architecture, compiler: "" };
+    let refused = |error| {
+        Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
+    };
+    if disk_cache::read(folder, &key).map_err(refused)?.is_none() {
         let image = compiler()?.compile(source, name, &options_for(architecture))?.cubin;
-        disk_cache::write(folder, &key, &image).map_err(|error| {
-            Error::invalid(format!("the kernel {name} cannot be written to {}: {error}", folder.display()))
-        })?;
+        disk_cache::write(folder, &key, &image).map_err(refused)?;
     }
     Ok(key.path(folder))
 }
@@ -179,42 +187,116 @@ pub fn compiler() -> Result<&'static Nvrtc> {
         .map_err(|error| Error::from(error.clone()))
 }
 
-/// Machine code of a kernel: from the disk cache, from a folder of precompiled kernels, or from the compiler.
-fn compiled(
-    environment: &Environment,
-    name: &str,
-    source: &str,
+/// A kernel of which machine code is wanted.
+struct Wanted<'a> {
+    name: &'a str,
+    source: &'a str,
     capability: ComputeCapability,
-) -> Result<Vec<u8>> {
-    let options = thalweg_ir::cuda::OPTIONS.join(" ");
-    let native = format!("sm_{}{}", capability.major, capability.minor);
-    let key = EntryKey { source, options: &options, architecture: &native };
-    let folder: Option<PathBuf> = environment.cache_directory.as_ref().map(|base| base.join("kernels"));
-    if let Some(image) = folder.as_ref().and_then(|folder| disk_cache::read(folder, &key)) {
-        return Ok(image);
+}
+
+/// The compiler, as far as it is needed here.
+trait Compile {
+    /// Its name with its version, as a part of a file's name.
+    fn name(&self) -> String;
+    fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>>;
+}
+
+impl Compile for Nvrtc {
+    fn name(&self) -> String {
+        format!("nvrtc-{}", self.version())
     }
+
+    fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>> {
+        Ok(Nvrtc::compile(self, wanted.source, wanted.name, options)?.cubin)
+    }
+}
+
+/// Whether the driver cannot use an image: it is of a later compiler, or for another card. (300 is
+/// `CUDA_ERROR_INVALID_SOURCE`.)
+fn is_refusal(error: &thalweg_device::Error) -> bool {
+    let codes = [
+        Code::InvalidImage,
+        Code::InvalidPtx,
+        Code::NoBinaryForDevice,
+        Code::UnsupportedPtxVersion,
+        Code::Other(300),
+    ];
+    codes.contains(&error.code())
+}
+
+/// Loads machine code of a kernel: from a folder of precompiled kernels, from the disk cache, or from the compiler. `load` gives
+/// what it loaded, or why the driver refuses the image; what is refused is compiled anew, and replaced in the cache.
+fn load_code<'c, M>(
+    environment: &Environment,
+    wanted: &Wanted<'_>,
+    compiler: impl FnOnce() -> Result<&'c dyn Compile>,
+    load: &mut dyn FnMut(&[u8]) -> Result<thalweg_device::Result<M>>,
+) -> Result<M> {
+    let options = thalweg_ir::cuda::OPTIONS.join(" ");
+    let ComputeCapability { major, minor } = wanted.capability;
+    let native = format!("sm_{major}{minor}");
+    let key = EntryKey { source: wanted.source, options: &options, architecture: &native, compiler: "" };
+    let mut refused = None;
+    let mut attempt = |image: &[u8]| -> Result<Option<M>> {
+        load(image).map(|loaded| loaded.map_err(|error| refused = Some(error)).ok())
+    };
     for precompiled in &environment.precompiled_directories {
-        for architecture in runnable_architectures(capability) {
-            if let Some(image) =
-                disk_cache::read(precompiled, &EntryKey { architecture: &architecture, ..key })
+        for architecture in runnable_architectures(wanted.capability) {
+            let key = EntryKey { architecture: &architecture, ..key };
+            if let Some(image) = disk_cache::read_or_warn(precompiled, &key)
+                && let Some(loaded) = attempt(&image)?
             {
-                return Ok(image);
+                return Ok(loaded);
             }
         }
     }
-    let compiler = compiler().map_err(|error| {
-        let looked: Vec<_> = environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
-        error.context(format!(
-            "the kernel is not compiled for {native}: not in the cache, not among the precompiled kernels (looked in: {}), \
-             and there is no compiler",
-            if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") }
-        ))
-    })?;
-    let image = compiler.compile(source, name, &options_for(&native))?.cubin;
+    let folder: Option<PathBuf> = environment.cache_directory.as_ref().map(|base| base.join("kernels"));
+    let compiler = match compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            if let Some(folder) = &folder {
+                let images = disk_cache::read_of_any_compiler(folder, &key).unwrap_or_else(|error| {
+                    disk_cache::warn_once(folder, &error);
+                    Vec::new()
+                });
+                for image in images {
+                    if let Some(loaded) = attempt(&image)? {
+                        return Ok(loaded);
+                    }
+                }
+            }
+            return Err(error.context(no_code(environment, &native, refused.as_ref())));
+        }
+    };
+    let name = compiler.name();
+    let key = EntryKey { compiler: &name, ..key };
+    if let Some(image) = folder.as_ref().and_then(|folder| disk_cache::read_or_warn(folder, &key))
+        && let Some(loaded) = attempt(&image)?
+    {
+        return Ok(loaded);
+    }
+    let image = compiler.compile(wanted, &options_for(&native))?;
     if let Some(folder) = folder {
         disk_cache::write_or_warn(&folder, &key, &image);
     }
-    Ok(image)
+    Ok(load(&image)??)
+}
+
+/// What was tried before the compiler, which is missing.
+fn no_code(environment: &Environment, native: &str, refused: Option<&thalweg_device::Error>) -> String {
+    let looked: Vec<_> =
+        environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
+    let looked = if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") };
+    match refused {
+        None => format!(
+            "the kernel is not compiled for {native}: not in the cache, not among the precompiled kernels (looked in: \
+             {looked}), and there is no compiler"
+        ),
+        Some(refused) => format!(
+            "the driver refuses what the cache and the precompiled kernels (in: {looked}) have of the kernel for {native} \
+             ({refused}), and there is no compiler"
+        ),
+    }
 }
 
 /// A kernel of the loop IR as a host function.
@@ -298,12 +380,5 @@ pub(crate) fn cells<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn older_architectures_of_the_same_generation_run() {
-        let names: Vec<_> = runnable_architectures(ComputeCapability { major: 8, minor: 2 }).collect();
-        assert_eq!(names, ["sm_82", "sm_81", "sm_80"]);
-    }
-}
+#[path = "kernel_tests.rs"]
+mod tests;

@@ -58,6 +58,8 @@ out=${OUT:-out}
 # unpack FOLDER: puts the kernels into it; whole or not at all, so that a run that is cut short does no harm.
 unpack() {
     mkdir -p "$1/kernels.$$" && tar -C "$1/kernels.$$" -mxzf "$here/kernels.tar.gz" || return 1
+    # What others can write is not used.
+    chmod -R go-w "$1/kernels.$$/kernels" || return 1
     rm -rf "$1/kernels" && mv "$1/kernels.$$/kernels" "$1/kernels" && rmdir "$1/kernels.$$"
 }
 

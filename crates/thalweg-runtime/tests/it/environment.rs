@@ -42,6 +42,7 @@ fn the_cache_directory_is_the_first_that_is_named() {
     expect(&[("XDG_CACHE_HOME", "relative"), home], Some("/home/me/.cache/thalweg"));
     expect(&[("THALWEG_CACHE_DIR", ""), xdg, home], None);
     expect(&[("HOME", "")], None);
+    expect(&[("HOME", "relative")], None);
 }
 
 #[test]
