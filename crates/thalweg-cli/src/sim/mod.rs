@@ -8,6 +8,9 @@
 mod arguments;
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +96,7 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
     let refusal = Mutex::new(None);
     let progress = Mutex::new((Progress::new("of all seeds", arguments.seeds), 0));
     std::thread::scope(|scope| {
-        for job in 0..arguments.jobs {
+        for _ in 0..arguments.jobs {
             let (next, failures, refusal, progress) = (&next, &failures, &refusal, &progress);
             scope.spawn(move || {
                 loop {
@@ -101,7 +104,7 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
                     if seed >= end {
                         return;
                     }
-                    match run_seed(arguments, seed, job) {
+                    match run_seed(arguments, seed) {
                         Ok(None) => {}
                         Ok(Some(failure)) => {
                             lock(failures).insert(seed, failure);
@@ -132,9 +135,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run_seed(arguments: &Arguments, seed: u64, job: usize) -> std::io::Result<Option<SeedFailure>> {
-    let report = report_path(job);
-    let _ = std::fs::remove_file(&report);
+fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Option<SeedFailure>> {
+    let folder = PrivateFolder::new()?;
+    let report = folder.0.join("report");
     let mut process = Process::new(&arguments.program[0]);
     process
         .args(&arguments.program[1..])
@@ -148,7 +151,6 @@ fn run_seed(arguments: &Arguments, seed: u64, job: usize) -> std::io::Result<Opt
     }
     let ended = process.output()?;
     let findings = read_report(&report);
-    let _ = std::fs::remove_file(&report);
     let is_well = ended.status.success() || (arguments.faults && reported_an_error(ended.status));
     if findings.is_empty() && is_well {
         return Ok(None);
@@ -167,8 +169,24 @@ fn reported_an_error(status: ExitStatus) -> bool {
     status.code().is_some_and(|code| code != PANIC)
 }
 
-fn report_path(job: usize) -> PathBuf {
-    std::env::temp_dir().join(format!("thalweg-sim-{}-{job}", std::process::id()))
+/// A new folder among the temporary files, under a name that nobody foresees, where nobody else can put anything.
+struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    fn new() -> std::io::Result<Self> {
+        // Each state of this kind is seeded at random.
+        let random = RandomState::new().hash_one(std::process::id());
+        let folder = std::env::temp_dir().join(format!("thalweg-sim-{random:016x}"));
+        DirBuilder::new().mode(0o700).create(&folder)?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        // What is left in the folder of temporary files hurts nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn read_report(path: &Path) -> Vec<String> {
@@ -192,7 +210,7 @@ fn print_text(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, S
         output.line(2, &format!("The program ended with {status}. The end of its standard error:"));
         output.text(&format!("{}\n\n", failure.errors));
     }
-    let again = run_seed(arguments, *seed, 0);
+    let again = run_seed(arguments, *seed);
     let is_again = matches!(&again, Ok(Some(second)) if second.essence() == failure.essence());
     output.line(
         2,

@@ -1,5 +1,8 @@
 //! `thalweg sim` over programs of ours: this test binary itself, told by a variable what to do.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
 use thalweg::device::FillPattern;
 use thalweg::runtime::{Buffer, Label};
 use thalweg::{Device, Stream};
@@ -12,6 +15,9 @@ const CHILD: &str = "THALWEG_TEST_CHILD";
 #[test]
 fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };
+    let report = PathBuf::from(std::env::var_os("THALWEG_SIM_REPORT").expect("the command names one"));
+    let folder = report.parent().expect("a file lies in a folder").metadata().expect("it is there");
+    assert_eq!(folder.permissions().mode() & 0o777, 0o700, "nobody else can put a report there");
     match hand_over(&kind) {
         // A status of its own: the program reports its error.
         Err(_) if kind == "orderly" => std::process::exit(3),
