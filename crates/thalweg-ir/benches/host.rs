@@ -42,6 +42,7 @@ fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> Pro
         lanes,
         vector: 1,
         rows_abreast: 1,
+        cascade: 1,
     };
     Program::compile(&Kernel { name: "bench".into(), body: builder.finish(), class })
 }

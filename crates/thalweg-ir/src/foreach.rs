@@ -150,6 +150,7 @@ impl ForeachKernel {
             lanes: 1,
             vector: 1,
             rows_abreast: 1,
+            cascade: 1,
         };
         Kernel { name: self.name.clone(), body: self.body.clone(), class }
     }

@@ -10,6 +10,11 @@
 //! 1, lane *t* < `step` becomes `op(lane t, lane t + step)`. With one lane the row is combined front to back. So the order
 //! is data, and every executor gives the same bits for operations that are correctly rounded.
 //!
+//! A lane with many points is a *cascade*, so that the error of a sum does not grow with their number: with a
+//! [`Class::cascade`] of 2 its points are taken in runs of [`RUN`], each of which starts from the neutral value, and the results
+//! of the runs are combined in order, starting from the neutral value as well; with 3 these in turn are taken in runs of
+//! [`RUN`] runs.
+//!
 //! # Arguments
 //! A launch's arguments are 8-byte words, in this order: the address of each input; the address of each output; each
 //! scalar ([`Scalar::to_bits`](crate::Scalar::to_bits)); the number of rows; the number of points of a row; the extents of
@@ -42,7 +47,12 @@ pub struct Class {
     /// How many rows a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows with several
     /// lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
     pub rows_abreast: u8,
+    /// How many levels of partial results a lane keeps: 1, 2 or 3; 1 for bodies without reductions.
+    pub cascade: u8,
 }
+
+/// How many points, or results of runs, a lane of a cascade combines before the result goes up a level.
+pub const RUN: u64 = 32;
 
 /// A kernel: a body, a class, and a name that says both.
 #[derive(Clone, PartialEq, Debug)]

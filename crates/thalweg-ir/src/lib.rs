@@ -34,7 +34,7 @@ pub use body::{
 };
 pub use dtype::{DType, Element};
 pub use half::{bf16, f16};
-pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, Unpacked};
+pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, RUN, Unpacked};
 pub use layout::{
     Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
 };

@@ -5,7 +5,9 @@
 //! runs the same kernel and sums in the same order.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, Place};
+use thalweg_ir::{
+    Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, Place, RUN, ReduceOp,
+};
 
 /// Where one operand lies over the iteration space.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,6 +67,12 @@ const POINTS_ABREAST: u64 = 8;
 /// The most lanes of rows that share a block: a block has at most 1,024 threads.
 const MOST_LANES_ABREAST: u64 = 128;
 
+/// A lane with more points than that is a cascade of two levels.
+const POINTS_OF_A_LANE: u64 = 2 * RUN;
+
+/// One with more than that, of three.
+const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
+
 /// Decides class and geometry.
 pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
     let keep_dimensions = body.uses_coordinates();
@@ -101,6 +109,7 @@ pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
         narrow_index: is_narrow(&geometry),
         lanes,
         rows_abreast,
+        cascade: cascade(body, &geometry, lanes),
         vector: if contiguous && body.reductions.is_empty() {
             vector(body, &geometry, iteration.alignment_bytes)
         } else {
@@ -212,6 +221,22 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u8) {
     }
 }
 
+/// How many levels of partial results a lane keeps. Extrema are exact, and so are integers.
+fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
+    let rounds = body.reductions.iter().any(|reduction| {
+        matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product)
+            && body.dtype(reduction.value).is_floating_point()
+    });
+    let points = geometry.points().div_ceil(u64::from(lanes));
+    if !rounds || points <= POINTS_OF_A_LANE {
+        1
+    } else if points <= POINTS_OF_TWO_LEVELS {
+        2
+    } else {
+        3
+    }
+}
+
 fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
     let sizes =
         body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
@@ -233,11 +258,13 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     for dtype in inputs.chain([compute]).chain(outputs) {
         name.push_str(abbreviation(dtype));
     }
-    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector, rows_abreast } = class;
+    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector, rows_abreast, cascade } =
+        class;
     let shape = if contiguous { "c" } else { "s" };
     let index = if narrow_index { "n" } else { "w" };
     let abreast = if rows_abreast > 1 { format!("_a{rows_abreast}") } else { String::new() };
-    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}")
+    let levels = if cascade > 1 { format!("_k{cascade}") } else { String::new() };
+    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}")
         .expect("writing to a string succeeds");
     Kernel { name, body, class }
 }

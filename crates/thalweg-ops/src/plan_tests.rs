@@ -95,6 +95,31 @@ fn the_lanes_of_a_row_follow_its_length() {
 }
 
 #[test]
+fn a_lane_with_many_points_is_a_cascade() {
+    let levels = |points: u64| sum(&[1], &[points], &[points], &[1]).class.cascade;
+    // 256 lanes of 64 and of 2,048 points.
+    assert_eq!([levels(1 << 14), levels((1 << 14) + 1)], [1, 2]);
+    assert_eq!([levels(1 << 19), levels((1 << 19) + 1)], [2, 3]);
+    assert_eq!(sum(&[1 << 16], &[5000], &[1], &[1 << 16]).class.cascade, 3, "one lane a row");
+    let maximum = Iteration {
+        rows: Dimensions::new(),
+        inner: [1 << 20].into_iter().collect(),
+        operands: [
+            Placement::Strided { rows: Dimensions::new(), inner: [1].into_iter().collect() },
+            rows(&[]),
+        ]
+        .into_iter()
+        .collect(),
+        alignment_bytes: 256,
+    };
+    assert_eq!(
+        plan(&body(&structured::AMAX, &[DType::F32]), &maximum).class.cascade,
+        1,
+        "an extremum is exact"
+    );
+}
+
+#[test]
 fn rows_that_lie_side_by_side_share_blocks() {
     let shared = |plan: Plan| (plan.class.lanes, plan.class.rows_abreast);
     // The gradient of a bias: one of 512 features over 512 samples.

@@ -233,6 +233,7 @@ mod tests {
             lanes: 1,
             vector: 1,
             rows_abreast: 1,
+            cascade: 1,
         };
         let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
         let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };

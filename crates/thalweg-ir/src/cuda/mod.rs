@@ -121,6 +121,7 @@ fn print_kernel(kernel: &Kernel) -> String {
         lanes.is_power_of_two() && lanes <= 1024,
         "{name}: {lanes} lanes are no power of two up to 1,024"
     );
+    assert!(matches!(kernel.class.cascade, 1..=3), "{name}: a cascade has one to three levels");
     let abreast = u32::from(kernel.class.rows_abreast);
     let fits = abreast == 1 || (lanes > 1 && abreast.is_power_of_two() && u32::from(lanes) * abreast <= 1024);
     assert!(fits, "{name}: {abreast} rows of {lanes} lanes are no block of up to 1,024 threads");
@@ -132,7 +133,8 @@ fn print_kernel(kernel: &Kernel) -> String {
     print_arguments(kernel, &mut writer);
     if works_by_points(kernel) {
         assert!(vector == 1 || contiguous, "{name}: only a contiguous kernel handles vectors");
-        assert!(lanes == 1 && abreast == 1, "{name}: nothing is combined, so a row has one lane");
+        let is_plain = lanes == 1 && abreast == 1 && kernel.class.cascade == 1;
+        assert!(is_plain, "{name}: nothing is combined, so a row has one lane");
         if contiguous {
             point::print_contiguous(kernel, &mut writer);
         } else {

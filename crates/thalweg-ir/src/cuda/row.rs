@@ -1,6 +1,7 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 
 use crate::body::{InputKind, Node, Output, Place};
+use crate::kernel::RUN;
 use crate::{DType, ExprId, Kernel};
 
 use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored, value_type};
@@ -170,18 +171,70 @@ impl RowPrinter<'_> {
             let start = neutral(reduction.op, dtype);
             writer.line(&format!("{} reduced{number} = {start};", value_type(dtype)));
         }
-        let loops = self.open_points(writer);
+        let levels = self.kernel.class.cascade;
+        (1..levels).rev().for_each(|level| self.open_runs(pass, level, writer));
+        let loops = self.open_points_of(&self.run(levels - 1, 0), writer);
         self.define_at_point(&values, &[], defined, writer);
         for &number in pass {
-            let reduction = &body.reductions[number];
-            let so_far = format!("reduced{number}");
-            let value = self.statements.name(reduction.value);
-            let combined = binary(combining(reduction.op), &so_far, &value, body.dtype(reduction.value));
-            writer.line(&format!("{so_far} = {combined};"));
+            let value = self.statements.name(body.reductions[number].value);
+            self.print_combining(number, &self.so_far(0, number), &value, writer);
         }
         (0..loops).for_each(|_| writer.close(""));
+        for level in 1..levels {
+            for &number in pass {
+                self.print_combining(
+                    number,
+                    &self.so_far(level, number),
+                    &self.so_far(level - 1, number),
+                    writer,
+                );
+            }
+            writer.close("");
+        }
         for &number in pass {
             self.print_combination(number, writer);
+        }
+    }
+
+    /// The name of a reduction's partial result on a level of the cascade.
+    fn so_far(&self, level: u8, number: usize) -> String {
+        if level + 1 == self.kernel.class.cascade {
+            format!("reduced{number}")
+        } else {
+            format!("run{level}_{number}")
+        }
+    }
+
+    fn print_combining(&self, number: usize, so_far: &str, value: &str, writer: &mut Writer) {
+        let reduction = &self.kernel.body.reductions[number];
+        let dtype = self.kernel.body.dtype(reduction.value);
+        writer.line(&format!("{so_far} = {};", binary(combining(reduction.op), so_far, value, dtype)));
+    }
+
+    /// Where the points of a lane begin and end inside of the runs of a level; of the row, if there are none.
+    fn run(&self, levels: u8, level: u8) -> [String; 2] {
+        if level < levels {
+            return ["begin", "end"].map(|name| format!("{name}{level}"));
+        }
+        [if self.kernel.class.lanes == 1 { "0" } else { "lane" }.to_owned(), "points".to_owned()]
+    }
+
+    /// The loop over the runs whose results a level combines.
+    fn open_runs(&self, pass: &[usize], level: u8, writer: &mut Writer) {
+        let (index, body, below) = (self.index, &self.kernel.body, level - 1);
+        let [begin, end] = self.run(self.kernel.class.cascade - 1, level);
+        let step = u64::from(self.kernel.class.lanes) * RUN.pow(u32::from(level));
+        writer.open(&format!(
+            "for ({index} begin{below} = {begin}; begin{below} < {end}; begin{below} += {step})"
+        ));
+        writer.line(&format!(
+            "const {index} end{below} = begin{below} + {step} < {end} ? begin{below} + {step} : {end};"
+        ));
+        for &number in pass {
+            let reduction = &body.reductions[number];
+            let dtype = body.dtype(reduction.value);
+            let start = neutral(reduction.op, dtype);
+            writer.line(&format!("{} {} = {start};", value_type(dtype), self.so_far(below, number)));
         }
     }
 
@@ -238,11 +291,16 @@ impl RowPrinter<'_> {
     /// Whether the points of a row are walked by nested loops: one lane visits them all in order, so that it needs no
     /// divisions to find its coordinates.
     fn nests_points(&self) -> bool {
-        self.kernel.class.lanes == 1 && self.kernel.class.inner_rank > 1
+        self.kernel.class.lanes == 1 && self.kernel.class.inner_rank > 1 && self.kernel.class.cascade == 1
     }
 
     /// Opens the loop or loops over a lane's points and defines the inner coordinates; how many it opened.
     fn open_points(&self, writer: &mut Writer) -> usize {
+        self.open_points_of(&self.run(0, 0), writer)
+    }
+
+    /// [`RowPrinter::open_points`] from a point to another one.
+    fn open_points_of(&self, [begin, end]: &[String; 2], writer: &mut Writer) -> usize {
         let (class, index) = (&self.kernel.class, self.index);
         let dimensions = inner_dimensions(class);
         if self.nests_points() {
@@ -253,10 +311,11 @@ impl RowPrinter<'_> {
             }
             return dimensions.len();
         }
-        match class.lanes {
-            1 => writer.open(&format!("for ({index} point = 0; point < points; ++point)")),
-            lanes => writer.open(&format!("for ({index} point = lane; point < points; point += {lanes})")),
-        }
+        let step = match class.lanes {
+            1 => "++point".to_owned(),
+            lanes => format!("point += {lanes}"),
+        };
+        writer.open(&format!("for ({index} point = {begin}; point < {end}; {step})"));
         if !class.contiguous || self.kernel.body.uses_coordinates() {
             split_index("point", &dimensions, index, writer);
         }

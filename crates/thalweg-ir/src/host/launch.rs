@@ -198,7 +198,10 @@ impl<'l> Launch<'l> {
         let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
         let width = match direction {
             Direction::Across if program.reductions.is_empty() => rows.min(BLOCK),
-            Direction::Across => rows.min(BLOCK).min((ACCUMULATORS / lanes).max(1)),
+            Direction::Across => {
+                let accumulators = lanes * usize::from(program.class.cascade);
+                rows.min(BLOCK).min((ACCUMULATORS / accumulators).max(1))
+            }
             Direction::Along => points.min(BLOCK),
         };
         let (row, inner) = (row_space.start(), inner_space.start());
@@ -327,6 +330,7 @@ impl<'l> Launch<'l> {
             number: plan.accumulator,
             lanes: self.lanes,
             columns: if self.direction == Direction::Across { count } else { 1 },
+            levels: u32::from(self.program.class.cascade),
         }
     }
 

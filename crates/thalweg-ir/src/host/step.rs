@@ -9,6 +9,7 @@ use super::operand::Source;
 use super::program::Step;
 use super::register::{File, Lane, with_lane};
 use crate::body::{Binary, ReduceOp, Scalar, Unary};
+use crate::kernel::RUN;
 use crate::{DType, Scalar as Value, philox};
 
 /// The registers, the inputs that they may be views of, and how many elements of a block are in use.
@@ -334,7 +335,8 @@ fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
     }
 }
 
-/// The accumulators of a reduction in a launch: `lanes` groups of `columns` elements, one a row of the block.
+/// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one a row of
+/// the block. The lowest level comes first.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators {
     pub op: ReduceOp,
@@ -342,6 +344,7 @@ pub(super) struct Accumulators {
     pub number: u16,
     pub lanes: usize,
     pub columns: usize,
+    pub levels: u32,
 }
 
 /// Evaluates an expression with `$type` standing for the arithmetic type of a dtype.
@@ -378,18 +381,50 @@ impl Accumulators {
         &mut T::bank_mut(file).accumulators[usize::from(self.number)]
     }
 
+    /// What every accumulator starts with.
+    fn neutral<T: Number>(&self) -> T {
+        match (self.dtype, neutral::<T>(self.op)) {
+            // The highest bool is 1, not 255.
+            (DType::Bool, value) => value.smaller(T::ONE),
+            (_, value) => value,
+        }
+    }
+
+    /// How many accumulators a level has.
+    const fn level(&self) -> usize {
+        self.lanes * self.columns
+    }
+
     /// Sets every accumulator to the neutral value.
     pub fn start(&self, block: &mut Block<'_, '_>) {
         with_number!(self.dtype, T => {
-            // The highest bool is 1, not 255.
-            let value = match (self.dtype, neutral::<T>(self.op)) {
-                (DType::Bool, value) => value.smaller(T::ONE),
-                (_, value) => value,
-            };
+            let value = self.neutral::<T>();
             let accumulators = self.of::<T>(block.file);
             accumulators.clear();
-            accumulators.resize(self.lanes * self.columns, value);
+            accumulators.resize(self.level() * self.levels as usize, value);
         });
+    }
+
+    /// How many points of a row the runs of a level have together.
+    fn points_of_runs(&self, level: u32) -> usize {
+        self.lanes * (RUN as usize).pow(level)
+    }
+
+    /// Moves the results of runs that end before point number `end` up.
+    fn go_up<T: Number>(&self, accumulators: &mut [T], end: usize) {
+        for level in 1..self.levels {
+            if !end.is_multiple_of(self.points_of_runs(level)) {
+                return;
+            }
+            self.combine_up(accumulators, level);
+        }
+    }
+
+    /// Combines the accumulators of the level below into those of a level, and starts them anew.
+    fn combine_up<T: Number>(&self, accumulators: &mut [T], level: u32) {
+        let (below, above) = accumulators[(level as usize - 1) * self.level()..].split_at_mut(self.level());
+        combine(self.op, &mut above[..self.level()], below);
+        below.fill(self.neutral());
     }
 
     /// Combines a block across rows: point number `point` of each.
@@ -399,6 +434,7 @@ impl Accumulators {
             let mut accumulators = std::mem::take(self.of::<T>(block.file));
             let values = block.file.read::<T>(block.inputs, register, block.count);
             combine(self.op, &mut accumulators[first..first + self.columns], values);
+            self.go_up(&mut accumulators, point + 1);
             *self.of(block.file) = accumulators;
         });
     }
@@ -408,30 +444,44 @@ impl Accumulators {
         with_number!(self.dtype, T => {
             let mut accumulators = std::mem::take(self.of::<T>(block.file));
             let mut values = block.file.read::<T>(block.inputs, register, block.count);
-            if let [accumulator] = accumulators.as_mut_slice() {
-                *accumulator = fold(self.op, *accumulator, values);
-            } else {
-                let mut lane = point & (self.lanes - 1);
-                if lane == 0 && self.lanes.is_multiple_of(TILE) && self.lanes < values.len() {
-                    let (whole, rest) = values.split_at(values.len() - values.len() % self.lanes);
-                    combine_rounds(self.op, &mut accumulators, whole);
-                    values = rest;
-                }
-                while !values.is_empty() {
-                    let (now, later) = values.split_at(values.len().min(self.lanes - lane));
-                    combine(self.op, &mut accumulators[lane..], now);
-                    (values, lane) = (later, 0);
-                }
+            let mut point = point;
+            while !values.is_empty() {
+                let run = if self.levels > 1 { self.points_of_runs(1) } else { usize::MAX };
+                let (now, later) = values.split_at(values.len().min(run - point % run));
+                self.along_lanes(&mut accumulators[..self.lanes], now, point);
+                (values, point) = (later, point + now.len());
+                self.go_up(&mut accumulators, point);
             }
             *self.of(block.file) = accumulators;
         });
+    }
+
+    /// Combines values into the lanes of the lowest level, from point number `point` on.
+    fn along_lanes<T: Number>(&self, accumulators: &mut [T], mut values: &[T], point: usize) {
+        if let [accumulator] = accumulators {
+            *accumulator = fold(self.op, *accumulator, values);
+            return;
+        }
+        let mut lane = point & (self.lanes - 1);
+        if lane == 0 && self.lanes.is_multiple_of(TILE) && self.lanes < values.len() {
+            let (whole, rest) = values.split_at(values.len() - values.len() % self.lanes);
+            combine_rounds(self.op, accumulators, whole);
+            values = rest;
+        }
+        while !values.is_empty() {
+            let (now, later) = values.split_at(values.len().min(self.lanes - lane));
+            combine(self.op, &mut accumulators[lane..], now);
+            (values, lane) = (later, 0);
+        }
     }
 
     /// Combines the lanes as a tree and puts the results into a register, one a row of the block; the single result of a
     /// block along points fills the register.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
-            let mut accumulators = std::mem::take(self.of::<T>(block.file));
+            let mut all = std::mem::take(self.of::<T>(block.file));
+            (1..self.levels).for_each(|level| self.combine_up(&mut all, level));
+            let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
             let mut step = self.lanes / 2;
             while step > 0 {
                 let (low, high) = accumulators.split_at_mut(step * self.columns);
@@ -445,7 +495,7 @@ impl Accumulators {
                     target.copy_from_slice(&accumulators[..self.columns]);
                 }
             });
-            *self.of(block.file) = accumulators;
+            *self.of(block.file) = all;
         });
     }
 }

@@ -60,7 +60,16 @@ proptest! {
 }
 
 fn class(row_rank: u8, inner_rank: u8, lanes: u16) -> Class {
-    Class { row_rank, inner_rank, contiguous: false, narrow_index: false, lanes, vector: 1, rows_abreast: 1 }
+    Class {
+        row_rank,
+        inner_rank,
+        contiguous: false,
+        narrow_index: false,
+        lanes,
+        vector: 1,
+        rows_abreast: 1,
+        cascade: 1,
+    }
 }
 
 fn kernel(body: Body, class: Class) -> Kernel {
@@ -80,6 +89,11 @@ fn geometry(row: &[u64], inner: &[u64], operands: Vec<OperandGeometry>) -> Geome
 
 /// The sum of each row of a contiguous matrix.
 fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
+    cascade_rows(lanes, 1, rows, values)
+}
+
+/// The same by a cascade of so many levels.
+fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32> {
     let builder = BodyBuilder::new();
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
     builder.output(sum, DType::F32, Place::Row);
@@ -87,10 +101,55 @@ fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     let geometry =
         geometry(&[rows as u64], &[points as u64], vec![strided(&[points as u64], &[1]), strided(&[1], &[])]);
     let mut sums = vec![f32::NAN; rows];
-    Program::compile(&kernel(builder.finish(), class(1, 1, lanes)))
+    Program::compile(&kernel(builder.finish(), Class { cascade, ..class(1, 1, lanes) }))
         .run(&geometry, &[], &[values.into()], &[sums.as_mut_slice().into()])
         .expect("a sum of rows");
     sums
+}
+
+/// The order that the kernel's documentation fixes, in plain loops.
+fn cascade_by_hand(lanes: usize, levels: u8, values: &[f32]) -> f32 {
+    let mut sums: Vec<f32> = (0..lanes)
+        .map(|lane| {
+            let mut parts: Vec<f32> = values.iter().copied().skip(lane).step_by(lanes).collect();
+            for _ in 1..levels {
+                parts = parts.chunks(32).map(|run| run.iter().fold(0.0, |sum, value| sum + value)).collect();
+            }
+            parts.iter().fold(0.0, |sum, value| sum + value)
+        })
+        .collect();
+    while sums.len() > 1 {
+        let upper = sums.split_off(sums.len() / 2);
+        sums.iter_mut().zip(upper).for_each(|(sum, other)| *sum += other);
+    }
+    sums[0]
+}
+
+#[test]
+fn a_cascade_has_the_order_that_is_written_down() {
+    let long: Vec<f32> = (0..70_001).map(|i| ((i * 7919) % 1000) as f32 / 7.0 - 60.0).collect();
+    for points in [0, 1, 31, 32, 33, 1023, 1024, 1025, 8192, 8193, 70_001] {
+        for (lanes, levels) in [(1, 2), (1, 3), (2, 3), (32, 2), (32, 3), (256, 2), (256, 3)] {
+            let row = &long[..points];
+            let expected = cascade_by_hand(lanes, levels, row).to_bits();
+            let found = cascade_rows(lanes as u16, levels, 1, row)[0].to_bits();
+            assert_eq!(found, expected, "{points} points, {lanes} lanes, {levels} levels");
+            // Many rows are walked across.
+            if points <= 8193 {
+                let rows = cascade_rows(lanes as u16, levels, 40, &row.repeat(40));
+                assert!(rows.iter().all(|sum| sum.to_bits() == expected), "{points}, {lanes}, {levels}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_error_of_a_cascade_does_not_grow_with_the_row() {
+    let values = vec![0.1_f32; 1 << 22];
+    let exact = f64::from(0.1_f32) * (1 << 22) as f64;
+    let error = |levels| (f64::from(cascade_rows(64, levels, 1, &values)[0]) / exact - 1.0).abs();
+    assert!(error(1) > 1e-4, "one level drifts: {}", error(1));
+    assert!(error(3) < 2e-6, "three levels: {}", error(3));
 }
 
 #[test]

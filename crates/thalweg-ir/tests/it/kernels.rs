@@ -14,12 +14,22 @@ pub fn contiguous(vector: u8) -> Class {
         lanes: 1,
         vector,
         rows_abreast: 1,
+        cascade: 1,
     }
 }
 
 /// A class of kernels with dimensions.
 pub fn strided(row_rank: u8, inner_rank: u8, lanes: u16, narrow_index: bool) -> Class {
-    Class { row_rank, inner_rank, contiguous: false, narrow_index, lanes, vector: 1, rows_abreast: 1 }
+    Class {
+        row_rank,
+        inner_rank,
+        contiguous: false,
+        narrow_index,
+        lanes,
+        vector: 1,
+        rows_abreast: 1,
+        cascade: 1,
+    }
 }
 
 /// A class of row kernels over contiguous operands.
@@ -32,6 +42,7 @@ pub fn rows(lanes: u16) -> Class {
         lanes,
         vector: 1,
         rows_abreast: 1,
+        cascade: 1,
     }
 }
 
@@ -291,6 +302,14 @@ pub fn composed_kernels() -> Vec<Kernel> {
             let body = of_rows(dtype, Place::Row, variance);
             kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
             kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
+            for (cascade, class) in
+                [(2, rows(256)), (3, strided(1, 2, 1, false)), (2, abreast(64, 8)), (3, rows(32))]
+            {
+                let class = Class { cascade, ..class };
+                let name =
+                    format!("variance_{short}_cascade_{cascade}_{}_{}", class.lanes, class.rows_abreast);
+                kernels.push(kernel(name, &body, class));
+            }
             kernels.push(kernel(format!("variance_{short}_scalar"), &body, strided(0, 2, 512, false)));
         }
         let body = embedding(dtype, DType::I64);

@@ -420,6 +420,16 @@ pub fn coordinates(shape: &[u64]) -> Vec<Vec<u64>> {
     })
 }
 
+/// The values of a lane, combined front to back by runs of 32 on each level but the highest.
+fn cascade(op: ReduceOp, start: Value, values: &[Value], levels: u8) -> Value {
+    let fold = |run: &[Value]| run.iter().fold(start, |sum, &value| combine(op, sum, value));
+    let mut values = values.to_vec();
+    for _ in 1..levels {
+        values = values.chunks(32).map(fold).collect();
+    }
+    fold(&values)
+}
+
 /// What the kernel writes.
 pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
@@ -429,12 +439,17 @@ pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memo
         let mut place = Site { kernel, geometry, scalars, inputs, row, inner, reduced: Vec::new() };
         for reduction in &body.reductions {
             let dtype = body.dtype(reduction.value);
-            let mut lanes = vec![neutral(reduction.op, dtype); usize::from(kernel.class.lanes)];
+            let count = usize::from(kernel.class.lanes);
+            let mut values = vec![Vec::new(); count];
             for (number, point) in points.iter().enumerate() {
                 place.inner.clone_from(point);
-                let lane = number % lanes.len();
-                lanes[lane] = combine(reduction.op, lanes[lane], place.value(reduction.value));
+                values[number % count].push(place.value(reduction.value));
             }
+            let start = neutral(reduction.op, dtype);
+            let mut lanes: Vec<_> = values
+                .iter()
+                .map(|values| cascade(reduction.op, start, values, kernel.class.cascade))
+                .collect();
             let mut step = lanes.len() / 2;
             while step > 0 {
                 for lane in 0..step {

@@ -16,6 +16,7 @@ const CLASS: Class = Class {
     lanes: 1,
     vector: 1,
     rows_abreast: 1,
+    cascade: 1,
 };
 
 fn kernel(name: &str, body: Body) -> Kernel {

@@ -77,6 +77,7 @@ pub fn case(choices: &[u32]) -> Case {
         lanes: tape.pick(&[1, 2, 32, 256, 1024]),
         vector: 1,
         rows_abreast: 1,
+        cascade: tape.pick(&[1, 2, 3]),
     };
     let shape = shape(&mut tape, row_rank + inner_rank);
     let (row_shape, inner_shape) = shape.split_at(row_rank);

@@ -12,6 +12,7 @@ const CLASS: Class = Class {
     lanes: 1,
     vector: 1,
     rows_abreast: 1,
+    cascade: 1,
 };
 
 /// What the kernel and its launch are known by, and the shape of its launches.

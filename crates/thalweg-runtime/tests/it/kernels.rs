@@ -17,6 +17,7 @@ const CLASS: Class = Class {
     lanes: 1,
     vector: 1,
     rows_abreast: 1,
+    cascade: 1,
 };
 
 /// A kernel that adds up its inputs and 1.

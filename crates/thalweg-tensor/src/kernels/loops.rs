@@ -245,7 +245,11 @@ impl Extents {
     }
 }
 
-fn signature_of(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -> Result<Signature> {
+pub(super) fn signature_of(
+    operator: &LoopOp,
+    tensors: &[&Tensor],
+    arguments: &Arguments,
+) -> Result<Signature> {
     let dtypes: DTypes = tensors.iter().map(|tensor| tensor.dtype()).collect();
     // Numbers of a row operator are counts, which convert nothing.
     let float = operator.space == Space::Elementwise
@@ -293,6 +297,20 @@ pub(crate) fn run_into(
     launch_into(&body, &extents, tensors, arguments, outputs, label)?;
     outputs.iter().for_each(Tensor::bump_version);
     Ok(())
+}
+
+/// Runs a reduction over the `inner` dimensions of a tensor, with these dtypes, into a given tensor of one element a row.
+pub(super) fn reduce_into(
+    operator: &'static LoopOp,
+    signature: &Signature,
+    (x, inner): (&Tensor, &[usize]),
+    arguments: &Arguments,
+    output: &Tensor,
+    label: Label,
+) -> Result<()> {
+    let extents = Extents::Rows { split: Split::new(x.rank(), inner), shape: x.shape().into() };
+    let body = Prepared { operator, body: &forward(operator, signature), compute: signature.compute };
+    launch_into(&body, &extents, &[x], arguments, std::slice::from_ref(output), label)
 }
 
 /// An operator with its body for the dtypes of a call.

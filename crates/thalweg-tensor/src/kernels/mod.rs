@@ -13,6 +13,7 @@ pub(crate) mod linear;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod normalization;
+mod reductions;
 pub(crate) mod windows;
 
 use std::sync::Arc;
@@ -46,6 +47,7 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) 
         let backend: KernelFunction = match operator.name {
             "full" => Arc::new(creation::full),
             "layer_norm_affine" => Arc::new(normalization::backend),
+            "sum" | "mean" | "amax" | "amin" => Arc::new(move |call| reductions::backend(operator, call)),
             _ => Arc::new(move |call| loops::backend(operator, call)),
         };
         let autograd: KernelFunction = match operator.name {

@@ -200,3 +200,88 @@ fn the_gradient_of_a_maximum_is_shared_by_equals() {
     x.amax(&[1], false).unwrap().sum(&[], false).unwrap().backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [0.0, 0.5, 0.5, 0.0]);
 }
+
+/// Few long rows, which are reduced in stages: whole parts and a rest, points in one stride and in several.
+const LONG: &[(&[usize], &[isize])] = &[
+    (&[1 << 17], &[]),
+    (&[3, 70_001], &[1]),
+    (&[70_001, 3], &[0]),
+    (&[40, 3, 41, 50], &[0, 2, 3]),
+    (&[2, 300_000, 2], &[1]),
+    (&[300, 2, 300], &[0, 2]),
+];
+
+#[test]
+fn long_rows_agree_with_loops() {
+    for (seed, &(shape, dimensions)) in LONG.iter().enumerate() {
+        let x = random(shape, seed as u64);
+        let count = x.elements() as f64 / x.sum(dimensions, false).unwrap().elements() as f64;
+        let expected = reduce(&x, dimensions, 0.0, |a, b| a + b);
+        assert_close(&values(&x.sum(dimensions, false).unwrap()), &expected, 1e-9);
+        let mean: Vec<f64> = expected.iter().map(|sum| sum / count).collect();
+        assert_close(&values(&x.mean(dimensions, false).unwrap()), &mean, 1e-12);
+        for dtype in [DType::F16, DType::Bf16] {
+            // Partial results are not rounded: what is left is one rounding of the inputs and one of the result.
+            let rounded = x.to_dtype(dtype).unwrap();
+            let mean = values(&rounded.mean(dimensions, true).unwrap());
+            let exact = values(&rounded.to_dtype(DType::F64).unwrap().mean(dimensions, true).unwrap());
+            let half = if dtype == DType::F16 { 2.0_f64.powi(-11) } else { 2.0_f64.powi(-8) };
+            for (found, exact) in mean.iter().zip(&exact) {
+                assert!((found - exact).abs() <= half * exact.abs() + 1e-7, "{dtype}: {found}, {exact}");
+            }
+        }
+        let greatest = reduce(&x, dimensions, f64::NEG_INFINITY, f64::max);
+        assert_eq!(values(&x.amax(dimensions, false).unwrap()), greatest);
+        let smallest = reduce(&x, dimensions, f64::INFINITY, f64::min);
+        assert_eq!(values(&x.amin(dimensions, false).unwrap()), smallest);
+    }
+    let counted = Tensor::arange(70_000, 0, 1, DType::I32, &device()).unwrap();
+    assert_eq!(counted.sum(&[], false).unwrap().item::<i64>().unwrap(), 70_000 * 69_999 / 2);
+    let mut poisoned = vec![1.0_f64; 1 << 17];
+    poisoned[77_777] = f64::NAN;
+    let poisoned = Tensor::from_slice(&poisoned, &[1 << 17], &device()).unwrap();
+    assert!(values(&poisoned.amax(&[], false).unwrap())[0].is_nan());
+}
+
+#[test]
+fn a_long_sum_is_as_exact_as_pytorchs() {
+    for count in [10_000_000, 9_999_991] {
+        let x = Tensor::full(&[count], 0.1, DType::F32, &device()).unwrap();
+        let error = |found: f64, exact: f64| (found / exact - 1.0).abs();
+        let tenth = f64::from(0.1_f32);
+        let sum = values(&x.sum(&[], false).unwrap())[0];
+        assert!(error(sum, tenth * count as f64) < 1e-6, "{sum}");
+        let mean = values(&x.mean(&[], false).unwrap())[0];
+        assert!(error(mean, tenth) < 1e-6, "{mean}");
+    }
+    // Rows enough that they are not split, longer than a lane adds up one by one.
+    let x = Tensor::full(&[3000, 2000], 0.1, DType::F32, &device()).unwrap();
+    for sum in values(&x.sum(&[0], false).unwrap()) {
+        assert!((sum / (f64::from(0.1_f32) * 3000.0) - 1.0).abs() < 1e-6, "{sum}");
+    }
+}
+
+#[test]
+fn a_card_reduces_in_the_order_of_the_simulator() {
+    let simulator = thalweg_runtime::Device::sim(0).unwrap();
+    for (seed, &(shape, dimensions)) in LONG.iter().chain(CASES).enumerate() {
+        let numbers: Vec<f32> = values(&random(shape, seed as u64)).into_iter().map(|x| x as f32).collect();
+        let [found, expected] = [device(), simulator.clone()].map(|device| {
+            let x = Tensor::from_slice(&numbers, shape, &device).unwrap();
+            let bits = |x: Tensor| -> Vec<u32> {
+                x.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+            };
+            [bits(x.sum(dimensions, false).unwrap()), bits(x.mean(dimensions, false).unwrap())]
+        });
+        assert_eq!(found, expected, "{shape:?} over {dimensions:?}");
+    }
+}
+
+#[test]
+fn a_long_sum_has_a_gradient() {
+    let x = random(&[2, 70_000], 1).requires_grad_().unwrap();
+    x.mean(&[1], false).unwrap().square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    let means = values(&x.mean(&[1], false).unwrap());
+    let expected: Vec<f64> = means.iter().flat_map(|mean| vec![2.0 * mean / 70_000.0; 70_000]).collect();
+    assert_close(&values(&x.grad().unwrap()), &expected, 1e-15);
+}

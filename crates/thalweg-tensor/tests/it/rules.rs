@@ -96,7 +96,7 @@ fn clamping_with_odd_bounds() {
     let (low, high) = (i64::from(i32::MIN), i64::from(i32::MAX));
     assert_eq!(whole.clamp(low, high).unwrap().to_vec::<i32>().unwrap(), [i32::MIN, 0, i32::MAX]);
     let gradient = |low: f64, high: f64| {
-        let leaf = x.requires_grad_().unwrap();
+        let leaf = x.detach().requires_grad_().unwrap();
         leaf.clamp(low, high).unwrap().sum(&[], false).unwrap().backward().unwrap();
         values(&leaf.grad().unwrap())
     };

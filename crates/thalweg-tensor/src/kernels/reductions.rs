@@ -1,0 +1,138 @@
+//! Reductions of few long rows, in stages: parts of the rows first, then the results of the parts. A block works on a row, so
+//! this is what fills a card; and it keeps the error of a sum small. Which stages there are follows from the shape alone, so the
+//! same call combines in the same order everywhere.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout, Shape};
+use thalweg_ops::structured::SUM;
+use thalweg_ops::{LoopOp, Signature};
+use thalweg_runtime::{Label, Result};
+
+use super::loops::{self, reduce_into, signature_of};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// So many rows fill a card by themselves.
+const MANY_ROWS: usize = 1024;
+
+/// A row with fewer points is not worth another launch.
+const LONG_ROW: usize = 1 << 16;
+
+/// The points of a part.
+const PART: usize = 4096;
+
+/// A reduction over dimensions of a tensor, and how it ends.
+struct Stages<'a> {
+    /// What combines the points of a part, and the dtype of its result.
+    part: (&'static LoopOp, DType),
+    /// What combines what is left, and the dtype of the result.
+    last: (&'static LoopOp, DType),
+    arguments: &'a Arguments,
+    compute: DType,
+    label: Label,
+}
+
+/// The backend kernel of sums, means and extrema.
+pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
+    let (x, inner) = (call.tensors[0], &call.arguments.sizes);
+    if !is_long(x, inner) {
+        return loops::backend(operator, call);
+    }
+    let whole = signature_of(operator, call.tensors, call.arguments)?;
+    let result = whole.outputs[0];
+    let stages = Stages {
+        part: match operator.name {
+            "sum" | "mean" => (&SUM, whole.compute),
+            _ => (operator, result),
+        },
+        last: (operator, result),
+        arguments: call.arguments,
+        compute: whole.compute,
+        label: call.label,
+    };
+    Ok(SmallVec::from_elem(stages.run(&x.detach(), inner)?, 1))
+}
+
+/// Whether a reduction has few rows of many points.
+fn is_long(x: &Tensor, inner: &[usize]) -> bool {
+    let points: usize = inner.iter().map(|&dimension| x.shape()[dimension]).product();
+    points >= LONG_ROW && (1..MANY_ROWS).contains(&(x.elements() / points))
+}
+
+impl Stages<'_> {
+    fn run(&self, x: &Tensor, inner: &[usize]) -> Result<Tensor> {
+        let rows: Shape = (0..x.rank()).filter(|dimension| !inner.contains(dimension)).collect();
+        let row_shape: Shape = rows.iter().map(|&dimension| x.shape()[dimension]).collect();
+        if !is_long(x, inner) {
+            let result = self.empty(&row_shape, self.last.1, x)?;
+            self.launch(self.last, self.arguments, x, inner, &result)?;
+            return Ok(result);
+        }
+        let order: Shape = rows.iter().chain(inner).copied().collect();
+        let layout = x.layout().permute(&order)?;
+        let points = layout.shape()[rows.len()..].iter().product();
+        let shape: Shape = row_shape.iter().copied().chain([points]).collect();
+        let parts = match layout.reshape(&shape)? {
+            Some(layout) => self.parts(x, &layout, points)?,
+            // Points that lie in several strides: a dimension of them becomes one of rows.
+            None => {
+                let first = inner[0];
+                let order: Shape = [first]
+                    .into_iter()
+                    .chain(rows.iter().copied())
+                    .chain(inner[1..].iter().copied())
+                    .collect();
+                let rest: Shape = (rows.len() + 1..order.len()).collect();
+                let stages = Stages { last: self.part, arguments: &Arguments::default(), ..*self };
+                stages.run(&x.with_layout(x.layout().permute(&order)?), &rest)?
+            }
+        };
+        self.run(&parts, &[0])
+    }
+
+    /// The results of the parts of rows (…, points): (parts, …).
+    fn parts(&self, x: &Tensor, layout: &Layout, points: usize) -> Result<Tensor> {
+        let rows = layout.rank() - 1;
+        let (whole, rest) = (points / PART, points % PART);
+        let row_shape = &layout.shape()[..rows];
+        let shape: Shape =
+            [whole + usize::from(rest > 0)].into_iter().chain(row_shape.iter().copied()).collect();
+        let results = self.empty(&shape, self.part.1, x)?;
+        let arguments = Arguments::default();
+        // (parts, …, points of a part): rows that lie side by side stay neighbours.
+        let stride = layout.strides()[rows];
+        let split = |first: usize, row: &[usize], last: usize| -> Shape {
+            [first].into_iter().chain(row.iter().copied()).chain([last]).collect()
+        };
+        let parts = Layout::new(
+            &split(whole, row_shape, PART),
+            &split(PART * stride, &layout.strides()[..rows], stride),
+            layout.offset(),
+        )?;
+        let first = results.with_layout(results.layout().narrow(0, 0, whole)?);
+        self.launch(self.part, &arguments, &x.with_layout(parts), &[rows + 1], &first)?;
+        if rest > 0 {
+            let tail = layout.narrow(rows, whole * PART, rest)?;
+            let last = results.with_layout(results.layout().select(0, whole)?);
+            self.launch(self.part, &arguments, &x.with_layout(tail), &[rows], &last)?;
+        }
+        Ok(results)
+    }
+
+    fn empty(&self, shape: &[usize], dtype: DType, like: &Tensor) -> Result<Tensor> {
+        Tensor::empty_on(shape, dtype, &like.device().current_stream(), self.label)
+    }
+
+    fn launch(
+        &self,
+        (operator, dtype): (&'static LoopOp, DType),
+        arguments: &Arguments,
+        x: &Tensor,
+        inner: &[usize],
+        result: &Tensor,
+    ) -> Result<()> {
+        let [inputs, outputs] = [x.dtype(), dtype].map(|dtype| [dtype].into_iter().collect());
+        let signature = Signature { inputs, compute: self.compute, outputs };
+        reduce_into(operator, &signature, (x, inner), arguments, result, self.label)
+    }
+}
