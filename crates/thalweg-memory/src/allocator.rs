@@ -10,7 +10,6 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
 
@@ -48,9 +47,9 @@ pub(crate) struct Cold {
 /// All methods may be called from any thread. Memory lives as long as any of its blocks; when the last one of a stream is
 /// gone, and so is the allocator, the host waits for pending events and everything goes back to the upstream.
 pub struct DeviceAllocator {
-    common: Arc<Common>,
+    pub(crate) common: Arc<Common>,
     directory: Directory,
-    scopes: Scopes,
+    pub(crate) scopes: Scopes,
     cold: Mutex<Cold>,
     settings: RwLock<Settings>,
     reserve_classes: RwLock<FxHashMap<StreamId, String>>,
@@ -347,11 +346,7 @@ impl DeviceAllocator {
     /// If there is no such pool, or allocations go to it already.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
         let mut cold = self.cold();
-        cold.pools.retain(pool)?;
-        if let Err(error) = self.scopes.begin(pool, Requests::OnStreams(filter)) {
-            cold.pools.release(pool)?;
-            return Err(error.into());
-        }
+        self.open_scope(&mut cold, pool, Requests::OnStreams(filter))?;
         self.common.captures.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -369,24 +364,9 @@ impl DeviceAllocator {
         cold.pools.release(pool)?;
         drop(cold);
         if last {
-            for arena in self.common.all_arenas() {
-                arena.end_captures();
-            }
+            self.common.end_captures();
         }
         Ok(())
-    }
-
-    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
-    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
-    ///
-    /// # Errors
-    /// If there is no such pool, or it has no reference left.
-    pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
-        let thread = std::thread::current().id();
-        let mut cold = self.cold();
-        cold.pools.retain(pool)?;
-        self.scopes.begin(pool, Requests::OfThread(thread))?;
-        Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
     }
 
     /// The statistics at this moment.
@@ -564,23 +544,6 @@ impl Drop for DeviceAllocator {
 impl fmt::Debug for DeviceAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceAllocator").finish_non_exhaustive()
-    }
-}
-
-/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
-#[derive(Debug)]
-pub struct PoolScope {
-    allocator: Arc<DeviceAllocator>,
-    pool: PoolId,
-    thread: ThreadId,
-}
-
-impl Drop for PoolScope {
-    fn drop(&mut self) {
-        let ended = self.allocator.scopes.end_thread(self.pool, self.thread);
-        debug_assert!(ended.is_ok(), "a scope ends once: {ended:?}");
-        let released = self.allocator.release_pool(self.pool);
-        debug_assert!(released.is_ok(), "a scope holds its pool: {released:?}");
     }
 }
 

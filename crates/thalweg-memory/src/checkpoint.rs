@@ -126,14 +126,14 @@ impl DeviceAllocator {
     /// free in the checkpoint.
     ///
     /// # Errors
-    /// If the pool has no reference left, since its memory may then go away at any time; if a capture is under way
-    /// ([`is_capture`](AllocationError::is_capture)), or nothing is cached (`backend:cudaMallocAsync`); or the upstream's,
-    /// when it is waited for.
+    /// If the pool has no reference left, since its memory may then go away at any time; if there is something to wait for and a
+    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
+    /// upstream's, when it is waited for.
     pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
         let mut cold = self.cold();
         let mut arenas = Vec::new();
-        for arena in self.arenas_of(&cold, pool, "checkpoint_pool")? {
-            let state = settled(&arena)?;
+        for arena in self.arenas_of(&cold, pool)? {
+            let state = settled(&arena, "checkpoint_pool")?;
             arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
         }
         // What is mapped now may be asked for again.
@@ -161,7 +161,7 @@ impl DeviceAllocator {
         checkpoint: &PoolCheckpoint,
     ) -> Result<Restored, AllocationError> {
         let cold = self.cold();
-        let arenas = self.arenas_of(&cold, pool, "restore_pool")?;
+        let arenas = self.arenas_of(&cold, pool)?;
         let refused = |problem: String| AllocationError::from(Kind::Checkpoint { pool, problem });
         if checkpoint.pool != pool {
             return Err(refused(format!("the checkpoint is of {:?}", checkpoint.pool)));
@@ -170,7 +170,7 @@ impl DeviceAllocator {
             checkpoint.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
         for arena in &arenas {
             // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
-            let state = settled(arena)?;
+            let state = settled(arena, "restore_pool")?;
             if let Some(segments) = streams.get(&arena.home.stream) {
                 state.check(segments).map_err(refused)?;
             }
@@ -232,13 +232,9 @@ impl DeviceAllocator {
         &self,
         cold: &MutexGuard<'_, Cold>,
         pool: PoolId,
-        call: &'static str,
     ) -> Result<Vec<Arc<Arena>>, AllocationError> {
         if cold.pools.references(pool) == 0 {
             return Err(Kind::UnknownPool(pool).into());
-        }
-        if self.common().is_capturing() {
-            return Err(Kind::Capturing { call }.into());
         }
         if !self.settings().is_cached_here() {
             let problem = "the settings leave caching to the driver, or turn it off".to_owned();
@@ -265,9 +261,17 @@ impl Block {
 }
 
 /// An arena's state in which no free waits for anything. *Blocks*.
-fn settled(arena: &Arc<Arena>) -> Result<BiasedMutexGuard<'_, ArenaState>, AllocationError> {
+fn settled<'a>(
+    arena: &'a Arc<Arena>,
+    call: &'static str,
+) -> Result<BiasedMutexGuard<'a, ArenaState>, AllocationError> {
     let mut state = arena.lock();
     let around = arena.common.surroundings();
+    if around.capturing {
+        // Nothing can be waited for. Where nothing waits, nothing has to be.
+        let waits = state.order.pending().next().is_some();
+        return if waits { Err(Kind::Capturing { call }.into()) } else { Ok(state) };
+    }
     let waited = planted!(RestoredWhileBusy, state.order.synchronize(&around), Ok(()));
     state.collect_ready(arena);
     waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;

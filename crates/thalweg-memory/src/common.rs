@@ -71,6 +71,13 @@ impl Common {
         self.captures.load(Ordering::Acquire) > 0
     }
 
+    /// To be called when no capture is under way any more: what waited for that is done now.
+    pub(crate) fn end_captures(&self) {
+        for arena in self.all_arenas() {
+            arena.end_captures();
+        }
+    }
+
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
         Surroundings {
             events: &*self.upstream,

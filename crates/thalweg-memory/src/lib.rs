@@ -154,14 +154,14 @@ mod watch;
 
 pub use advice::Advice;
 pub use aliases::Alias;
-pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback, PoolScope};
+pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback};
 pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
 pub use error::{AddressProblem, AllocationError, OutOfMemory};
 pub use host::{
     HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
 pub use imports::SharedMemory;
-pub use pools::{PoolId, PoolOptions, StreamFilter};
+pub use pools::{CaptureScope, PoolId, PoolOptions, PoolScope, StreamFilter};
 pub use raw::BaseAllocation;
 pub use registry::RawBlock;
 pub use settings::{

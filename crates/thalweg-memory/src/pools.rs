@@ -9,9 +9,9 @@
 //! it. After the last release its blocks may live on, but its free segments may go back to the upstream, and when the last
 //! has gone the pool is forgotten.
 //!
-//! Scopes nest: the one begun last that the request falls into serves. A scope takes the requests of some streams, for a
-//! capture, or those of one thread, for a pool that a program wants to itself
-//! ([`use_pool`](crate::DeviceAllocator::use_pool)).
+//! Scopes nest: the one begun last that the request falls into serves. A scope takes the requests of some streams, or those of one
+//! thread. It need not be a capture: a program may want a pool to itself ([`use_pool`](crate::DeviceAllocator::use_pool)), and
+//! while nothing is captured, events and waits are as ever.
 //!
 //! What is not here: the deferral of frees during a capture ([`order`](crate::order)).
 
@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::ThreadId;
 
+use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::Arena;
-use crate::error::Kind;
+use crate::error::{AllocationError, Kind};
 use crate::upstream::{SegmentSource, StreamId};
 
 /// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
@@ -318,6 +319,96 @@ impl Scopes {
         scopes.remove(position.ok_or(Kind::PoolNotInUse(pool))?);
         self.open.store(scopes.len(), Ordering::Release);
         Ok(())
+    }
+}
+
+impl DeviceAllocator {
+    /// Retains a pool and opens a scope that allocates to it.
+    pub(crate) fn open_scope(
+        &self,
+        cold: &mut Cold,
+        pool: PoolId,
+        requests: Requests,
+    ) -> Result<(), AllocationError> {
+        cold.pools.retain(pool)?;
+        if let Err(error) = self.scopes.begin(pool, requests) {
+            cold.pools.release(pool)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
+    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
+        let thread = std::thread::current().id();
+        self.open_scope(&mut self.cold(), pool, Requests::OfThread(thread))?;
+        Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
+    }
+
+    /// The same for requests that match `filter`, until [`end_use_pool`](Self::end_use_pool). If it is for a capture, that is to be
+    /// said too ([`begin_capture`](Self::begin_capture)).
+    ///
+    /// # Errors
+    /// If there is no such pool, or requests on streams go to it already.
+    pub fn begin_use_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
+        self.open_scope(&mut self.cold(), pool, Requests::OnStreams(filter))
+    }
+
+    /// Ends what [`begin_use_pool`](Self::begin_use_pool) began.
+    ///
+    /// # Errors
+    /// If no requests on streams go to this pool.
+    pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
+        let mut cold = self.cold();
+        self.scopes.end_streams(pool)?;
+        Ok(cold.pools.release(pool)?)
+    }
+
+    /// Until the answer is dropped a capture counts as under way, with what that means
+    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
+    /// begins, and dropped after it has ended.
+    pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
+        let cold = self.cold();
+        self.common.captures.fetch_add(1, Ordering::AcqRel);
+        drop(cold);
+        CaptureScope { allocator: Arc::clone(self) }
+    }
+}
+
+/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
+#[derive(Debug)]
+pub struct PoolScope {
+    allocator: Arc<DeviceAllocator>,
+    pool: PoolId,
+    thread: ThreadId,
+}
+
+impl Drop for PoolScope {
+    fn drop(&mut self) {
+        let ended = self.allocator.scopes.end_thread(self.pool, self.thread);
+        debug_assert!(ended.is_ok(), "a scope ends once: {ended:?}");
+        let released = self.allocator.release_pool(self.pool);
+        debug_assert!(released.is_ok(), "a scope holds its pool: {released:?}");
+    }
+}
+
+/// While it lives, a capture counts as under way. See [`DeviceAllocator::begin_capture`].
+#[derive(Debug)]
+#[must_use = "the capture ends when it is dropped"]
+pub struct CaptureScope {
+    allocator: Arc<DeviceAllocator>,
+}
+
+impl Drop for CaptureScope {
+    fn drop(&mut self) {
+        let common = &self.allocator.common;
+        if common.captures.fetch_sub(1, Ordering::AcqRel) == 1 {
+            common.end_captures();
+        }
     }
 }
 

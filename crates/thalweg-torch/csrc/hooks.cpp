@@ -246,16 +246,18 @@ HOOK void thalweg_hook_record_stream(void* block, Stream stream) {
   check(thalweg_record_stream(the_allocator, number(block), -1, number(stream)));
 }
 
-// set_begin_allocate_to_pool.
+// set_begin_allocate_to_pool. It is for a capture: torch.cuda.MemPool does not work under hooks.
 HOOK void thalweg_hook_begin_allocate_to_pool(int device, PoolName pool, Filter filter) {
   auto* kept = new Filter(std::move(filter));
   check(thalweg_begin_allocate_to_pool(
       the_allocator, device, pool.first, pool.second, &matches, kept, &drop_filter));
+  check(thalweg_mark_capture_begin(the_allocator, device));
 }
 
 // set_end_allocate_to_pool_fn.
 HOOK void thalweg_hook_end_allocate_to_pool(int device, PoolName pool) {
   check(thalweg_end_allocate_to_pool(the_allocator, device, pool.first, pool.second));
+  check(thalweg_mark_capture_end(the_allocator, device));
 }
 
 // set_release_pool.

@@ -35,6 +35,41 @@ void drop_filter(void* user) {
   delete static_cast<Filter*>(user);
 }
 
+#if !THALWEG_TORCH_2_15
+// Whether requests are sent to a pool for a capture. PyTorch 2.15 says itself when one begins (markCaptureBegin). Before it, a
+// capture and torch.cuda.use_mem_pool come by the same call, and differ by who made the filter: use_mem_pool's is made by the
+// function of torch/csrc/cuda/Module.cpp that the name is of. Who else allocates to a pool is taken to capture.
+bool is_for_capture(const Filter& filter) {
+  return std::strstr(filter.target_type().name(), "registerCudaPluggableAllocator") == nullptr;
+}
+
+// The captures under way, by their pools: a pool is allocated to by one scope at a time.
+class Captures {
+ public:
+  void begin(c10::DeviceIndex device, MempoolId_t pool) {
+    check(thalweg_mark_capture_begin(the_allocator, device));
+    const std::lock_guard<std::mutex> guard(mutex_);
+    open_.emplace(device, pool);
+  }
+
+  // Does nothing if what ended was none.
+  void end(c10::DeviceIndex device, MempoolId_t pool) {
+    bool was_open = false;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      was_open = open_.erase({device, pool}) > 0;
+    }
+    if (was_open) {
+      check(thalweg_mark_capture_end(the_allocator, device));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<c10::DeviceIndex, MempoolId_t>> open_;
+};
+#endif
+
 // The allocator that a MemPool was given for its segments.
 using Source = std::shared_ptr<CUDAAllocator>;
 
@@ -393,13 +428,34 @@ class NativeAllocator final : public CUDAAllocator {
 
   void beginAllocateToPool(c10::DeviceIndex device, MempoolId_t pool, Filter filter) override {
     auto* kept = new Filter(std::move(filter));
+#if !THALWEG_TORCH_2_15
+    const bool captures = is_for_capture(*kept);
+#endif
     check(thalweg_begin_allocate_to_pool(
         the_allocator, device, pool.first, pool.second, &matches, kept, &drop_filter));
+#if !THALWEG_TORCH_2_15
+    if (captures) {
+      captures_.begin(device, pool);
+    }
+#endif
   }
 
   void endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) override {
     check(thalweg_end_allocate_to_pool(the_allocator, device, pool.first, pool.second));
+#if !THALWEG_TORCH_2_15
+    captures_.end(device, pool);
+#endif
   }
+
+#if THALWEG_TORCH_2_15
+  void markCaptureBegin(c10::DeviceIndex device) override {
+    check(thalweg_mark_capture_begin(the_allocator, device));
+  }
+
+  void markCaptureEnd(c10::DeviceIndex device) override {
+    check(thalweg_mark_capture_end(the_allocator, device));
+  }
+#endif
 
   void releasePool(c10::DeviceIndex device, MempoolId_t pool) override {
     check(thalweg_release_pool(the_allocator, device, pool.first, pool.second));
@@ -542,6 +598,9 @@ class NativeAllocator final : public CUDAAllocator {
   std::atomic<bool> enabled_{true};
   std::atomic<bool> history_{false};
   std::atomic<int> device_count_{0};
+#if !THALWEG_TORCH_2_15
+  Captures captures_;
+#endif
 };
 
 // ---- Installation -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ extern "C" {
 #endif
 
 /* Rises whenever something in this header changes its meaning. */
-#define THALWEG_ABI_VERSION 1
+#define THALWEG_ABI_VERSION 2
 
 typedef int32_t thalweg_status;
 enum {
@@ -179,8 +179,9 @@ thalweg_status thalweg_pool_use_count(const thalweg_allocator *allocator, int32_
                                       uint64_t *count);
 
 /* Adds a reference, and from now until thalweg_end_allocate_to_pool, requests on streams for which `filter` is not 0 get memory
- * from the pool. A capture counts as under way meanwhile. The filter is called with a lock of the allocator held, and must not
- * call it. `drop_user` is called also if this fails. */
+ * from the pool. The filter is called with a lock of the allocator held, and must not call it. `drop_user` is called also if this
+ * fails. If it is for a capture, that has to be said too (thalweg_mark_capture_begin): a program may want a pool to itself and
+ * capture nothing (torch.cuda.use_mem_pool). */
 thalweg_status thalweg_begin_allocate_to_pool(const thalweg_allocator *allocator, int32_t device, uint64_t first,
                                               uint64_t second, uint8_t (*filter)(void *user, uint64_t stream),
                                               void *user, void (*drop_user)(void *user));
@@ -188,6 +189,12 @@ thalweg_status thalweg_begin_allocate_to_pool(const thalweg_allocator *allocator
 /* Ends that. The reference stays. */
 thalweg_status thalweg_end_allocate_to_pool(const thalweg_allocator *allocator, int32_t device, uint64_t first,
                                             uint64_t second);
+
+/* A capture is about to begin on the device, or has ended. In between no event is touched and nothing is waited for, memory that is
+ * freed with uses on other streams waits for the end, and what cannot be done without is THALWEG_CAPTURE. Captures are counted; an end
+ * without a beginning is THALWEG_INVALID. */
+thalweg_status thalweg_mark_capture_begin(const thalweg_allocator *allocator, int32_t device);
+thalweg_status thalweg_mark_capture_end(const thalweg_allocator *allocator, int32_t device);
 
 /* Takes a reference away. With the last, the pool's memory may be given to others as soon as it is free; the host waits for the
  * device then, since a graph that lives in the pool may be running. */

@@ -356,7 +356,7 @@ impl Allocator {
         for device in self.open_devices() {
             // PyTorch gives memory back by cudaFree, which waits for streams too that nobody has named. A capture that forbids it
             // is reported by the next call.
-            if !device.pools.any_is_open() {
+            if !device.is_capturing() {
                 let _ = device.device.synchronize();
             }
             outcome = outcome.and(device.allocator().empty_cache().map_err(Error::from));

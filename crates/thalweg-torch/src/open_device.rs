@@ -1,11 +1,13 @@
 //! One device that is in use: its allocator, and the names that PyTorch has for its streams and pools.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_device::Label;
 use thalweg_device::check::{BlockKind, UseKind};
 use thalweg_device::cuda::CudaDriver;
-use thalweg_memory::{Block, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError};
+use thalweg_memory::{
+    Block, CaptureScope, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError,
+};
 use thalweg_runtime::{Device, ForeignStream};
 
 use crate::live::{Live, LiveBlocks};
@@ -23,6 +25,8 @@ pub(crate) struct OpenDevice {
     cuda: Option<Arc<CudaDriver>>,
     /// Memory of other processes that nobody here has any more, and that work under way may read still.
     closing: Mutex<Vec<Arc<SharedMemory>>>,
+    /// The captures that the caller says are under way.
+    captures: Mutex<Vec<CaptureScope>>,
 }
 
 /// What a pool looked like. See [`PoolCheckpoint`].
@@ -42,7 +46,28 @@ pub(crate) struct PutBack {
 impl OpenDevice {
     pub(crate) fn new(index: u32, device: Device, cuda: Option<Arc<CudaDriver>>) -> Self {
         let (streams, pools) = (Streams::default(), Pools::default());
-        Self { index, device, streams, pools, cuda, closing: Mutex::default() }
+        Self { index, device, streams, pools, cuda, closing: Mutex::default(), captures: Mutex::default() }
+    }
+
+    /// A capture begins.
+    pub(crate) fn begin_capture(&self) {
+        let capture = self.allocator().begin_capture();
+        self.captures().push(capture);
+    }
+
+    /// A capture has ended.
+    pub(crate) fn end_capture(&self) -> Result<()> {
+        let ended = self.captures().pop();
+        ended.map(drop).ok_or_else(|| Error::invalid("no capture is under way"))
+    }
+
+    /// Whether a capture is under way, as far as the caller says.
+    pub(crate) fn is_capturing(&self) -> bool {
+        !self.captures().is_empty()
+    }
+
+    fn captures(&self) -> MutexGuard<'_, Vec<CaptureScope>> {
+        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]
@@ -173,14 +198,14 @@ impl OpenDevice {
     }
 
     /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that nobody told
-    /// us of: with the last reference its memory becomes free for others, so the device is waited for. While a pool is allocated
-    /// to, a capture may be under way, which waiting would break; then the streams that are known stand in for the device.
+    /// us of: with the last reference its memory becomes free for others, so the device is waited for. Waiting would break a
+    /// capture; then the streams that are known stand in for the device.
     pub(crate) fn release_pool(&self, name: PoolName) -> Result<()> {
         let (id, allocator) = (self.pools.id(name)?, self.allocator());
         if allocator.pool_use_count(id) > 1 {
             return self.pools.release(allocator, name);
         }
-        if self.pools.any_is_open() || self.device.synchronize().is_err() {
+        if self.is_capturing() || self.device.synchronize().is_err() {
             allocator.retain_pool(id)?;
             allocator.release_pool_behind(id, &self.streams.ids())?;
         }
@@ -197,7 +222,7 @@ impl OpenDevice {
             return drop(memory);
         }
         closing.push(memory);
-        if !self.pools.any_is_open() && self.device.synchronize().is_ok() {
+        if !self.is_capturing() && self.device.synchronize().is_ok() {
             closing.clear();
         }
     }

@@ -76,7 +76,7 @@ impl Pools {
         filter: StreamFilter,
     ) -> Result<()> {
         let id = self.retain(allocator, name, None)?;
-        if let Err(error) = allocator.begin_allocate_to_pool(id, filter) {
+        if let Err(error) = allocator.begin_use_pool(id, filter) {
             self.release(allocator, name)?;
             return Err(error.into());
         }
@@ -89,16 +89,11 @@ impl Pools {
     /// Ends that. The reference stays.
     pub(crate) fn end(&self, allocator: &DeviceAllocator, name: PoolName) -> Result<()> {
         let id = self.id(name)?;
-        allocator.end_allocate_to_pool(id)?;
+        allocator.end_use_pool(id)?;
         if let Some(pool) = self.lock().get_mut(&name) {
             pool.is_open = false;
         }
         Ok(())
-    }
-
-    /// Whether allocations go to any pool.
-    pub(crate) fn any_is_open(&self) -> bool {
-        self.lock().values().any(|pool| pool.is_open)
     }
 
     /// Takes a reference away.

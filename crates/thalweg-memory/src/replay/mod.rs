@@ -58,9 +58,9 @@ use rustc_hash::FxHashMap;
 use tags::{Conflict, Points, Tags};
 pub use upstream::ReplayUpstream;
 
-use crate::allocator::{Block, DeviceAllocator, PoolScope};
+use crate::allocator::{Block, DeviceAllocator};
 use crate::error::AllocationError;
-use crate::pools::PoolId;
+use crate::pools::{PoolId, PoolScope};
 use crate::settings::Settings;
 use crate::upstream::StreamId;
 

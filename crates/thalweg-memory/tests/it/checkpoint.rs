@@ -345,6 +345,11 @@ fn a_pool_without_references_and_a_capture_are_refused() {
         let checkpoint = bench.allocator.checkpoint_pool(bench.pool).expect("nothing is in the way");
         let other = bench.allocator.create_pool();
         bench.allocator.begin_allocate_to_pool(other, StreamFilter::All).expect("it is known");
+        // Nothing has to be waited for yet.
+        assert_eq!(bench.allocator.checkpoint_pool(bench.pool).expect("nothing waits"), checkpoint);
+        let used = bench.allocate(1000);
+        used.record_stream(stream(2));
+        drop(used);
         assert!(bench.allocator.checkpoint_pool(bench.pool).expect_err("a capture").is_capture());
         assert!(bench.allocator.restore_pool(bench.pool, &checkpoint).expect_err("a capture").is_capture());
         bench.allocator.end_allocate_to_pool(other).expect("it was begun");

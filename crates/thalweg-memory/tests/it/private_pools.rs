@@ -156,6 +156,31 @@ fn a_filter_may_ask_anything() {
     assert_eq!(private, [false, true, false, true]);
 }
 
+/// `torch.cuda.use_mem_pool` of a stream: what a capture forbids is allowed.
+#[test]
+fn a_pool_is_used_without_a_capture() {
+    let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), pytorch());
+    let pool = allocator.create_pool();
+    allocator.begin_use_pool(pool, StreamFilter::Stream(stream(1))).expect("the pool is known");
+    assert!(allocator.begin_use_pool(pool, StreamFilter::All).expect_err("twice").is_invalid_argument());
+    assert_eq!(allocator.pool_use_count(pool), 2);
+    let block = allocate(&allocator, 1000, 1);
+    block.record_stream(stream(2));
+    drop(block);
+    allocator.checkpoint_pool(pool).expect("it waits for the other stream");
+    let capture = allocator.begin_capture();
+    assert!(allocator.empty_cache().expect_err("a capture").is_capture());
+    drop(capture);
+    allocator.empty_cache().expect("no capture is under way");
+    let segment = allocator.snapshot();
+    assert_eq!(segment.iter().map(|segment| segment.pool).collect::<Vec<_>>(), [Some(pool)], "it is held");
+    allocator.end_use_pool(pool).expect("it was begun");
+    assert!(allocator.end_use_pool(pool).expect_err("it has ended").is_invalid_argument());
+    assert_eq!(allocator.pool_use_count(pool), 1);
+    drop(allocate(&allocator, 1000, 1));
+    assert!(allocator.snapshot().iter().any(|segment| segment.pool.is_none()), "requests go elsewhere again");
+}
+
 /// `test_reserved_bytes_by_private_pools`, plain and expandable.
 #[test]
 fn what_each_pool_has_taken_is_told_until_the_peaks_are_reset() {

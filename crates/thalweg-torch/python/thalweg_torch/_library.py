@@ -7,7 +7,7 @@ import pathlib
 
 _FOLDER = pathlib.Path(__file__).parent
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK, OUT_OF_MEMORY, INVALID, CAPTURE, DRIVER, PANIC, FORKED = range(7)
 

@@ -38,7 +38,7 @@ use crate::sanitizer::Sanitizer;
 use crate::status::{Error, Result, Status, answer, last_message, text_of};
 
 /// `THALWEG_ABI_VERSION`: rises whenever something of the header changes its meaning.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// `thalweg_write`: takes a piece of a text or file.
 pub type Write = unsafe extern "C" fn(*mut c_void, *const u8, usize);

@@ -142,6 +142,25 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
 }
 
+/// A capture begins.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator, device: i32) -> Status {
+    let begin = |_: &Allocator, device: &OpenDevice| {
+        device.begin_capture();
+        Ok(())
+    };
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device("thalweg_mark_capture_begin", allocator, device, begin) }
+}
+
+/// A capture has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: *const Allocator, device: i32) -> Status {
+    let end = |_: &Allocator, device: &OpenDevice| device.end_capture();
+    // SAFETY: the header asks for an allocator.
+    unsafe { with_device("thalweg_mark_capture_end", allocator, device, end) }
+}
+
 unsafe fn with_device(
     call: &'static str,
     allocator: *const Allocator,

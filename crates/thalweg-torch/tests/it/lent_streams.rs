@@ -122,12 +122,14 @@ fn a_capture_leaves_the_memory_of_lent_streams_alone() {
         let captured = native(&side);
         let pool: PoolName = (0, 1);
         torch.begin(pool, move |stream| stream == captured).unwrap();
+        torch.mark_capture(true).unwrap();
         driver.stream_begin_capture(side.handle(), CaptureMode::Global).unwrap();
         let x = torch.full(8 * MIB, 1, &side);
         let refused = torch.malloc(48 * MIB, &side);
         assert!(refused.is_err_and(|(_, message)| message.contains("out of memory")), "{settings:?}");
         drop(x);
         let graph = driver.stream_end_capture(side.handle()).unwrap();
+        torch.mark_capture(false).unwrap();
         torch.end(pool).unwrap();
         driver.graph_destroy(graph).unwrap();
         torch.release(pool).unwrap();

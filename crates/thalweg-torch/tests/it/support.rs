@@ -143,6 +143,19 @@ impl Torch {
         answer(status, ())
     }
 
+    /// `markCaptureBegin` and `markCaptureEnd`.
+    pub fn mark_capture(&self, begins: bool) -> Answer<()> {
+        // SAFETY: the allocator is open.
+        let status = unsafe {
+            if begins {
+                thalweg_mark_capture_begin(self.raw(), 0)
+            } else {
+                thalweg_mark_capture_end(self.raw(), 0)
+            }
+        };
+        answer(status, ())
+    }
+
     pub fn end(&self, pool: PoolName) -> Answer<()> {
         // SAFETY: the allocator is open.
         answer(unsafe { thalweg_end_allocate_to_pool(self.raw(), 0, pool.0, pool.1) }, ())
@@ -297,9 +310,11 @@ impl Graph {
         torch
             .begin(pool, move |native| native == capturing && asked.is_capturing().unwrap_or(false))
             .unwrap();
+        torch.mark_capture(true).unwrap();
         driver.stream_begin_capture(handle, CaptureMode::Global).unwrap();
         let result = body();
         let graph = driver.stream_end_capture(handle).unwrap();
+        torch.mark_capture(false).unwrap();
         torch.end(pool).unwrap();
         let exec = driver.graph_instantiate(graph, stream.device().index()).unwrap();
         (Self { torch: Arc::clone(torch), pool, exec: Some(exec), graph: Some(graph) }, result)

@@ -127,6 +127,40 @@ fn a_state_can_be_restored_again_and_again() {
     drop(root);
 }
 
+/// The warm-up of graph trees: the pool is used by a stream that captures nothing, as it is in `torch.cuda.use_mem_pool`.
+#[test]
+fn a_checkpoint_is_taken_and_restored_while_a_pool_is_used() {
+    let torch = Torch::small();
+    let (stream, side) = (torch.stream(0), torch.stream(0));
+    let (root, output) = record(&torch, &stream, 1);
+    torch.begin((0, 9), |_| true).unwrap();
+    let bystander = torch.full(4096, 7, &stream);
+    bystander.record_stream(&side);
+    drop(bystander);
+    let address = output.without_deleter();
+    let state = checkpoint(&torch).unwrap();
+    assert_eq!(restore(&torch, &state).unwrap().allocated, [(address, 4096)]);
+    torch.empty_cache().unwrap();
+    torch.end((0, 9)).unwrap();
+    torch.release((0, 9)).unwrap();
+    torch.free(address).unwrap();
+    drop(root);
+}
+
+#[test]
+fn a_capture_ends_as_often_as_it_begins() {
+    let torch = Torch::small();
+    let stream = torch.stream(0);
+    drop(torch.empty(1, &stream).unwrap());
+    assert_eq!(torch.mark_capture(false).unwrap_err().0, Status::Invalid);
+    torch.mark_capture(true).unwrap();
+    torch.mark_capture(true).unwrap();
+    torch.mark_capture(false).unwrap();
+    assert_eq!(torch.empty_cache().unwrap_err().0, Status::Capture);
+    torch.mark_capture(false).unwrap();
+    torch.empty_cache().unwrap();
+}
+
 #[test]
 fn a_checkpoint_of_nothing_is_refused() {
     let torch = Torch::small();
