@@ -216,11 +216,15 @@ impl DeviceAllocator {
     }
 
     fn empty(&self, call: &'static str, pool: Option<PoolId>) -> Result<(), AllocationError> {
+        let stack = self.common.watch.stack_of_free();
         let mut cold = self.cold();
         if self.common.is_capturing() {
             return Err(Kind::Capturing { call }.into());
         }
-        self.release_cached(&mut cold, pool)
+        cold.ledger.given_back_at = stack;
+        let outcome = self.release_cached(&mut cold, pool);
+        cold.ledger.given_back_at = None;
+        outcome
     }
 
     /// Looks, without waiting, which freed blocks other streams are done with, and makes them available. Every allocation

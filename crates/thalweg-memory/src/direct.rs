@@ -146,7 +146,7 @@ impl ArenaState {
         }
         let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         self.gauges.passed(class, size_bytes, requested_bytes);
-        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block));
+        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
         self.blocks.release(block, 0);
         self.blocks.remove_segment(block);
         arena.common.totals.changed(arena.number, &mut self.gauges, class);

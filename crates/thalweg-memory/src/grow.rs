@@ -228,7 +228,7 @@ impl ArenaState {
         arena
             .return_segment(span.address, span.size_bytes)
             .map_err(|error| AllocationError::upstream("free", error))?;
-        self.tell_lost(arena, Action::SegmentFree, span);
+        self.tell_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
@@ -530,7 +530,7 @@ impl ArenaState {
                         continue;
                     }
                     let block = self.carve(whole, part);
-                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
+                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
@@ -547,7 +547,7 @@ impl ArenaState {
     /// Takes the pages out of a range that work in flight may still touch; or, if it is to be an alias, work to come.
     fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, is_alias: bool, pages: &mut Vec<PageId>) {
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
         let segment = self.blocks.segment_of(block).id;
         let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
         pages.extend(&moved);
@@ -595,7 +595,7 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part });
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, cold.ledger.given_back_at);
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
         cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);

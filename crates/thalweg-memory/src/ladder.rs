@@ -86,6 +86,13 @@ impl<'a> Climb<'a> {
 
     /// The whole climb.
     pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
+        self.cold().ledger.given_back_at = self.request.stack;
+        let obtained = self.climb();
+        self.cold().ledger.given_back_at = None;
+        obtained
+    }
+
+    fn climb(&mut self) -> Result<Obtained, AllocationError> {
         let captured = self.arena.common.is_capturing();
         let rungs: [fn(&mut Self) -> Step; 8] = [
             Self::cached,
@@ -98,7 +105,7 @@ impl<'a> Climb<'a> {
             Self::helping_pools,
         ];
         for rung in rungs {
-            if let Some(obtained) = rung(&mut self)? {
+            if let Some(obtained) = rung(self)? {
                 return Ok(obtained);
             }
         }

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Request};
@@ -167,17 +167,18 @@ impl ArenaState {
         self.tell(arena, action, span.address, span.size_bytes, stack);
     }
 
-    /// Memory is about to go back to the upstream, or moved away. The block is still there.
-    pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span) {
+    /// Memory is about to go back to the upstream, or moved away. The block is still there. The stack is that of who gives it
+    /// back, or of who took it.
+    pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
         }
         let segment = self.blocks.segment_of(span.block).id;
-        let stack = match action {
+        let taken_at = match action {
             Action::SegmentFree => self.log.segments.remove(&segment),
             _ => self.log.segments.get(&segment).copied(),
         };
-        self.tell(arena, action, span.address, span.size_bytes, stack);
+        self.tell(arena, action, span.address, span.size_bytes, stack.or(taken_at));
     }
 
     fn tell(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
@@ -381,6 +382,21 @@ impl DeviceAllocator {
             host.add_to_snapshot(&mut snapshot, options);
         }
         snapshot
+    }
+
+    /// The stacks that live blocks, segments and events refer to: a source that keeps more of them may forget the rest. Locks all
+    /// memory in turn.
+    pub fn stacks_in_use(&self) -> FxHashSet<StackId> {
+        let history = &self.common().watch.history;
+        let cold = self.cold();
+        let mut used: FxHashSet<StackId> = history.stacks_in(&cold.ring).collect();
+        used.extend(history.stacks_in(&self.common().watch.retired()));
+        for arena in self.common().all_arenas() {
+            let state = arena.lock();
+            used.extend(state.log.allocations.values().chain(state.log.segments.values()));
+            used.extend(history.stacks_in(&state.log.ring));
+        }
+        used
     }
 
     /// Where the live block that `address` is in was allocated; `None` if there is none, or nothing was recorded then. Looks

@@ -349,7 +349,6 @@ class NativeAllocator final : public CUDAAllocator {
       settings.skip_actions |= 1u << c10::CachingDeviceAllocator::parseTraceEntryAction(action);
     }
     contexts().recorder = recorder;
-    check(thalweg_on_new_stack(the_allocator, &Contexts::on_new_stack, &contexts()));
     check(thalweg_record_history(the_allocator, &settings));
     history_ = enabled;
   }
@@ -645,6 +644,8 @@ void install(thalweg_allocator* allocator) {
     the_native().init(c10::cuda::device_count());
   }
   check(thalweg_add_free_memory_callback(allocator, &ask_for_memory, nullptr));
+  const thalweg_stack_recorder recorder{&contexts(), &Contexts::take, &Contexts::forget};
+  check(thalweg_record_stacks_by(allocator, &recorder));
   former = current;
   put_in_place(&the_native());
 }
@@ -657,6 +658,8 @@ void uninstall() {
 }
 
 int attempt(void (*body)(thalweg_allocator*), thalweg_allocator* allocator) noexcept {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> guard(mutex);
   try {
     body(allocator);
     return 0;

@@ -176,7 +176,8 @@ void give_back_uncached(void* block) {
 
 // ---- Contexts of histories --------------------------------------------------------------------------------------------------
 
-// PyTorch's stacks by our numbers of them. A number stands for one Python stack, so there are as many as distinct ones.
+// PyTorch's stacks by the numbers that they were given: one for each event, as in PyTorch's own histories, since nobody but the
+// recorder knows what is in a stack. A number that nothing refers to any more is forgotten.
 struct Contexts {
   std::mutex mutex;
   std::unordered_map<uint32_t, std::shared_ptr<c10::GatheredContext>> by_number;
@@ -188,17 +189,26 @@ struct Contexts {
     return found == by_number.end() ? nullptr : found->second;
   }
 
-  static void on_new_stack(void* user, uint32_t stack) {
+  static uint8_t take(void* user, uint32_t stack) {
     auto& self = *static_cast<Contexts*>(user);
     const auto recorder = self.recorder.load();
-    if (recorder == nullptr) {
-      return;
-    }
-    contained("gathering a stack", [&] {
+    const bool is_taken = recorder != nullptr && contained("gathering a stack", [&] {
       auto context = recorder();
       std::lock_guard<std::mutex> guard(self.mutex);
-      self.by_number.emplace(stack, std::move(context));
+      self.by_number[stack] = std::move(context);
     });
+    return is_taken ? 1 : 0;
+  }
+
+  static void forget(void* user, uint32_t stack) {
+    auto& self = *static_cast<Contexts*>(user);
+    // Dropped behind the lock: whatever it holds.
+    std::shared_ptr<c10::GatheredContext> dropped;
+    std::lock_guard<std::mutex> guard(self.mutex);
+    if (const auto found = self.by_number.find(stack); found != self.by_number.end()) {
+      dropped = std::move(found->second);
+      self.by_number.erase(found);
+    }
   }
 };
 

@@ -275,7 +275,7 @@ thalweg_status thalweg_reset_accumulated_statistics(const thalweg_allocator *all
 
 /* ---- Snapshots ----------------------------------------------------------------------------------------------------------- */
 
-/* `stack` is a number that thalweg_on_new_stack told of, or 0. */
+/* `stack` is a number that the recorder of stacks was given, or 0. */
 typedef struct {
   int32_t device;
   uint8_t is_large, is_expandable;
@@ -354,13 +354,22 @@ typedef struct {
  * allocating thread. */
 thalweg_status thalweg_record_history(const thalweg_allocator *allocator, const thalweg_history_settings *settings);
 
-/* `told` is called with the number of each stack that is seen for the first time, on the thread whose stack it is, with no lock
- * held. NULL ends that. */
-thalweg_status thalweg_on_new_stack(const thalweg_allocator *allocator, void (*told)(void *user, uint32_t stack),
-                                    void *user);
+/* Keeps stacks for histories. `take` is called on the thread whose stack it is, with no lock held, and keeps the stack under a number
+ * that nobody has; it answers 0 if there is none. `forget` is told of numbers, on any thread and with no lock held, that no
+ * block and no event refers to any more. */
+typedef struct {
+  void *user;
+  uint8_t (*take)(void *user, uint32_t stack);
+  void (*forget)(void *user, uint32_t stack);
+} thalweg_stack_recorder;
 
-/* Takes no more stacks, and waits for the threads that are taking one. Whoever ends an interpreter calls this first, without holding
- * it: Python kills threads that wait for an interpreter which is ending. */
+/* From now on and for good, stacks are kept by this recorder; before, and without one, they are Python's. To be called before a history
+ * with stacks is recorded, once. */
+thalweg_status thalweg_record_stacks_by(const thalweg_allocator *allocator, const thalweg_stack_recorder *recorder);
+
+/* Takes no more stacks, tells no observer of failures and asks nobody for memory any more, and waits for the threads that do so.
+ * Whoever ends an interpreter calls this first, without holding it: Python kills threads that wait for an interpreter which is
+ * ending, by an unwinding that nothing here survives. */
 thalweg_status thalweg_stop_stacks(const thalweg_allocator *allocator);
 
 /* Adds one who is told of each event, for good, with a lock of the allocator held: it must not call it. */
@@ -417,6 +426,7 @@ THALWEG_SIZE(thalweg_event, 88);
 THALWEG_SIZE(thalweg_annotation, 32);
 THALWEG_SIZE(thalweg_visitor, 40);
 THALWEG_SIZE(thalweg_history_settings, 24);
+THALWEG_SIZE(thalweg_stack_recorder, 24);
 
 /* ---- The sanitizer --------------------------------------------------------------------------------------------------------
  *

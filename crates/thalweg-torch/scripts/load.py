@@ -145,6 +145,51 @@ def builds():
     return "the native class is for releases, and there is nothing without CUDA"
 
 
+def fallback():
+    """An object that cannot be used is not used: the hooks are, with a warning."""
+    import shutil
+    import threading
+    import warnings
+
+    import thalweg_torch
+    from thalweg_torch import _library, _tiers
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libthalweg_torch.so", "libthalweg_hooks.so"):
+            shutil.copy(_library.path(name), folder)
+        version = _tiers.torch_version()
+        right = _tiers.native_library()
+        os.environ["THALWEG_TORCH_LIBRARIES"] = folder
+        with open(os.path.join(folder, right.name), "wb") as file:
+            file.write(b"not an object")
+        assert "does not load" in str(raises(thalweg_torch.Refused, _tiers.pick, 2))
+        os.remove(os.path.join(folder, right.name))
+        shutil.copy(_library.path("libthalweg_hooks.so"), os.path.join(folder, right.name))
+        assert "does not load" in str(raises(thalweg_torch.Refused, _tiers.pick, 2)), "it does not say what it is for"
+        other = (version[0], version[1] + 1)
+        shutil.copy(right, os.path.join(folder, f"libthalweg_native_{other[0]}_{other[1]}.so"))
+        assert "was built for" in str(raises(thalweg_torch.Refused, _tiers.load_native, other))
+        answers = []
+
+        def enable():
+            try:
+                answers.append(thalweg_torch.enable())
+            except RuntimeError as error:
+                answers.append(error)
+
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            threads = [threading.Thread(target=enable) for _ in range(8)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+        told = [str(warning.message) for warning in warned if "does not load" in str(warning.message)]
+        assert len(told) == 1 and "hooks are used instead" in told[0], told
+        enabled = [answer for answer in answers if not isinstance(answer, RuntimeError)]
+        assert len(enabled) == 1 and enabled[0].tier == 1 and len(answers) == 8, answers
+        assert all("in use already" in str(answer) for answer in answers if answer is not enabled[0]), answers
+    return "an object that does not load, or is for another PyTorch, is not used; of many that enable at once, one does"
+
+
 def uses():
     """Which tensors are told of behind an operator, with streams that are only said to be."""
     import torch
@@ -314,7 +359,7 @@ def settings():
 
 
 def main():
-    checks = (native, hooks, settings, statistics, sources, builds, uses, program, spawned)
+    checks = (native, hooks, settings, statistics, sources, builds, fallback, uses, program, spawned)
     if len(sys.argv) > 1:
         print(next(check for check in checks if check.__name__ == sys.argv[1])())
         return 0

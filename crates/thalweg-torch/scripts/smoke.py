@@ -65,6 +65,19 @@ def statistics(torch, thalweg_torch, tier):
     return {"keys": len(stats), "reserved": torch.cuda.memory_reserved()}
 
 
+def exceptions(torch, thalweg_torch, tier):
+    """A tensor that is freed while an exception is under way takes nothing from it."""
+    torch.cuda.memory._record_memory_history()
+    source = "def raising(make):\n    return (\n        make(),\n        int('mine'),\n    )\n"
+    names = {}
+    # The free is on another line than the allocation, of a file whose name is no UTF-8.
+    exec(compile(source, b"\xff\xfe.py".decode("utf-8", "surrogateescape"), "exec"), names)
+    try:
+        names["raising"](lambda: torch.empty(1000, device="cuda"))
+    except ValueError as error:
+        assert "mine" in str(error), error
+
+
 def snapshot(torch, thalweg_torch, tier):
     torch.cuda.memory._record_memory_history(max_entries=1000)
     x = torch.empty(12345, device="cuda")
@@ -577,6 +590,7 @@ def mem_pool_source(torch, thalweg_torch, tier):
 
 CHECKS = [
     eager,
+    exceptions,
     statistics,
     snapshot,
     out_of_memory,

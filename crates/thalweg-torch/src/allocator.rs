@@ -17,8 +17,8 @@ use crate::live::LiveBlocks;
 use crate::observers::Observer;
 use crate::open_device::OpenDevice;
 use crate::pools::PoolName;
-use crate::python::PythonStacks;
 use crate::sanitizer::{AtSite, Sanitizer};
+use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
 /// PyTorch counts devices in eight bits.
@@ -61,7 +61,7 @@ pub struct Allocator {
     devices: Box<[OnceLock<Arc<OpenDevice>>]>,
     pub(crate) live: LiveBlocks,
     wishes: Mutex<Wishes>,
-    pub(crate) stacks: Arc<PythonStacks>,
+    pub(crate) stacks: Arc<Stacks>,
     /// The driver of real GPUs: the caller's context is kept there, and asked for.
     cuda: OnceLock<Option<Arc<CudaDriver>>>,
     /// That opened the first device. Until then a child may as well be the one.
@@ -171,6 +171,7 @@ impl Allocator {
         allocator.set_settings(settings.with_label(format!("GPU {index}")))?;
         // Another allocator of this process may have set one before; stacks are then its affair.
         let _ = allocator.set_stack_source(self.stacks.clone());
+        self.stacks.add_device(allocator);
         if let Some(history) = &wishes.history {
             allocator.record_memory_history(history.clone());
         }
@@ -235,7 +236,7 @@ impl Allocator {
     /// While this lives, the sanitizer knows the calling thread's line of Python, if there is one to know it.
     fn at_python_line(&self, call: &'static str) -> Option<AtSite> {
         let Source::Sanitized(sanitizer) = &self.source else { return None };
-        sanitizer.at_line_of(call, &*self.stacks)
+        sanitizer.at_line_of(call, &self.stacks)
     }
 
     /// At least `bytes` of memory of a device for work on one of its streams, by its native handle; 0 for 0 bytes.
@@ -337,6 +338,9 @@ impl Allocator {
             device.allocator().record_memory_history(settings.clone());
         }
         wishes.history = Some(HistorySettings { clear_history: false, ..settings });
+        drop(wishes);
+        // Histories that were forgotten refer to nothing any more.
+        self.stacks.forget_unused(true);
     }
 
     /// Adds one that is told of all devices, for good.

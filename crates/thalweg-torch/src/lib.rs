@@ -24,7 +24,7 @@
 //! - a *pool* by a pair of numbers that PyTorch makes up (`pools`);
 //! - a *block* by its address alone (`live`);
 //! - an *error* by a status and the thread's last message (`status`);
-//! - a *stack* by the Python frames of the thread (`python`);
+//! - a *stack* by what its own recorder keeps, or by the Python frames of the thread (`stacks`, `python`);
 //! - *work*, of which the sanitizer is told, by its operands (`sanitizer`).
 //!
 //! # Invariants
@@ -46,6 +46,7 @@ mod pools;
 mod python;
 mod sanitizer;
 mod snapshot;
+mod stacks;
 mod statistics;
 mod status;
 mod streams;

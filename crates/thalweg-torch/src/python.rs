@@ -5,27 +5,17 @@
 //! operator, so as a rule such a thread does not hold it, and takes it for the while, as PyTorch's own allocator does. That may
 //! wait for another thread, which may be waiting for us: so no lock may be held when a stack is asked for. `thalweg_memory` asks
 //! before it takes any; where a function of the caller's is called with a lock held and may free memory, it runs in
-//! [`without_stacks`].
+//! [`without_stacks`](crate::stacks::without_stacks).
 //!
 //! Frames are named when they are first seen, while the interpreter is held: so a snapshot is made without it. A frame is a code
-//! object and a line; the code objects that were seen are kept, so that their addresses name them. Equal stacks get the same
-//! number. What is kept grows with the program's code and its distinct stacks, not with time.
-//!
-//! An interpreter that ends kills the threads that wait for it, by an unwinding that must not come through Rust. So before it ends it
-//! closes the gate ([`PythonStacks::stop`]): no thread begins to wait any more, and those that do are let through.
-//!
-//! A caller that keeps stacks of its own (PyTorch's `CapturedTraceback`) is told of each new number, and may look its own up by
-//! it: see [`as_numbers`].
+//! object and a line; the code objects that were seen are kept, so that their addresses name them. What is kept grows with the
+//! program's code, not with time.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use thalweg_memory::history::{StackId, StackSource};
 use thalweg_memory::snapshot::Frame;
 
 type Object = *mut c_void;
@@ -46,7 +36,9 @@ struct Interpreter {
     text: unsafe extern "C" fn(Object) -> *const c_char,
     retain: unsafe extern "C" fn(Object),
     release: unsafe extern "C" fn(Object),
-    clear_error: unsafe extern "C" fn(),
+    /// Takes the exception that the thread has under way, and puts it back.
+    fetch_error: unsafe extern "C" fn(*mut Object, *mut Object, *mut Object),
+    restore_error: unsafe extern "C" fn(Object, Object, Object),
 }
 
 /// A symbol of the process.
@@ -80,7 +72,8 @@ impl Interpreter {
                 text: symbol(c"PyUnicode_AsUTF8")?,
                 retain: symbol(c"Py_IncRef")?,
                 release: symbol(c"Py_DecRef")?,
-                clear_error: symbol(c"PyErr_Clear")?,
+                fetch_error: symbol(c"PyErr_Fetch")?,
+                restore_error: symbol(c"PyErr_Restore")?,
             })
         };
         FOUND.get_or_init(find).as_ref()
@@ -106,7 +99,14 @@ impl Interpreter {
         }
         // SAFETY: the thread is the interpreter's. Taking what it holds already is allowed.
         let _held = LetGo(self, unsafe { (self.hold)() });
-        Some(body())
+        let (mut kind, mut value, mut trace) = (null_mut(), null_mut(), null_mut());
+        // A tensor may be freed while an exception travels. It is not ours: we go without, and it goes on behind us.
+        // SAFETY: the interpreter is held, and there are places for the three; they are put back once.
+        unsafe { (self.fetch_error)(&raw mut kind, &raw mut value, &raw mut trace) };
+        let result = body();
+        // SAFETY: as above. What the body left behind is dropped by it.
+        unsafe { (self.restore_error)(kind, value, trace) };
+        Some(result)
     }
 
     /// The code object and the line of each frame, innermost first. The code objects are the caller's to release.
@@ -142,7 +142,8 @@ impl Interpreter {
             let value = (self.attribute)(object, name.as_ptr());
             let text = if value.is_null() { std::ptr::null() } else { (self.text)(value) };
             let copied = if text.is_null() {
-                (self.clear_error)();
+                // The exception that says why is of no use.
+                (self.restore_error)(null_mut(), null_mut(), null_mut());
                 Arc::from("?")
             } else {
                 Arc::from(&*CStr::from_ptr(text).to_string_lossy())
@@ -155,47 +156,10 @@ impl Interpreter {
     }
 }
 
-/// Told of each stack when it is seen for the first time, on the thread whose stack it is.
-pub(crate) type NewStack = Arc<dyn Fn(StackId) + Send + Sync>;
-
-/// The stacks that were seen.
+/// The frames that were seen.
 #[derive(Default)]
 pub(crate) struct PythonStacks {
     seen: Mutex<Seen>,
-    new_stack: Mutex<Option<NewStack>>,
-    gate: Gate,
-}
-
-/// Who is at the interpreter, and whether one may go there.
-#[derive(Default)]
-struct Gate {
-    is_closed: AtomicBool,
-    inside: AtomicUsize,
-}
-
-impl Gate {
-    /// Runs `body`, unless the gate is closed.
-    fn pass<T>(&self, body: impl FnOnce() -> Option<T>) -> Option<T> {
-        struct Inside<'a>(&'a AtomicUsize);
-        impl Drop for Inside<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-        // Counted first and looked second, where `close` closes first and counts second: all four are in one order, so either it
-        // sees us or we see it.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let _inside = Inside(&self.inside);
-        if self.is_closed.load(Ordering::SeqCst) { None } else { body() }
-    }
-
-    /// Lets nobody in any more, and waits until all are out.
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        while self.inside.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-    }
 }
 
 #[derive(Default)]
@@ -203,50 +167,9 @@ struct Seen {
     /// By code object and line.
     frames: FxHashMap<(usize, u32), u32>,
     frame_texts: Vec<Frame>,
-    /// By the numbers of their frames.
-    ids: FxHashMap<Arc<[u32]>, StackId>,
-    stacks: Vec<Arc<[u32]>>,
-}
-
-thread_local! {
-    static AS_NUMBERS: Cell<bool> = const { Cell::new(false) };
-    static DISABLED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Sets a switch of the thread while `body` runs.
-fn switched<T>(switch: &'static std::thread::LocalKey<Cell<bool>>, body: impl FnOnce() -> T) -> T {
-    struct Former(&'static std::thread::LocalKey<Cell<bool>>, bool);
-    impl Drop for Former {
-        fn drop(&mut self) {
-            self.0.set(self.1);
-        }
-    }
-    let _former = Former(switch, switch.replace(true));
-    body()
-}
-
-/// Runs `body`, in which the thread takes no stacks.
-pub(crate) fn without_stacks<T>(body: impl FnOnce() -> T) -> T {
-    switched(&DISABLED, body)
-}
-
-/// Runs `body`, in which each stack has a single frame without names, whose line is the stack's number.
-pub(crate) fn as_numbers<T>(body: impl FnOnce() -> T) -> T {
-    switched(&AS_NUMBERS, body)
 }
 
 impl PythonStacks {
-    /// From now on `told` is told of new stacks; `None` ends that.
-    pub(crate) fn on_new_stack(&self, told: Option<NewStack>) {
-        *self.new_stack.lock().unwrap_or_else(PoisonError::into_inner) = told;
-    }
-
-    /// Takes no more stacks, and waits for the threads that are taking one: they need the interpreter, which the caller must not
-    /// hold.
-    pub(crate) fn stop(&self) {
-        self.gate.close();
-    }
-
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -264,19 +187,6 @@ impl Seen {
             self.frame_texts.push(texts);
             u32::try_from(self.frame_texts.len() - 1).expect("a program has fewer than 2^32 lines")
         })
-    }
-
-    /// The number of a stack, and whether it is new.
-    fn stack(&mut self, frames: Vec<u32>) -> (StackId, bool) {
-        if let Some(id) = self.ids.get(&*frames) {
-            return (*id, false);
-        }
-        let stack: Arc<[u32]> = frames.into();
-        self.stacks.push(Arc::clone(&stack));
-        let number = u32::try_from(self.stacks.len()).expect("a program has fewer than 2^32 stacks");
-        let id = NonZeroU32::new(number).expect("one was just pushed");
-        self.ids.insert(stack, id);
-        (id, true)
     }
 }
 
@@ -308,71 +218,21 @@ impl PythonStacks {
 }
 
 impl PythonStacks {
-    fn take(&self) -> Option<StackId> {
+    /// The numbers of the frames of the calling thread's stack, innermost first; `None` if it is no thread of the interpreter's.
+    pub(crate) fn take(&self) -> Option<Vec<u32>> {
         let interpreter = Interpreter::find()?;
         // SAFETY: the interpreter is held, and the code objects are released once they are numbered.
-        let numbers = interpreter.held(|| unsafe {
+        interpreter.held(|| unsafe {
             let frames = interpreter.walk();
             let numbers = self.numbers(interpreter, &frames);
             frames.iter().for_each(|(code, _)| (interpreter.release)(*code));
             numbers
-        })?;
-        let (id, is_new) = self.seen().stack(numbers);
-        if !is_new {
-            return Some(id);
-        }
-        let told = self.new_stack.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(told) = told {
-            told(id);
-        }
-        Some(id)
-    }
-}
-
-impl StackSource for PythonStacks {
-    fn capture(&self) -> Option<StackId> {
-        if DISABLED.get() { None } else { self.gate.pass(|| self.take()) }
-    }
-
-    fn frames(&self, stack: StackId) -> Vec<Frame> {
-        if AS_NUMBERS.get() {
-            return vec![Frame { filename: "".into(), line: stack.get(), name: "".into() }];
-        }
-        let seen = self.seen();
-        let frames = seen.stacks.get(stack.get() as usize - 1);
-        frames.map_or_else(Vec::new, |frames| {
-            frames.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()
         })
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Barrier;
-
-    use super::*;
-
-    #[test]
-    fn a_closed_gate_has_nobody_inside() {
-        for _ in 0..50 {
-            let (gate, start, inside) = (Gate::default(), Barrier::new(4), AtomicUsize::new(0));
-            std::thread::scope(|scope| {
-                for _ in 0..3 {
-                    scope.spawn(|| {
-                        start.wait();
-                        let pass = || {
-                            inside.fetch_add(1, Ordering::SeqCst);
-                            std::thread::yield_now();
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            Some(())
-                        };
-                        while gate.pass(pass).is_some() {}
-                    });
-                }
-                start.wait();
-                gate.close();
-                assert_eq!(inside.load(Ordering::SeqCst), 0);
-            });
-        }
+    /// What these frames are.
+    pub(crate) fn frames(&self, numbers: &[u32]) -> Vec<Frame> {
+        let seen = self.seen();
+        numbers.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()
     }
 }

@@ -11,10 +11,10 @@ use thalweg_device::check::{CheckedDriver, Site, SourceLine};
 use thalweg_device::cuda::CudaDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_device::{Access, AccessMode, Driver, Touch};
-use thalweg_memory::history::StackSource;
 use thalweg_memory::snapshot::Frame;
 use thalweg_runtime::{Device, Devices, Environment, touch_of};
 
+use crate::stacks::Stacks;
 use crate::status::{Error, Result};
 
 /// Watches the work of all devices of a kind.
@@ -78,11 +78,11 @@ impl Sanitizer {
     }
 
     /// Says where the calling thread is, by its stack, unless it has said so itself.
-    pub(crate) fn at_line_of(&self, call: &'static str, stacks: &dyn StackSource) -> Option<AtSite> {
+    pub(crate) fn at_line_of(&self, call: &'static str, stacks: &Stacks) -> Option<AtSite> {
         if CheckedDriver::has_told_site() {
             return None;
         }
-        let frames = stacks.frames(stacks.capture()?);
+        let frames = stacks.python_stack()?;
         let frame = frames.iter().find(|frame| is_of_program(frame))?;
         let line = SourceLine { file: kept(&frame.filename), line: frame.line };
         CheckedDriver::told_site(Some(Site { operator: call, location: Some(line) }));

@@ -12,7 +12,7 @@ use thalweg_memory::{BlockState, SizeClass, SnapshotOptions, StreamId};
 use crate::allocator::Allocator;
 use crate::open_device::OpenDevice;
 use crate::pools::PoolName;
-use crate::python::as_numbers;
+use crate::stacks::as_numbers;
 use crate::status::Result;
 
 /// `thalweg_segment`. What comes after it in a visit, up to the next one, are its blocks.
@@ -125,7 +125,7 @@ fn translate(device: &OpenDevice, snapshot: &mut Snapshot) {
     }
 }
 
-/// Gives a snapshot to C, piece by piece; stacks are the numbers that the caller was told (`thalweg_on_new_stack`).
+/// Gives a snapshot to C, piece by piece; stacks are the numbers that the caller's recorder was given (`thalweg_record_stacks_by`).
 ///
 /// # Safety
 /// The visitor's functions can be called with its `user`.

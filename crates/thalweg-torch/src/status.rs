@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_memory::{AllocationError, SettingsError};
@@ -142,7 +143,8 @@ fn report_panic(call: &str, panic: &(dyn Any + Send)) -> Status {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let message = format!("{call} failed by a bug of Thalweg: {text}. Please report it with this message.");
-    eprintln!("thalweg: {message}");
+    // `eprintln!` would panic where nobody reads the standard error, and this is outside of what catches panics.
+    let _ = writeln!(std::io::stderr(), "thalweg: {message}");
     keep_message(message);
     Status::Panic
 }

@@ -148,7 +148,7 @@ pub type StackId = NonZeroU32;
 /// Where stacks come from: a Rust program's own, or those of an interpreter that calls it.
 pub trait StackSource: Send + Sync {
     /// Takes the calling thread's stack and names it; `None` if there is none. Equal stacks should get equal names, since a
-    /// name is good for as long as the source lives. It is called at every event that carries a stack, without any lock of the
+    /// name is good for as long as anything refers to it ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). It is called at every event that carries a stack, without any lock of the
     /// allocator; looking names up is for [`frames`](Self::frames).
     fn capture(&self) -> Option<StackId>;
 
@@ -331,6 +331,12 @@ impl History {
     /// The frames of a stack, innermost first.
     pub fn frames(&self, stack: StackId) -> Frames {
         self.stacks.get().map_or_else(Frames::default, |source| source.frames(stack).into())
+    }
+
+    /// The stacks that the events of a ring refer to.
+    pub fn stacks_in<'r>(&self, ring: &'r Ring) -> impl Iterator<Item = StackId> + use<'r> {
+        let cleared_at = self.configured().cleared_at;
+        ring.entries(cleared_at).filter_map(|entry| entry.stack)
     }
 
     /// Keeps the start or the end of a scope, if `record_annotations` is set. The oldest are forgotten beyond `max_entries`.

@@ -194,7 +194,7 @@ fn live_blocks_and_segments_have_the_stack_of_their_allocation() {
 fn events_carry_stacks_as_the_context_says() {
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree};
     for (context, expected) in [
-        (ContextLevel::All, [Some(1), Some(1), Some(2), Some(2), Some(1)]),
+        (ContextLevel::All, [Some(1), Some(1), Some(2), Some(2), Some(3)]),
         // Without a stack of its own, a free has that of the allocation.
         (ContextLevel::Alloc, [Some(1), Some(1), Some(1), Some(1), Some(1)]),
         (ContextLevel::State, [None; 5]),
@@ -422,4 +422,32 @@ fn a_restored_pool_gives_and_takes_blocks_in_its_history() {
         ]
     );
     assert_eq!(restored.allocated[0].address(), address);
+}
+
+/// `test_memory_plots_free_segment_stack`, and the stacks that a source has to keep.
+#[test]
+fn a_segment_that_is_given_back_names_who_gave_it_back() {
+    for (settings, gone) in
+        [(pytorch(), Action::SegmentFree), (pytorch().with_expandable_segments(true), Action::SegmentUnmap)]
+    {
+        for (context, expected) in
+            [(ContextLevel::Alloc, Some(1)), (ContextLevel::All, Some(3)), (ContextLevel::State, None)]
+        {
+            let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 30));
+            let allocator = DeviceAllocator::new(upstream, settings.clone());
+            assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok(), "it is the first");
+            allocator.record_memory_history(HistorySettings { context, ..recorded() });
+            drop(allocator.allocate(1000, stream(1)).expect("there is room"));
+            allocator.empty_cache().expect("nothing fails");
+            let entries = trace(&allocator);
+            let last = entries.iter().rfind(|entry| entry.action == gone).expect("it was given back");
+            assert_eq!(line(last.frames.as_deref()), expected, "{context:?}");
+            let mut used: Vec<u32> = allocator.stacks_in_use().into_iter().map(StackId::get).collect();
+            used.sort_unstable();
+            let all: &[u32] = if context == ContextLevel::All { &[1, 2, 3] } else { &[1] };
+            assert_eq!(used, if context == ContextLevel::State { &[] } else { all }, "{context:?}");
+            allocator.record_memory_history(HistorySettings { enabled: Enabled::Off, ..Default::default() });
+            assert!(allocator.stacks_in_use().is_empty(), "all is forgotten");
+        }
+    }
 }

@@ -71,6 +71,11 @@ def enable(policy=None, conf="", tier=None, patch=True, sanitize=False):
 
     Returns an object whose `tier` and `reason` say what was picked.
     """
+    with _state.lock:
+        return _enable(policy, conf, tier, patch)
+
+
+def _enable(policy, conf, tier, patch):
     if _state.enabled is not None:
         raise RuntimeError(f"Thalweg's allocator is in use already: {_state.enabled!r}")
     if _state.source is not None:
@@ -121,6 +126,11 @@ def mem_pool_source(conf=""):
     """An allocator for `torch.cuda.MemPool(mem_pool_source().allocator())`: PyTorch's own allocator stays in use, and the
     segments of that pool come from Thalweg's. Not together with `enable`. A process has one, for any number of pools: later calls
     return the first one's, and `conf` must be the same."""
+    with _state.lock:
+        return _mem_pool_source(conf)
+
+
+def _mem_pool_source(conf):
     if _state.enabled is not None:
         raise RuntimeError("Thalweg's allocator is in use already; a torch.cuda.MemPool() has it as its source as it is")
     if _state.source is None:

@@ -1,5 +1,7 @@
 """The one allocator of the process: enabled as PyTorch's, or the source of pools of PyTorch's."""
 
+import threading
+
 
 class Enabled:
     """What `enable` did: the tier that is in use and the reason, for people."""
@@ -16,6 +18,8 @@ class Enabled:
         return f"<thalweg_torch tier {self.tier}: {self.reason}>"
 
 
+# Held while one of them is set.
+lock = threading.Lock()
 # At most one of them is set: hooks are plain functions, which call one allocator.
 enabled = None
 source = None

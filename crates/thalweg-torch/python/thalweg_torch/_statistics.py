@@ -105,8 +105,17 @@ def get_per_process_memory_fraction(device=None):
     return fraction.value
 
 
+def _theirs():
+    """`torch.cuda.memory` in the second tier, where PyTorch keeps the stacks; else None."""
+    import torch
+
+    return torch.cuda.memory if _state.enabled is not None and _state.enabled.tier == 2 else None
+
+
 def _snapshot(device=None, augment_with_fx_traces=False):
     """Everything that is known of the memory, as `torch.cuda.memory._snapshot` has it."""
+    if theirs := _theirs():
+        return theirs._snapshot(device)
     return pickle.loads(_state.library().text("thalweg_write_snapshot", 0))
 
 
@@ -120,12 +129,16 @@ def memory_snapshot(mempool_id=None, include_traces=True):
 
 def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
     """Writes the snapshot as a file that pytorch.org/memory_viz and `thalweg memory` open."""
+    if theirs := _theirs():
+        return theirs._dump_snapshot(filename)
     with open(filename, "wb") as file:
         file.write(_state.library().text("thalweg_write_snapshot", 0))
 
 
 def _record_memory_history(enabled="all", *arguments, **keywords):
     """Records what happens from now on (`torch.cuda.memory._record_memory_history`), on all devices. Stacks are Python's."""
+    if theirs := _theirs():
+        return theirs._record_memory_history(enabled, *arguments, **keywords)
     record = _record_legacy if isinstance(enabled, bool) else _record
     record(enabled, *arguments, **keywords)
 

@@ -6,6 +6,7 @@ library for each version of PyTorch. The first tier uses PyTorch's documented ho
 
 import ctypes
 import re
+import warnings
 
 from . import _library
 
@@ -25,6 +26,21 @@ def native_library(version=None):
     major, minor = version or torch_version()
     file = _library.path(f"libthalweg_native_{major}_{minor}.so")
     return file if file.exists() else None
+
+
+def load_native(version):
+    """The second tier's library for a version of PyTorch, which says itself what it was built for. What cannot be used is refused: an
+    object of another version would crash."""
+    file, wanted = native_library(version), ".".join(map(str, version))
+    try:
+        functions = ctypes.CDLL(str(file))
+        functions.thalweg_native_torch_version.restype = ctypes.c_char_p
+        built_for = functions.thalweg_native_torch_version().decode()
+    except (OSError, AttributeError) as error:
+        raise Refused(f"the native class for PyTorch {wanted} does not load ({error})") from error
+    if built_for != wanted:
+        raise Refused(f"{file} was built for PyTorch {built_for}, and not for {wanted}")
+    return functions
 
 
 def is_release(version):
@@ -62,6 +78,13 @@ def pick(wanted):
         return 1, f"hooks, since this wheel has no native class for PyTorch {major}.{minor}"
     if wanted is None and not is_release(version):
         return 1, f"hooks, since PyTorch {version} is no release, and the native class is for {major}.{minor} as released"
+    try:
+        load_native((major, minor))
+    except Refused as error:
+        if wanted == 2:
+            raise
+        warnings.warn(f"thalweg_torch: {error}; PyTorch's hooks are used instead (tier 1)", RuntimeWarning, stacklevel=4)
+        return 1, f"hooks, since {error}"
     return 2, f"native class for PyTorch {major}.{minor}"
 
 
@@ -71,7 +94,7 @@ class Native:
     tier = 2
 
     def __init__(self, library):
-        self.functions = ctypes.CDLL(str(native_library()))
+        self.functions = load_native(torch_version())
         self.functions.thalweg_native_error.restype = ctypes.c_char_p
         self.functions.thalweg_native_install.argtypes = [ctypes.c_void_p]
         self.check(self.functions.thalweg_native_install(library.handle))

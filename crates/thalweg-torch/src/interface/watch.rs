@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use thalweg_memory::history::{
-    CompileRegion, ContextLevel, Enabled, HistorySettings, ScopeStage, set_user_metadata, user_metadata,
+    CompileRegion, ContextLevel, Enabled, HistorySettings, ScopeStage, StackId, set_user_metadata,
+    user_metadata,
 };
 use thalweg_memory::observe::OutOfMemoryEvent;
 use thalweg_memory::snapshot::Action;
@@ -13,8 +14,8 @@ use thalweg_memory::snapshot::Action;
 use super::{User, Write, give, on, on_unless_forked, put};
 use crate::allocator::Allocator;
 use crate::observers::{Observer, OutOfMemoryObserver};
-use crate::python::as_numbers;
 use crate::snapshot::{EventC, VisitorC, event_of, stack_of, take, visit};
+use crate::stacks::{Recorder, Stacks, as_numbers, without_stacks};
 use crate::statistics::{StatisticC, StatisticsC};
 use crate::status::{Error, Status, answer, text_of};
 
@@ -220,26 +221,48 @@ pub unsafe extern "C" fn thalweg_record_history(
     unsafe { on("thalweg_record_history", allocator, record) }
 }
 
-/// Who is told of stacks.
+/// `thalweg_stack_recorder`: functions that keep stacks.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the header explains each field")]
+pub struct StackRecorderC {
+    pub user: *mut c_void,
+    pub take: unsafe extern "C" fn(*mut c_void, u32) -> u8,
+    pub forget: unsafe extern "C" fn(*mut c_void, u32),
+}
+
+// SAFETY: the header asks that they can be called on any thread, by several at a time.
+unsafe impl Send for StackRecorderC {}
+// SAFETY: as above.
+unsafe impl Sync for StackRecorderC {}
+
+impl Recorder for StackRecorderC {
+    fn take(&self, stack: StackId) -> bool {
+        // SAFETY: the header asks for a function that takes `user`.
+        (unsafe { (self.take)(self.user, stack.get()) }) != 0
+    }
+
+    fn forget(&self, stack: StackId) {
+        // SAFETY: as above.
+        unsafe { (self.forget)(self.user, stack.get()) };
+    }
+}
+
+/// Who keeps stacks.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_on_new_stack(
+pub unsafe extern "C" fn thalweg_record_stacks_by(
     allocator: *const Allocator,
-    told: Option<unsafe extern "C" fn(*mut c_void, u32)>,
-    user: *mut c_void,
+    recorder: *const StackRecorderC,
 ) -> Status {
-    let user = User::new(user, None);
     let set = |allocator: &Allocator| {
-        let told = told.map(|told| -> crate::python::NewStack {
-            Arc::new(move |id| {
-                // SAFETY: the header asks for a function that takes `user`, on any thread.
-                unsafe { told(user.pointer(), id.get()) };
-            })
-        });
-        allocator.stacks.on_new_stack(told);
-        Ok(())
+        // SAFETY: the header asks for a whole recorder.
+        let recorder = unsafe { recorder.as_ref() };
+        let recorder = *recorder.ok_or_else(|| Error::invalid("the recorder is a null pointer"))?;
+        let is_first = allocator.stacks.set_recorder(Box::new(recorder));
+        if is_first { Ok(()) } else { Err(Error::invalid("there is a recorder of stacks already")) }
     };
     // SAFETY: the header asks for an allocator.
-    unsafe { on("thalweg_on_new_stack", allocator, set) }
+    unsafe { on("thalweg_record_stacks_by", allocator, set) }
 }
 
 /// Takes no more stacks.
@@ -276,12 +299,13 @@ pub unsafe extern "C" fn thalweg_observe_events(
 /// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
 type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
-fn failure_observer(told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
-    let user = User::new(user, None);
+/// An observer that may be Python's: nobody is told while the interpreter ends.
+fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
+    let (user, stacks) = (User::new(user, None), Arc::clone(stacks));
     Arc::new(move |event| {
         let OutOfMemoryEvent { device, size_bytes, allowed_bytes, free_bytes } = *event;
         // SAFETY: the header asks for a function that takes `user`, on any thread.
-        unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) };
+        stacks.pass(|| unsafe { told(user.pointer(), device, size_bytes, allowed_bytes, free_bytes) });
     })
 }
 
@@ -293,7 +317,7 @@ pub unsafe extern "C" fn thalweg_observe_out_of_memory(
     user: *mut c_void,
 ) -> Status {
     let observe = |allocator: &Allocator| {
-        allocator.observe(Observer::OutOfMemory(failure_observer(told, user)));
+        allocator.observe(Observer::OutOfMemory(failure_observer(&allocator.stacks, told, user)));
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
@@ -308,7 +332,7 @@ pub unsafe extern "C" fn thalweg_observe_rejections(
     user: *mut c_void,
 ) -> Status {
     let observe = |allocator: &Allocator| {
-        allocator.observe(Observer::Rejection(failure_observer(told, user)));
+        allocator.observe(Observer::Rejection(failure_observer(&allocator.stacks, told, user)));
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
@@ -324,9 +348,11 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
 ) -> Status {
     let user = User::new(user, None);
     let add = |allocator: &Allocator| {
+        let stacks = Arc::clone(&allocator.stacks);
         allocator.observe(Observer::FreeMemory(Arc::new(move || {
             // SAFETY: the header asks for a function that takes `user`, on any thread.
-            crate::python::without_stacks(|| unsafe { asked(user.pointer()) }) != 0
+            let ask = || without_stacks(|| unsafe { asked(user.pointer()) }) != 0;
+            stacks.pass(ask).unwrap_or(false)
         })));
         Ok(())
     };

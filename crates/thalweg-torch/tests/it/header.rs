@@ -102,6 +102,7 @@ fn structures_have_the_layout_of_the_header() {
         ("annotation", size_of::<AnnotationC>()),
         ("visitor", size_of::<VisitorC>()),
         ("history_settings", size_of::<HistorySettingsC>()),
+        ("stack_recorder", size_of::<StackRecorderC>()),
     ];
     for (name, bytes) in sizes {
         let line = format!("THALWEG_SIZE(thalweg_{name}, {bytes});");

@@ -1,9 +1,11 @@
 //! Statistics, snapshots, histories and observers.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
 use thalweg_memory::snapshot::Snapshot;
+use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
 use crate::support::{Torch, answer, native, sim};
@@ -14,9 +16,13 @@ const FREE_COMPLETED: u8 = 2;
 const SNAPSHOT: u8 = 7;
 
 fn record(torch: &Torch, enabled: u8, skip_actions: u32) {
+    record_with(torch, enabled, 0, skip_actions);
+}
+
+fn record_with(torch: &Torch, enabled: u8, context: u8, skip_actions: u32) {
     let settings = HistorySettingsC {
         enabled,
-        context: 0,
+        context,
         clear_history: 0,
         compile_context: 1,
         record_annotations: 1,
@@ -194,4 +200,61 @@ fn blocks_and_pools_can_be_asked_about() {
     assert_eq!(pools, [(0, 5, 2 << 20)]);
     drop((x, y));
     torch.release((0, 5)).unwrap();
+}
+
+/// Keeps the numbers that it was given, and was not told to forget.
+#[derive(Default)]
+struct Numbers(Mutex<(BTreeSet<u32>, usize)>);
+
+unsafe extern "C" fn take(user: *mut c_void, stack: u32) -> u8 {
+    // SAFETY: it is the list below.
+    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock().unwrap();
+    assert!(numbers.0.insert(stack), "nobody has the number");
+    numbers.1 += 1;
+    1
+}
+
+unsafe extern "C" fn forget(user: *mut c_void, stack: u32) {
+    // SAFETY: it is the list below.
+    let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock().unwrap();
+    assert!(numbers.0.remove(&stack), "it was given");
+}
+
+/// Each event has a stack of its own, and those that nothing refers to are forgotten.
+#[test]
+fn a_recorder_keeps_the_stacks_that_are_referred_to() {
+    let numbers: &'static Numbers = Box::leak(Box::default());
+    let torch = Torch::small();
+    let recorder = StackRecorderC { user: (&raw const *numbers).cast_mut().cast(), take, forget };
+    // SAFETY: the allocator is open, and the recorder lives as long as the process.
+    let set = || answer(unsafe { thalweg_record_stacks_by(torch.raw(), &raw const recorder) }, ());
+    set().unwrap();
+    assert_eq!(set().unwrap_err().0, Status::Invalid, "there is one");
+    record_with(&torch, 2, 3, 0);
+    let stream = torch.default_stream(0);
+    let (kept, freed) = (torch.empty(100, &stream).unwrap(), torch.empty(100, &stream).unwrap());
+    drop(freed);
+    torch.empty_cache().unwrap();
+    let events = torch.snapshot((0, 0)).events;
+    let stacks = |action: u8| -> Vec<u32> {
+        events.iter().filter(|event| event.action == action).map(|event| event.stack).collect()
+    };
+    assert_eq!((stacks(0), stacks(1)), (vec![1, 2], vec![3]), "an allocation and a free");
+    for _ in 0..40_000 {
+        drop(torch.empty(100, &stream).unwrap());
+    }
+    let (still_there, taken) = {
+        let numbers = numbers.0.lock().unwrap();
+        (numbers.0.clone(), numbers.1)
+    };
+    assert!(taken > 80_000 && still_there.len() < 50_000, "{taken} and {}", still_there.len());
+    let snapshot = torch.snapshot((0, 0));
+    let live = snapshot.segments.iter().flat_map(|(_, blocks)| blocks).find(|block| block.is_allocated != 0);
+    assert_eq!(live.expect("it is there").stack, 1, "a live block keeps its stack");
+    let newest = snapshot.events.iter().filter(|event| event.action < 4);
+    assert!(newest.rev().take(100).all(|event| still_there.contains(&event.stack)));
+    // Recording ends: nothing refers to anything.
+    record(&torch, 0, 0);
+    assert!(numbers.0.lock().unwrap().0.is_empty());
+    drop(kept);
 }
