@@ -72,10 +72,10 @@ def enable(policy=None, conf="", tier=None, patch=True, sanitize=False):
     Returns an object whose `tier` and `reason` say what was picked.
     """
     with _state.lock:
-        return _enable(policy, conf, tier, patch)
+        return _enable(policy, conf, tier, patch, sanitize)
 
 
-def _enable(policy, conf, tier, patch):
+def _enable(policy, conf, tier, patch, sanitize):
     if _state.enabled is not None:
         raise RuntimeError(f"Thalweg's allocator is in use already: {_state.enabled!r}")
     if _state.source is not None:
