@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use thalweg_memory::Settings;
 
@@ -93,9 +94,12 @@ impl Environment {
         // The driver refuses a number that is out of its range, so one that is too large may be cut.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
+        let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
         let sim_check = number("THALWEG_SIM_SEED").map(|seed| CheckedProgram {
             seed,
             faults: flag("THALWEG_SIM_FAULTS"),
+            order_only: flag("THALWEG_SIM_ORDER_ONLY"),
+            time_limit,
             report: variable("THALWEG_SIM_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         });
         let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {

@@ -121,7 +121,8 @@ impl Event {
         match planted!(QueryAlwaysTrue, self.recorded(), None) {
             Some(recorded) => {
                 called(&recorded.device, Label::here("query"));
-                recorded.device.check(recorded.device.driver().event_query(recorded.handle))
+                let answer = recorded.device.check(recorded.device.driver().event_query(recorded.handle));
+                crate::stream::polled(answer, Label::here("query"))
             }
             None => Ok(true),
         }

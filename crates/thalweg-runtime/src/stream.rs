@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_device::{CaptureStatus, Driver, ForeignStream, Label, StreamHandle};
+use thalweg_device::{CaptureStatus, Code, Driver, ForeignStream, Label, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
@@ -317,7 +317,8 @@ impl Stream {
     pub fn query(&self) -> Result<bool> {
         called(&self.device, Label::here("query"));
         let next = self.state.next_command();
-        let answer = self.check(self.device.driver().stream_query(self.handle()))?;
+        let answer = self.check(self.device.driver().stream_query(self.handle()));
+        let answer = polled(answer, Label::here("query"))?;
         let idle = planted!(AlwaysIdle, answer, true);
         if idle {
             self.state.complete_before(next);
@@ -426,6 +427,14 @@ impl PartialEq for Stream {
 }
 
 impl Eq for Stream {}
+
+/// The answer of a query, whose error says where a program polls for ever.
+pub(crate) fn polled(answer: Result<bool>, label: Label) -> Result<bool> {
+    answer.map_err(|error| match error.driver_error() {
+        Some(cause) if cause.code() == Code::Timeout => error.context(label.to_string()),
+        _ => error,
+    })
+}
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,12 +2,18 @@
 
 use crate::UsageError;
 
+/// How many seconds one run may take if nobody says otherwise.
+const TIMEOUT_S: u64 = 300;
+
 /// What was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Arguments {
     pub first: u64,
     pub seeds: u64,
     pub faults: bool,
+    pub order_only: bool,
+    /// How many seconds one run may take.
+    pub timeout_s: u64,
     pub jobs: usize,
     pub json: bool,
     /// The program and its arguments: never empty.
@@ -29,6 +35,8 @@ impl Arguments {
             first: 0,
             seeds: 100,
             faults: false,
+            order_only: false,
+            timeout_s: TIMEOUT_S,
             jobs: processors,
             json: false,
             program: program.to_vec(),
@@ -40,6 +48,8 @@ impl Arguments {
                 "--seeds" => parsed.seeds = number()?,
                 "--first" => parsed.first = number()?,
                 "--jobs" => parsed.jobs = usize::try_from(number()?).unwrap_or(usize::MAX).clamp(1, 1024),
+                "--timeout" => parsed.timeout_s = number()?.max(1),
+                "--order-only" => parsed.order_only = true,
                 "--faults" => parsed.faults = true,
                 "--json" => parsed.json = true,
                 _ => return Err(UsageError(format!("there is no option `{option}`"))),
@@ -65,6 +75,8 @@ mod tests {
 
     #[test]
     fn options_stand_before_the_program() {
+        let parsed = parse("--order-only --timeout 7 -- digits").unwrap();
+        assert_eq!((parsed.order_only, parsed.timeout_s), (true, 7));
         let parsed = parse("--seeds 20 --faults --first 3 -- digits --steps 5 --json").unwrap();
         assert_eq!((parsed.first, parsed.seeds, parsed.faults, parsed.json), (3, 20, true, false));
         assert_eq!(parsed.program, ["digits", "--steps", "5", "--json"]);

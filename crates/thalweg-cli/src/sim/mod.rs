@@ -1,8 +1,8 @@
 //! `thalweg sim`: a whole program under many seeds of the simulated GPU.
 //!
 //! The program knows nothing of it. Each seed is a process of its own, told by the environment which seed it has and where
-//! to write what the referee finds (`thalweg::sim::CheckedProgram`). A seed fails if the referee found something or the
-//! program did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
+//! to write what the referee finds (`thalweg::sim::CheckedProgram`). A seed fails if the referee found something, the program
+//! got stuck, or it did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
 //! be relied on, and reported; the others only counted.
 
 mod arguments;
@@ -10,14 +10,15 @@ mod arguments;
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command as Process, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command as Process, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use thalweg::sim::FINDING_SEPARATOR;
+use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
 
 use self::arguments::Arguments;
 use crate::output::{Colour, Object, Output};
@@ -29,7 +30,8 @@ pub const COMMAND: Command = Command {
     name: "sim",
     summary: "a program under many schedules of the simulated GPU: races, lifetimes, faults",
     usage: "\
-usage: thalweg sim [--seeds N] [--first N] [--faults] [--jobs N] [--json] -- PROGRAM [ARGS]
+usage: thalweg sim [--seeds N] [--first N] [--faults] [--order-only] [--timeout S] [--jobs N]
+                   [--json] -- PROGRAM [ARGS]
 
 Runs PROGRAM once for each seed on the simulated GPU. The seed decides in which
 order unordered work runs; a referee watches that all order is what CUDA
@@ -40,13 +42,29 @@ promises. The lowest seed that fails is reported.
   --faults    lets memory run out and commands fail as well, in half of the seeds;
               a program that ends with an error of its own is then well, one that
               panics is not
+  --order-only  checks order, ranges and lifetimes, and computes nothing: programs of full
+              size in the time of their calls. Values that are read back are zeros. If
+              the first seed could see nothing of its schedule, the others are left out
+  --timeout S how many seconds one run may take (default 300): it is then ended and
+              reported
   --jobs N    how many processes at once (default: one for each processor)
   --json      one JSON object a failing seed, and one with the summary
 
-The exit status is 0 if no seed fails, and 1 if one does.
+The exit status is 0 if no seed fails, and 1 if one does; 127 if there is no such
+program, and 126 if it cannot be run.
 ",
     run,
 };
+
+/// The statuses of a shell for a program that is not there, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+
+/// How long a process has for its own report after its time is over.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The time between two looks at a process.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// How much of what a failing program wrote to standard error is shown.
 const SHOWN_ERROR_LINES: usize = 12;
@@ -54,19 +72,19 @@ const SHOWN_ERROR_LINES: usize = 12;
 fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
     let arguments = Arguments::parse(arguments)?;
     let begin = Instant::now();
-    let failures = match run_seeds(&arguments) {
-        Ok(failures) => failures,
+    let (runs, failures) = match run_seeds(&arguments) {
+        Ok(done) => done,
         Err(error) => {
             let program = arguments.program[0].as_str();
             eprintln!("thalweg sim: `{program}` did not start: {error}");
-            return Ok(ExitCode::FAILURE);
+            return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }));
         }
     };
     let output = Output::standard();
     if arguments.json {
-        print_json(&output, &arguments, &failures);
+        print_json(&output, &arguments, runs, &failures);
     } else {
-        print_text(&output, &arguments, &failures, begin.elapsed().as_secs_f64());
+        print_text(&output, &arguments, runs, &failures, begin.elapsed().as_secs_f64());
     }
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -88,8 +106,16 @@ impl SeedFailure {
     }
 }
 
-/// Runs all seeds, or those up to the first that fails where others are under way.
-fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure>> {
+/// What became of a seed.
+enum Ended {
+    Well,
+    /// Well, and no other seed can go otherwise.
+    WellForAll,
+    Failed(SeedFailure),
+}
+
+/// Runs all seeds, or those up to the first that fails where others are under way. How many runs there were, and the failures.
+fn run_seeds(arguments: &Arguments) -> std::io::Result<(u64, BTreeMap<u64, SeedFailure>)> {
     let end = arguments.first.saturating_add(arguments.seeds);
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
@@ -105,8 +131,11 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
                         return;
                     }
                     match run_seed(arguments, seed) {
-                        Ok(None) => {}
-                        Ok(Some(failure)) => {
+                        Ok(Ended::Well) => {}
+                        Ok(Ended::WellForAll) => {
+                            next.fetch_max(end, Ordering::Relaxed);
+                        }
+                        Ok(Ended::Failed(failure)) => {
                             lock(failures).insert(seed, failure);
                             // Lower seeds are under way already: the lowest that fails is known when they are done.
                             next.fetch_max(end, Ordering::Relaxed);
@@ -124,10 +153,11 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<BTreeMap<u64, SeedFailure
             });
         }
     });
+    let (progress, runs) = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     drop(progress);
     match refusal.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok(failures.into_inner().unwrap_or_else(PoisonError::into_inner)),
+        None => Ok((runs, failures.into_inner().unwrap_or_else(PoisonError::into_inner))),
     }
 }
 
@@ -135,31 +165,72 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Option<SeedFailure>> {
+fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
     let folder = PrivateFolder::new()?;
     let report = folder.0.join("report");
+    let mut observed = report.clone().into_os_string();
+    observed.push(OBSERVED_SUFFIX);
+    let observed = PathBuf::from(observed);
     let mut process = Process::new(&arguments.program[0]);
     process
         .args(&arguments.program[1..])
         .env("THALWEG_DEVICE", "sim")
         .env("THALWEG_SIM_SEED", seed.to_string())
         .env("THALWEG_SIM_REPORT", &report)
+        .env("THALWEG_SIM_TIMEOUT", arguments.timeout_s.to_string())
         .stdin(Stdio::null())
-        .stdout(Stdio::null());
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     if arguments.faults {
         process.env("THALWEG_SIM_FAULTS", "1");
     }
-    let ended = process.output()?;
-    let findings = read_report(&report);
-    let is_well = ended.status.success() || (arguments.faults && reported_an_error(ended.status));
-    if findings.is_empty() && is_well {
-        return Ok(None);
+    if arguments.order_only {
+        process.env("THALWEG_SIM_ORDER_ONLY", "1");
     }
-    let status = (!is_well).then(|| ended.status.to_string());
-    let errors = String::from_utf8_lossy(&ended.stderr);
+    let limit = Duration::from_secs(arguments.timeout_s).saturating_add(GRACE);
+    let (ended, errors) = wait(process.spawn()?, limit)?;
+    let (findings, was_observed) = (read_report(&report), observed.exists());
+    let is_well = ended.is_some_and(|status| {
+        status.success()
+            || (arguments.faults && status.code() != Some(TIMED_OUT) && reported_an_error(status))
+    });
+    if findings.is_empty() && is_well {
+        let is_for_all = arguments.order_only && !arguments.faults && seed == 0 && !was_observed;
+        return Ok(if is_for_all { Ended::WellForAll } else { Ended::Well });
+    }
+    let status = match ended {
+        Some(status) => (!is_well).then(|| status.to_string()),
+        None => Some(format!("no status: it was killed after {} s", limit.as_secs())),
+    };
     let lines: Vec<&str> = errors.lines().collect();
     let shown = lines[lines.len().saturating_sub(SHOWN_ERROR_LINES)..].join("\n");
-    Ok(Some(SeedFailure { findings, status, errors: shown }))
+    Ok(Ended::Failed(SeedFailure { findings, status, errors: shown }))
+}
+
+/// Waits for a process, for so long at most, and kills it then. Its status, and what it wrote to standard error.
+fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus>, String)> {
+    let (begin, mut errors) = (Instant::now(), child.stderr.take());
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        if let Some(errors) = &mut errors {
+            // What was read before an error is shown all the same.
+            let _ = errors.read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if begin.elapsed() > limit {
+            child.kill()?;
+            child.wait()?;
+            // A child of the process may hold its standard error open.
+            return Ok((None, String::new()));
+        }
+        std::thread::sleep(LOOK);
+    };
+    Ok((status, reader.join().unwrap_or_default()))
 }
 
 /// Whether the program ended by itself, with an error that it reported: what is expected of it under a fault. A panic (whose
@@ -195,10 +266,19 @@ fn read_report(path: &Path) -> Vec<String> {
     text.split(&separator).map(str::trim_end).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn print_text(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, SeedFailure>, seconds: f64) {
+fn print_text(
+    output: &Output,
+    arguments: &Arguments,
+    runs: u64,
+    failures: &BTreeMap<u64, SeedFailure>,
+    seconds: f64,
+) {
     let Some((seed, failure)) = failures.first_key_value() else {
         let ok = output.paint(Colour::Green, "ok", 0);
-        output.line(4, &format!("{ok}  {} seeds, nothing found ({seconds:.1} s)", arguments.seeds));
+        output.line(4, &format!("{ok}  {runs} seeds, nothing found ({seconds:.1} s)"));
+        if runs < arguments.seeds {
+            output.line(2, "The program could see nothing of what its schedule decided, so the other seeds would be the same.");
+        }
         return;
     };
     let failed = output.paint(Colour::Red, "FAILED", 0);
@@ -211,7 +291,7 @@ fn print_text(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, S
         output.text(&format!("{}\n\n", failure.errors));
     }
     let again = run_seed(arguments, *seed);
-    let is_again = matches!(&again, Ok(Some(second)) if second.essence() == failure.essence());
+    let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.essence() == failure.essence());
     output.line(
         2,
         if is_again {
@@ -222,11 +302,12 @@ fn print_text(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, S
         },
     );
     let faults = if arguments.faults { " --faults" } else { "" };
+    let order_only = if arguments.order_only { " --order-only" } else { "" };
     let program = arguments.program.join(" ");
-    output.text(&format!("again: thalweg sim --first {seed} --seeds 1{faults} -- {program}\n"));
+    output.text(&format!("again: thalweg sim --first {seed} --seeds 1{faults}{order_only} -- {program}\n"));
 }
 
-fn print_json(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, SeedFailure>) {
+fn print_json(output: &Output, arguments: &Arguments, runs: u64, failures: &BTreeMap<u64, SeedFailure>) {
     for (seed, failure) in failures {
         let object = Object::new().number("seed", *seed as f64);
         let object = match &failure.status {
@@ -238,6 +319,7 @@ fn print_json(output: &Output, arguments: &Arguments, failures: &BTreeMap<u64, S
     }
     let summary = Object::new()
         .number("seeds", arguments.seeds as f64)
+        .number("runs", runs as f64)
         .number("failing_seeds", failures.len() as f64)
         .string("program", &arguments.program.join(" "));
     output.text(&summary.finish());

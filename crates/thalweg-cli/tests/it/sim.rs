@@ -34,6 +34,15 @@ fn hand_over(kind: &str) -> thalweg::Result<()> {
     if kind != "racy" {
         main.wait_stream(&side)?;
     }
+    match kind {
+        // It is told so, and goes on.
+        "polling" => (0..).find(|_| side.query().is_err()).map(drop).unwrap_or_default(),
+        "asleep" => loop {
+            std::thread::park();
+        },
+        "asks" => drop(side.query()?),
+        _ => {}
+    }
     let read = main.copy_to_host(&mut [0; 64], buffer.pointer(), Label::here("read"));
     buffer.record_use(&main);
     read
@@ -83,6 +92,32 @@ fn under_faults_an_error_is_well_and_a_panic_is_not() {
 #[test]
 fn a_program_that_is_not_there_is_named() {
     let output = thalweg(&["sim", "--", "no-such-program"], &[]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(127));
     assert!(text(&output.stderr).contains("no-such-program"));
+    let output = thalweg(&["sim", "--", "/"], &[]);
+    assert_eq!(output.status.code(), Some(126));
+}
+
+#[test]
+fn a_program_that_gets_stuck_is_ended_and_says_where() {
+    // Polls for what nobody does.
+    let (status, out, _) = sim(&["--seeds", "1", "--faults"], "polling");
+    assert_eq!(status, Some(1), "{out}");
+    assert!(out.contains("livelock: ") && out.contains("cuStreamQuery"), "{out}");
+    // Blocks outside of the driver: its own process ends it.
+    let (status, out, _) = sim(&["--seeds", "1", "--timeout", "1"], "asleep");
+    assert_eq!(status, Some(1), "{out}");
+    assert!(out.contains("time limit: the run is not over after 1 s"), "{out}");
+}
+
+#[test]
+fn an_order_only_run_stops_when_the_schedule_cannot_matter() {
+    let (status, out, _) = sim(&["--seeds", "6", "--order-only", "--jobs", "1"], "right");
+    assert_eq!(status, Some(0), "{out}");
+    assert!(out.contains("1 seeds, nothing found") && out.contains("would be the same"), "{out}");
+    let (status, out, _) = sim(&["--seeds", "6", "--order-only", "--jobs", "1"], "asks");
+    assert_eq!(status, Some(0), "{out}");
+    assert!(out.contains("6 seeds, nothing found"), "{out}");
+    let (status, out, _) = sim(&["--seeds", "6", "--order-only"], "racy");
+    assert_eq!(status, Some(1), "{out}");
 }

@@ -1,18 +1,24 @@
 //! The turn: how a controlled machine runs one step at a time.
 //!
-//! A controlled machine has no threads. Its *host threads* are those of the program: the one that made the driver and those
-//! started with [`SimDriver::spawn`](super::SimDriver::spawn). One of them has the turn; the others are parked inside a call
-//! of the driver. At each call, and as long as a call must wait, the one with the turn asks the schedule: it goes on, runs a
-//! ready command, or hands the turn over. So one step follows another, and the order is the schedule's.
+//! The *host threads* of a controlled machine are those of the program: the one that made the driver, those started with
+//! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them has
+//! the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the one with the
+//! turn asks the schedule: it goes on, runs a ready command, or hands the turn over ([`turn`](super::turn)). So one step follows
+//! another, and the order is the schedule's.
 //!
 //! A thread can block outside of the driver, on a lock that a parked thread holds, say. It would keep the turn for ever. So
 //! parked threads watch: a thread with the turn that the operating system says is asleep loses it, and when it wakes up it
 //! runs on as far as its next call and parks there. Before each decision the machine waits until every other thread is
-//! parked, asleep or gone, so that what can be chosen depends on the program alone.
+//! parked, asleep or gone, so that what can be chosen depends on the program alone. Host functions may block in the same way,
+//! and have threads of their own ([`apart`](super::apart)). A thread that neither calls nor sleeps is found by the
+//! [`watch`](super::watch).
+//!
+//! # Polling
+//! A device goes on while a program polls. So a thread that looks at the same thing again and again, with nothing done in
+//! between, waits until something is done; and if nothing is left that could be done, for a while, that is a livelock.
 //!
 //! # Invariants
-//! - At most one host thread has the turn, and only it decides and runs commands. (Threads that the machine does not know
-//!   are served as they come, and the trace says so.)
+//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
 //! - A thread that has the turn can go on, or decides: the turn is *granted* to a thread only when its wait is over.
 //! - Once the run has ended no command begins. A wait for a command returns then only when no command runs: the memory that
 //!   its caller lent is the caller's again.
@@ -27,27 +33,35 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::executor::{Claim, CommandId, Offer, Start};
+use super::apart::Apart;
+use super::executor::{Claim, CommandId, Offer};
 use super::machine::{Locked, Machine, QUEUE_COMMANDS};
 use super::refusal::{Outcome, Refusal};
 use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
 use super::state::State;
-use super::threads::{Activity, SystemThread};
+use super::threads::{Alive, Sighted};
+use super::watch::{Limit, Stall};
 use crate::Code;
 
-/// How often a host thread may be told `not ready` before it must see something happen first. Twice, so that a program that
+/// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
+const FRUITLESS_LOOKS: u32 = 16;
+
+/// For how many looks a query counts that is answered `not ready`: twice is enough, and once is not, so that a program that
 /// asks twice and gives up is seen to do so.
-const FRUITLESS_QUERIES: u32 = 2;
+const NOT_READY: u32 = 8;
 
-/// How often a thread must be seen asleep in a row before that is believed.
-const SIGHTINGS: u32 = 4;
+/// How many things that were looked at are remembered.
+const LOOKED_AT: usize = 32;
 
-/// The time between two looks at other threads.
-const LOOK: Duration = Duration::from_micros(300);
+/// How long nobody may get ahead, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
+/// may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another process.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long nobody may get ahead, with a thread asleep outside of the driver, before that is a deadlock. Such a thread may
-/// be waiting for the time or for another process.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How often threads poll in that time, at least: one that sleeps in between is not busy.
+const LIVELOCK_POLLS: u32 = 1000;
+
+/// How many of these polls a trace notes. There are as many as the time allows, which is not the program's doing.
+const NOTED_POLLS: u32 = 100;
 
 /// What a call is, to the schedule.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,6 +70,8 @@ pub(super) enum Step {
     Submit,
     /// It asks whether work is done; the handle of what it asks.
     Query(u64),
+    /// It looks at something else that others change; a number for that.
+    Look(u64),
     /// Anything else.
     Other,
 }
@@ -81,36 +97,71 @@ pub(super) enum Wait {
 /// Whether something of the program has come true.
 pub(super) type Condition = Arc<dyn Fn() -> bool + Send + Sync>;
 
+/// Who is told that nobody gets ahead any more.
+pub(super) type OnStuck = Box<dyn FnOnce(&str) + Send>;
+
+/// Who is told that the program may have seen something of what the schedule decides.
+pub(super) type OnObservation = Box<dyn FnOnce() + Send>;
+
 /// Who has the turn and who is in the run.
 pub(super) struct Control {
     schedule: Box<dyn Schedule>,
-    trace: Trace,
-    hosts: Vec<Host>,
-    turn: Option<u32>,
+    pub(super) trace: Trace,
+    pub(super) hosts: Vec<Host>,
+    /// What runs on threads that are no host threads.
+    pub(super) apart: Vec<Apart>,
+    pub(super) turn: Option<u32>,
     /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
     /// ended.
+    pub(super) progress: u64,
+    /// How many commands run on host threads. More than one where a thread fell asleep in its own.
+    pub(super) running: u32,
+    /// How long threads have polled with nothing left to be done.
+    polls: Polls,
+    /// Counts the polls of all threads.
+    polled: u64,
+    pub(super) has_ended: bool,
+    /// What every call answers from now on.
+    end: Refusal,
+    /// Why nobody got ahead any more, the first time.
+    pub(super) stuck: Option<String>,
+    /// Told of that, once.
+    pub(super) on_stuck: Option<OnStuck>,
+    /// Told of the first observation.
+    pub(super) on_observation: Option<OnObservation>,
+    /// How long the run may take.
+    pub(super) limit: Option<Limit>,
+    pub(super) stall: Stall,
+}
+
+/// Polls since something was done last.
+struct Polls {
     progress: u64,
-    /// How many commands run. More than one where a thread fell asleep in its own.
-    running: u32,
-    has_ended: bool,
+    since: Instant,
+    count: u32,
 }
 
-struct Host {
-    name: Cow<'static, str>,
+pub(super) struct Host {
+    pub(super) name: Cow<'static, str>,
     /// 0 until it has begun.
-    thread: u64,
-    system: SystemThread,
-    phase: Phase,
+    pub(super) thread: u64,
+    pub(super) sighted: Sighted,
+    pub(super) phase: Phase,
     /// The call that it is in, or was in last.
-    call: &'static str,
+    pub(super) call: &'static str,
+    /// How often it has got its turn.
+    pub(super) waits: u64,
     /// Whether it was given the turn to go on.
-    is_granted: bool,
-    sightings: u32,
-    wake: Arc<Condvar>,
-    queries: Queries,
+    pub(super) is_granted: bool,
+    /// Whether it is busy outside of the driver, and may be waiting for others there.
+    pub(super) is_spinning: bool,
+    pub(super) wake: Arc<Condvar>,
+    looks: Looks,
+    /// When it polled last with nothing left to be done.
+    polled: u64,
 }
 
-enum Phase {
+pub(super) enum Phase {
     /// Outside of the driver, or asleep there, or it has the turn and goes on.
     Running,
     Parked(Wait),
@@ -119,15 +170,15 @@ enum Phase {
     Finished,
 }
 
-/// What a thread was told `not ready` about since something happened.
+/// What a thread has looked at since something was done.
 #[derive(Default)]
-struct Queries {
+struct Looks {
     progress: u64,
-    answers: SmallVec<[(u64, u32); 2]>,
+    counts: SmallVec<[(u64, u32); 2]>,
 }
 
 /// What a decision came to.
-enum Next {
+pub(super) enum Next {
     Host(u32),
     Command(u32),
     /// The command begins, and ends later.
@@ -138,7 +189,7 @@ enum Next {
 thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
     /// The machine whose command this thread runs.
-    static INSIDE: Cell<usize> = const { Cell::new(0) };
+    pub(super) static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A number for the calling thread that no other ever has.
@@ -157,18 +208,20 @@ impl Host {
         Self {
             name,
             thread: 0,
-            system: SystemThread::default(),
+            sighted: Sighted::default(),
             phase,
             call: "",
+            waits: 0,
             is_granted: false,
-            sightings: 0,
+            is_spinning: false,
             wake: Arc::default(),
-            queries: Queries::default(),
+            looks: Looks::default(),
+            polled: 0,
         }
     }
 
     fn bind(&mut self) {
-        (self.thread, self.system) = (this_thread(), SystemThread::current());
+        (self.thread, self.sighted) = (this_thread(), Sighted::here());
     }
 }
 
@@ -181,10 +234,19 @@ impl Control {
             schedule,
             trace: Trace::default(),
             hosts: vec![first],
+            apart: Vec::new(),
             turn: Some(0),
             progress: 0,
             running: 0,
+            polls: Polls { progress: 0, since: Instant::now(), count: 0 },
+            polled: 0,
             has_ended: false,
+            end: Refusal::new(Code::Deinitialized, "the run of the controlled simulator has ended"),
+            stuck: None,
+            on_stuck: None,
+            on_observation: None,
+            limit: None,
+            stall: Stall::default(),
         }
     }
 
@@ -193,6 +255,7 @@ impl Control {
     }
 
     pub(super) fn random(&mut self) -> u64 {
+        self.observe();
         self.schedule.random()
     }
 
@@ -202,7 +265,7 @@ impl Control {
         while self.hosts.len() > 1 && matches!(self.hosts.last(), Some(last) if last.is_finished()) {
             self.hosts.pop();
         }
-        self.hosts.iter_mut().for_each(|host| host.queries = Queries::default());
+        self.hosts.iter_mut().for_each(|host| host.looks = Looks::default());
         self.progress = 0;
         std::mem::take(&mut self.trace)
     }
@@ -214,25 +277,35 @@ impl Control {
         self.hosts.len() as u32 - 1
     }
 
-    fn host_here(&self) -> Option<u32> {
+    /// Takes the calling thread in, which nobody has announced. Its number.
+    fn adopt(&mut self) -> u32 {
+        self.trace.is_controlled = false;
+        let name = std::thread::current().name().unwrap_or("a thread without a name").to_owned();
+        let mut host = Host::new(Cow::Owned(name), Phase::Running);
+        host.bind();
+        self.hosts.push(host);
+        self.hosts.len() as u32 - 1
+    }
+
+    pub(super) fn host_here(&self) -> Option<u32> {
         let thread = this_thread();
         let position = self.hosts.iter().position(|host| host.thread == thread && !host.is_finished());
         position.map(|position| position as u32)
     }
 
-    fn host(&mut self, host: u32) -> &mut Host {
+    pub(super) fn host(&mut self, host: u32) -> &mut Host {
         &mut self.hosts[host as usize]
     }
 
     /// Gives the turn to a thread that can go on.
-    fn grant(&mut self, host: u32) {
+    pub(super) fn grant(&mut self, host: u32) {
         self.turn = Some(host);
         let chosen = self.host(host);
         chosen.is_granted = true;
         chosen.wake.notify_all();
     }
 
-    fn wake_all(&self) {
+    pub(super) fn wake_all(&self) {
         self.hosts.iter().for_each(|host| host.wake.notify_all());
     }
 
@@ -242,61 +315,113 @@ impl Control {
         self.wake_all();
     }
 
+    /// Ends the run because it took too long.
+    pub(super) fn time_out(&mut self, text: String) {
+        self.end = Refusal::new(Code::Timeout, text.clone());
+        self.set_stuck(text);
+        self.end();
+    }
+
+    /// Nobody gets ahead any more, for this reason.
+    fn set_stuck(&mut self, text: String) {
+        if let Some(told) = self.on_stuck.take() {
+            told(&text);
+        }
+        self.stuck.get_or_insert(text);
+    }
+
+    /// The program may have seen something of what the schedule decides.
+    pub(super) fn observe(&mut self) {
+        self.trace.observations += 1;
+        if let Some(told) = self.on_observation.take() {
+            told();
+        }
+    }
+
+    /// What a call answers after the end.
+    pub(super) fn ended(&self) -> Refusal {
+        self.end.clone()
+    }
+
     /// What a host thread waits for before a call.
-    fn before(&self, host: u32, step: Step) -> Wait {
-        if let Step::Query(object) = step {
-            let queries = &self.hosts[host as usize].queries;
-            let mut answers = queries.answers.iter();
-            let is_fruitless = queries.progress == self.progress
-                && answers.any(|&(other, count)| other == object && count >= FRUITLESS_QUERIES);
+    fn before(&mut self, host: u32, step: Step) -> Wait {
+        if let Step::Query(object) | Step::Look(object) = step {
+            let progress = self.progress;
+            let looks = &self.hosts[host as usize].looks;
+            let is_fruitless = looks.progress == progress && looks.count(object) >= FRUITLESS_LOOKS;
             if is_fruitless {
-                return Wait::Progress(self.progress);
+                self.observe();
+                return Wait::Progress(progress);
             }
         }
         Wait::Turn { is_quiet: step == Step::Submit }
     }
 
-    /// Whether a thread sleeps outside of the driver, for good as far as one can see.
-    fn is_asleep(&mut self, host: u32, machine: &Machine) -> bool {
+    /// A host thread has looked at something, and found it not ready, or as it was. Whether it has done so often enough.
+    pub(super) fn looked(&mut self, host: u32, object: u64, is_ready: bool) -> bool {
+        let progress = self.progress;
+        let looks = &mut self.host(host).looks;
+        if looks.progress != progress || looks.counts.len() > LOOKED_AT {
+            (looks.progress, looks.counts) = (progress, SmallVec::new());
+        }
+        let weight = if is_ready { 1 } else { NOT_READY };
+        match looks.counts.iter_mut().find(|(other, _)| *other == object) {
+            Some((_, count)) => *count = count.saturating_add(weight),
+            None => looks.counts.push((object, weight)),
+        }
+        looks.count(object) >= FRUITLESS_LOOKS
+    }
+
+    /// Whether another poll is one of too many with nothing left to be done.
+    fn is_livelock(&mut self) -> bool {
+        if self.polls.progress != self.progress || self.polls.count == 0 {
+            self.polls = Polls { progress: self.progress, since: Instant::now(), count: 0 };
+        }
+        self.polls.count += 1;
+        self.polls.count.is_multiple_of(LIVELOCK_POLLS) && self.polls.since.elapsed() > PATIENCE
+    }
+
+    /// Whether the trace still notes what polls are answered.
+    pub(super) fn notes_polls(&self) -> bool {
+        self.polls.progress != self.progress || self.polls.count < NOTED_POLLS
+    }
+
+    /// Whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
+    pub(super) fn is_asleep(&mut self, host: u32, machine: &Machine) -> bool {
         let seen = self.host(host);
-        match seen.system.activity() {
-            Activity::Gone => {
+        match seen.sighted.look(machine) {
+            Alive::Gone => {
                 seen.phase = Phase::Finished;
                 true
             }
-            // A thread that waits for the machine's lock is on its way in.
-            Activity::Asleep if machine.entering.load(Ordering::SeqCst) == 0 => {
-                seen.sightings += 1;
-                seen.sightings >= SIGHTINGS
-            }
-            _ => {
-                seen.sightings = 0;
-                false
-            }
+            Alive::Asleep => true,
+            Alive::Awake => seen.is_spinning,
         }
     }
 }
 
+impl Looks {
+    fn count(&self, object: u64) -> u32 {
+        self.counts.iter().find(|(other, _)| *other == object).map_or(0, |(_, count)| *count)
+    }
+}
+
 impl Host {
-    fn is_finished(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished)
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running)
     }
 
-    fn is_parked(&self) -> bool {
+    pub(super) fn is_parked(&self) -> bool {
         matches!(self.phase, Phase::Parked(_) | Phase::Refused(_))
     }
 }
 
-fn ended() -> Refusal {
-    Refusal::new(Code::Deinitialized, "the run of the controlled simulator has ended")
-}
-
 impl State {
-    fn control(&mut self) -> &mut Control {
+    pub(super) fn control(&mut self) -> &mut Control {
         self.control.as_mut().expect("the machine is controlled")
     }
 
@@ -323,7 +448,7 @@ impl State {
     }
 
     /// The host threads that can go on, `first` before the others.
-    fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
+    pub(super) fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
         let control = self.control.as_ref().expect("the machine is controlled");
         let others = (0..control.hosts.len() as u32).filter(|&host| host != first);
         std::iter::once(first)
@@ -333,14 +458,12 @@ impl State {
     }
 
     /// Asks the schedule.
-    fn choose(&mut self, decider: u32) -> Next {
+    pub(super) fn choose(&mut self, decider: u32) -> Next {
         let commands = self.executor.offers(&self.memory);
         let mut hosts = self.hosts_that_can_go(decider);
         if hosts.is_empty() && commands.is_empty() {
             // Only threads that poll are left. Whatever they wait for, they have to look for it themselves.
-            let all = self.control().hosts.iter().enumerate();
-            let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
-            hosts = all.filter(|(_, host)| polls(host)).map(|(number, _)| number as u32).collect();
+            hosts = self.pollers();
         }
         match (&hosts[..], &commands[..]) {
             ([], []) => return Next::Nothing,
@@ -356,6 +479,7 @@ impl State {
                 actor: Actor::Host(number),
                 label: None,
                 command: 0,
+                index: control.hosts[number as usize].waits,
                 is_current: number == decider,
                 is_needed: false,
                 is_quiet,
@@ -379,6 +503,9 @@ impl State {
         }));
         let (offered, mut nexts): (SmallVec<[Choice<'_>; 8]>, SmallVec<[Next; 8]>) =
             choices.into_iter().unzip();
+        if hosts.len() > 1 {
+            control.observe();
+        }
         let wanted = control.schedule.next(&offered);
         let chosen = if wanted < offered.len() { wanted } else { 0 };
         control.trace.decided(chosen, &offered);
@@ -387,43 +514,82 @@ impl State {
         nexts.swap_remove(chosen)
     }
 
+    /// The threads that poll, the one that has waited longest for its turn first: none, if they have done so for too long.
+    fn pollers(&mut self) -> SmallVec<[u32; 4]> {
+        let control = self.control();
+        let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
+        let hosts = control.hosts.iter().enumerate();
+        let mut found: SmallVec<[u32; 4]> =
+            hosts.filter(|(_, host)| polls(host)).map(|(number, _)| number as u32).collect();
+        if found.is_empty() {
+            return found;
+        }
+        if control.is_livelock() {
+            self.declare_stuck(
+                "livelock: nothing is left to be done that could change what the program polls for. ",
+            );
+            return found;
+        }
+        let polled = |host: &u32| control.hosts[*host as usize].polled;
+        // One at a time: which of them is first cannot be seen, and each gets its turn.
+        let first = found.iter().copied().min_by_key(polled).unwrap_or_default();
+        control.polled += 1;
+        let now = control.polled;
+        control.host(first).polled = now;
+        found.clear();
+        found.push(first);
+        found
+    }
+
     /// Runs the first half of a command.
-    fn begin(&mut self, index: u32) {
+    pub(super) fn begin(&mut self, index: u32) {
         let offer = self.executor.offer(index);
         let (label, actor, number) = (offer.label, offer.actor, offer.number);
         self.control().trace.began(label, actor, number);
         self.executor.begin(index);
     }
 
-    /// Tells everybody who waits for what cannot come that this is a deadlock.
-    fn declare_deadlock(&mut self) {
+    /// Tells everybody who waits that nothing will come.
+    pub(super) fn declare_stuck(&mut self, what: &str) {
+        let text = self.describe_hosts(what);
+        let control = self.control();
+        let refusal = Refusal::new(Code::Timeout, &*text);
+        for host in &mut control.hosts {
+            if matches!(host.phase, Phase::Parked(_)) {
+                host.phase = Phase::Refused(refusal.clone());
+            }
+        }
+        control.set_stuck(text);
+    }
+
+    /// Says what everybody is doing, behind a sentence that says what is the matter.
+    pub(super) fn describe_hosts(&mut self, what: &str) -> String {
         let collectives = self.executor.describe_collectives();
-        let mut control = self.control.take().expect("the machine is controlled");
-        let mut text = "deadlock: no host thread can go on and no command is ready. ".to_owned();
+        let control = self.control.as_ref().expect("the machine is controlled");
+        let mut text = what.to_owned();
         for (number, host) in control.hosts.iter().enumerate() {
             let reason = match &host.phase {
-                Phase::Parked(wait) => {
-                    format!("waits in {} for {}", host.call, self.describe(wait, &control))
+                Phase::Parked(wait) => format!("waits in {} for {}", host.call, self.describe(wait, control)),
+                Phase::Running if host.is_spinning => {
+                    format!("is busy outside of the driver, where its last call was {}", host.call)
                 }
                 Phase::Running => "is blocked outside of the driver".to_owned(),
                 Phase::Refused(_) | Phase::Finished => continue,
             };
             let _ = write!(text, "Host thread {number} `{}` {reason}. ", host.name);
         }
-        text += &collectives;
-        let refusal = Refusal::new(Code::Timeout, text.trim_end());
-        for host in &mut control.hosts {
-            if matches!(host.phase, Phase::Parked(_)) {
-                host.phase = Phase::Refused(refusal.clone());
-            }
+        for label in control.apart.iter().filter_map(|apart| apart.label) {
+            let _ = write!(text, "The host function `{label}` is blocked outside of the driver. ");
         }
-        self.control = Some(control);
+        text += &collectives;
+        text.truncate(text.trim_end().len());
+        text
     }
 
     fn describe(&self, wait: &Wait, control: &Control) -> String {
         match wait {
             Wait::Turn { .. } => "its turn".to_owned(),
-            Wait::Progress(_) => "work that a query called unfinished".to_owned(),
+            Wait::Progress(_) => "something that it polls for".to_owned(),
             Wait::Commands(commands) => {
                 let unfinished = commands.iter().filter_map(|&command| self.executor.describe(command));
                 let names: Vec<String> =
@@ -443,20 +609,21 @@ impl State {
 impl Control {
     /// Whether every host thread is about to queue something.
     fn is_quiet(&self) -> bool {
-        self.hosts.iter().all(|host| match host.phase {
+        let is_quiet = |host: &Host| match host.phase {
             Phase::Parked(Wait::Turn { is_quiet }) => is_quiet,
             Phase::Finished => true,
             _ => false,
-        })
+        };
+        self.apart.is_empty() && self.hosts.iter().all(is_quiet)
     }
 }
 
 impl<'a> Offer<'a> {
     fn choice(&self) -> Choice<'a> {
-        let &Offer { number, actor, label, is_needed, touched, .. } = self;
+        let &Offer { number: command, step: index, actor, label, is_needed, touched, .. } = self;
         let label = Some(label);
         let (is_current, is_quiet, is_beginning) = (false, false, false);
-        Choice { actor, label, command: number, is_current, is_needed, is_quiet, is_beginning, touched }
+        Choice { actor, label, command, index, is_current, is_needed, is_quiet, is_beginning, touched }
     }
 }
 
@@ -465,13 +632,17 @@ impl Machine {
     pub(super) fn call_in_turn(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
         let mut locked = self.enter_for(call)?;
         let control = locked.control();
-        let wait = match control.host_here() {
-            Some(host) => control.before(host, step),
-            None => Wait::Turn { is_quiet: false },
-        };
+        let host = control.host_here().unwrap_or_default();
+        let wait = control.before(host, step);
         let mut locked = locked.wait_in_turn(wait)?;
-        if step == Step::Submit {
-            locked.control().progress += 1;
+        let control = locked.control();
+        match step {
+            Step::Submit => control.progress += 1,
+            Step::Look(object) => {
+                control.observe();
+                control.looked(host, object, true);
+            }
+            Step::Query(_) | Step::Other => {}
         }
         Ok(locked)
     }
@@ -491,9 +662,9 @@ impl Machine {
         let mut locked = self.lock();
         self.entering.fetch_sub(1, Ordering::SeqCst);
         let control = locked.control();
-        if let Some(host) = control.host_here() {
-            control.host(host).call = call;
-        }
+        let host = control.host_here().unwrap_or_else(|| control.adopt());
+        let host = control.host(host);
+        (host.call, host.is_spinning) = (call, false);
         Ok(locked)
     }
 
@@ -501,7 +672,7 @@ impl Machine {
     pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> Outcome<u32> {
         let mut locked = self.enter_for("SimDriver::spawn")?;
         let control = locked.control();
-        if control.has_ended { Err(ended()) } else { Ok(control.introduce(name.to_owned())) }
+        if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
     }
 
     /// The calling thread becomes the host thread that was introduced, and waits for its first turn.
@@ -527,215 +698,9 @@ impl Machine {
     }
 }
 
-impl<'a> Locked<'a> {
-    /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
-    pub(super) fn wait_in_turn(mut self, wait: Wait) -> Outcome<Self> {
-        if let Wait::Commands(commands) = &wait {
-            self.executor.need(commands);
-        }
-        let (claim, is_for_commands) = match &wait {
-            Wait::Bytes(claim) => (Some(*claim), false),
-            other => (None, matches!(other, Wait::Commands(_))),
-        };
-        let host = self.control().host_here();
-        let refusal = match host {
-            Some(host) => {
-                self.control().host(host).phase = Phase::Parked(wait);
-                self = self.decide(host);
-                match std::mem::replace(&mut self.control().host(host).phase, Phase::Running) {
-                    Phase::Refused(refusal) => Some(refusal),
-                    _ => None,
-                }
-            }
-            None => {
-                self = self.wait_as_stranger(&wait);
-                None
-            }
-        };
-        let refusal = if self.control().has_ended { Some(ended()) } else { refusal };
-        let Some(refusal) = refusal else { return Ok(self) };
-        if let Some(claim) = claim {
-            self.executor.withdraw(claim);
-        }
-        while is_for_commands && self.control().running > 0 {
-            self = self.rest(None);
-        }
-        Err(refusal)
-    }
-
-    /// Has the turn when it returns, granted, unless the run has ended or this thread has.
-    fn decide(mut self, me: u32) -> Self {
-        loop {
-            let control = self.control();
-            if control.has_ended {
-                return self;
-            }
-            let is_finished = control.host(me).is_finished();
-            match control.turn {
-                Some(turn) if turn == me => {
-                    if std::mem::take(&mut control.host(me).is_granted) {
-                        return self;
-                    }
-                }
-                None => control.turn = Some(me),
-                Some(_) if is_finished => return self,
-                Some(turn) => {
-                    self = self.park(me, turn);
-                    continue;
-                }
-            }
-            self = self.quiesce(me);
-            match self.choose(me) {
-                Next::Host(host) if host == me => return self,
-                Next::Host(host) => self.control().grant(host),
-                Next::Command(index) => self = self.execute_chosen(index, Some(me)),
-                Next::Begin(index) => self.begin(index),
-                Next::Nothing => self = self.nothing_to_do(me),
-            }
-            let control = self.control();
-            if control.turn == Some(me) && control.host(me).is_finished() && !control.has_others(me) {
-                control.turn = None;
-                return self;
-            }
-        }
-    }
-
-    /// Sleeps until the turn may be this thread's. Takes it from a thread that sleeps outside of the driver.
-    fn park(mut self, me: u32, turn: u32) -> Self {
-        self = self.rest(Some(me));
-        let machine = self.machine();
-        let control = self.control();
-        let watcher = control.hosts.iter().position(Host::is_parked);
-        let is_still_held = control.turn == Some(turn) && control.host(turn).is_running();
-        if is_still_held && watcher == Some(me as usize) && control.is_asleep(turn, machine) {
-            control.turn = Some(me);
-        }
-        self
-    }
-
-    /// Waits until every other host thread is parked, asleep or gone.
-    fn quiesce(mut self, me: u32) -> Self {
-        let mut host = 0;
-        while (host as usize) < self.control().hosts.len() {
-            let machine = self.machine();
-            let control = self.control();
-            let is_settled =
-                host == me || !control.host(host).is_running() || control.is_asleep(host, machine);
-            if is_settled {
-                host += 1;
-            } else {
-                self = self.rest(Some(me));
-                host = 0;
-            }
-        }
-        self
-    }
-
-    /// Nothing can be chosen: somebody outside of the driver has to do something, or this is a deadlock.
-    fn nothing_to_do(mut self, me: u32) -> Self {
-        let begin = Instant::now();
-        loop {
-            let control = self.control();
-            let may_change = control.hosts.iter().any(Host::is_running) || !control.trace.is_controlled;
-            if !may_change || begin.elapsed() > PATIENCE {
-                self.declare_deadlock();
-                return self;
-            }
-            self = self.rest(Some(me));
-            self = self.quiesce(me);
-            let has_ended = self.control().has_ended;
-            if has_ended
-                || !self.hosts_that_can_go(me).is_empty()
-                || self.executor.ready.all().next().is_some()
-            {
-                return self;
-            }
-        }
-    }
-
-    /// Leaves the critical section for a moment, or until somebody wakes this host thread.
-    fn rest(mut self, me: Option<u32>) -> Self {
-        let wake = me.map_or_else(Arc::default, |me| Arc::clone(&self.control().host(me).wake));
-        self.sleep_on(&wake, LOOK)
-    }
-
-    /// Runs a command that the schedule has chosen, on this thread.
-    fn execute_chosen(mut self, index: u32, me: Option<u32>) -> Self {
-        let state = &mut *self;
-        let offer = state.executor.offer(index);
-        let (label, actor, number) = (offer.label, offer.actor, offer.number);
-        state.control().trace.ran(label, actor, number);
-        state.control().running += 1;
-        let job = state.executor.take_chosen(index, &state.memory);
-        if let Start::Run(resolved) = &job.start {
-            state.memory.backing.note_writes(&resolved.pieces);
-        }
-        let before = INSIDE.replace(Arc::as_ptr(self.machine()).addr());
-        let (mut locked, index, device, outcome) = self.run(job, || INSIDE.set(before));
-        locked.control().running -= 1;
-        if let Some(me) = me {
-            locked = locked.regain(me);
-        }
-        locked.executor.finish(index, device, outcome);
-        locked.control().progress += 1;
-        locked.settle();
-        locked
-    }
-
-    /// Waits for the turn again, if it was lost while this thread was asleep in a command.
-    fn regain(mut self, me: u32) -> Self {
-        while self.control().turn != Some(me) && !self.control().has_ended {
-            let phase = Phase::Parked(Wait::Turn { is_quiet: false });
-            let before = std::mem::replace(&mut self.control().host(me).phase, phase);
-            self = self.decide(me);
-            self.control().host(me).phase = before;
-        }
-        self
-    }
-
-    /// Serves a thread that the machine does not know: it takes no turn, and runs commands where it needs them.
-    fn wait_as_stranger(mut self, wait: &Wait) -> Self {
-        self.control().trace.is_controlled = false;
-        loop {
-            if self.control().has_ended || self.is_over(wait) {
-                return self;
-            }
-            let state = &mut *self;
-            let ready = state.executor.offers(&state.memory).first().copied();
-            self = match ready {
-                Some(index) => self.execute_chosen(index, None),
-                None => self.rest(None),
-            };
-        }
-    }
-
-    /// Notes what a query answered.
-    pub(super) fn answer(&mut self, object: u64, unfinished: &[CommandId]) {
-        let control = self.control();
-        let Some(host) = control.host_here() else { return };
-        control.trace.answered(host, unfinished.is_empty());
-        let progress = control.progress;
-        let queries = &mut control.host(host).queries;
-        if queries.progress != progress {
-            (queries.progress, queries.answers) = (progress, SmallVec::new());
-        }
-        if unfinished.is_empty() {
-            return;
-        }
-        match queries.answers.iter_mut().find(|(other, _)| *other == object) {
-            Some((_, count)) => *count += 1,
-            None => queries.answers.push((object, 1)),
-        }
-        let count = queries.answers.iter().find(|(other, _)| *other == object).map_or(0, |(_, count)| *count);
-        if count >= FRUITLESS_QUERIES {
-            self.executor.need(unfinished);
-        }
-    }
-}
-
 impl Control {
     /// Whether a host thread besides this one is parked.
-    fn has_others(&self, me: u32) -> bool {
+    pub(super) fn has_others(&self, me: u32) -> bool {
         self.hosts.iter().enumerate().any(|(number, host)| number as u32 != me && host.is_parked())
     }
 }

@@ -61,6 +61,17 @@ impl SimDriver {
         self.machine.call(call, Step::Other).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
+    /// The same for a call that looks at what others change, by a number.
+    fn look_and_wait<T>(
+        &self,
+        call: &'static str,
+        object: u64,
+        body: impl FnOnce(Locked<'_>) -> Outcome<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        self.machine.call(call, Step::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
     fn query(
         &self,
         call: &'static str,
@@ -521,7 +532,7 @@ impl Driver for SimDriver {
     fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
         let access =
             Access { start: source.address(), ..Access::read(DevicePointer::default(), target.len() as u64) };
-        self.enter_and_wait("host_read", |locked| {
+        self.look_and_wait("host_read", source.address(), |locked| {
             transfer::with_pinned(locked, access, |pointer| {
                 // SAFETY: the bytes are held for this read, and `target` is memory of its own.
                 unsafe { std::ptr::copy_nonoverlapping(pointer, target.as_mut_ptr(), target.len()) };

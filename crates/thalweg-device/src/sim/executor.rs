@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use self::branches::{Branch, Condition, Round};
@@ -82,6 +83,8 @@ pub(super) struct Origin {
 /// What a controlled machine knows of a command besides.
 struct Detail {
     number: u64,
+    /// Which of its actor's commands.
+    index: u64,
     actor: Actor,
     /// Whether a host thread waits for it, directly or not.
     is_needed: bool,
@@ -97,6 +100,8 @@ struct Details {
     commands: Vec<Detail>,
     /// Of the last command. Marks have none: they are never chosen.
     number: u64,
+    /// How many commands each actor has had.
+    counts: FxHashMap<Actor, u64>,
     /// How many host functions are not complete.
     host_functions: usize,
     /// The time: how many commands have ended.
@@ -583,6 +588,8 @@ impl Executor {
 pub(super) struct Offer<'a> {
     pub(super) index: u32,
     pub(super) number: u64,
+    /// Which of its actor's commands.
+    pub(super) step: u64,
     pub(super) actor: Actor,
     pub(super) label: Label,
     pub(super) is_needed: bool,
@@ -611,12 +618,12 @@ impl Executor {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
         let details = self.details.as_ref().expect("the machine is controlled");
-        let &Detail { number, actor, is_needed, .. } = &details.commands[index as usize];
+        let &Detail { number, index: step, actor, is_needed, .. } = &details.commands[index as usize];
         let touched = match &slot.resolved {
             Some((_, resolved)) if !slot.is_host_function() => Touched::Pieces(&resolved.pieces),
             _ => Touched::Anything,
         };
-        Offer { index, number, actor, label: task.label, is_needed, touched }
+        Offer { index, number, step, actor, label: task.label, is_needed, touched }
     }
 
     /// Takes a command that `offers` gave.
@@ -692,6 +699,7 @@ impl Executor {
     pub(super) fn restart_numbers(&mut self) {
         if let Some(details) = &mut self.details {
             (details.number, details.ended) = (0, 0);
+            details.counts.clear();
         }
     }
 
@@ -719,14 +727,23 @@ impl Executor {
 
 impl Details {
     fn begin(&mut self, index: u32, body: &Body, actor: Actor) {
-        let mut number = 0;
+        let (mut number, mut step) = (0, 0);
         if let Body::Task(task) = body {
             self.number += 1;
             number = self.number;
+            let count = self.counts.entry(actor).or_default();
+            *count += 1;
+            step = *count;
             self.host_functions += usize::from(matches!(task.work, Work::Host(_)));
         }
-        let detail =
-            Detail { number, actor, is_needed: false, predecessors: Frontier::new(), snapshot: None };
+        let detail = Detail {
+            number,
+            index: step,
+            actor,
+            is_needed: false,
+            predecessors: Frontier::new(),
+            snapshot: None,
+        };
         match self.commands.get_mut(index as usize) {
             Some(old) => *old = detail,
             None => self.commands.push(detail),

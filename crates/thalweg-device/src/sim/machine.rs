@@ -12,8 +12,8 @@
 //! lock; whoever changes that holds the lock later and sees it counted as sleeping.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -23,9 +23,10 @@ use smallvec::SmallVec;
 use super::control::{Control, Step, Wait};
 use super::executor::{Claim, CommandId, Frontier, Job, Start};
 use super::memory::Piece;
-use super::refusal::{Outcome, Refusal};
+use super::refusal::Outcome;
 use super::schedules::Schedule;
 use super::state::State;
+use super::task::Work;
 
 /// How long a thread looks around before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
@@ -54,6 +55,8 @@ pub(super) struct Machine {
     is_controlled: bool,
     /// How many threads of the program wait for the lock to begin a call, on a controlled machine.
     pub(super) entering: AtomicU32,
+    /// Whether commands leave memory alone.
+    pub(super) is_order_only: AtomicBool,
 }
 
 /// Who is doing what.
@@ -106,11 +109,13 @@ impl Machine {
         Ok(machine)
     }
 
-    /// A machine without threads, on which the schedule decides. The calling thread has the turn.
+    /// A machine without workers, on which the schedule decides. The calling thread has the turn.
     pub(super) fn start_controlled(mut state: State, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
-        Arc::new(Self::new(state))
+        let machine = Arc::new(Self::new(state));
+        super::watch::watch(&machine);
+        machine
     }
 
     fn new(state: State) -> Self {
@@ -123,6 +128,7 @@ impl Machine {
             work_progress: AtomicU32::new(0),
             host_progress: AtomicU32::new(0),
             entering: AtomicU32::new(0),
+            is_order_only: AtomicBool::new(false),
         }
     }
 
@@ -163,6 +169,21 @@ impl Machine {
         Locked { machine: self, guard: Some(guard) }
     }
 
+    /// Enters the critical section, if nobody is in it.
+    pub(super) fn try_lock(self: &Arc<Self>) -> Option<Locked<'_>> {
+        let guard = match self.state.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Locked { machine: self, guard: Some(guard) })
+    }
+
+    /// Whether a thread of the program waits for the lock to begin a call, on a controlled machine.
+    pub(super) fn is_being_entered(&self) -> bool {
+        self.entering.load(Ordering::SeqCst) > 0
+    }
+
     /// Enters the critical section once the queue has room.
     pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
         let mut locked = self.call(call, Step::Submit)?;
@@ -185,6 +206,7 @@ impl Machine {
         let threads = std::mem::take(&mut locked.crew.threads);
         self.work_progress.fetch_add(1, Ordering::Relaxed);
         drop(locked);
+        self.wait_for_apart();
         self.work.notify_all();
         self.host_work.notify_all();
         let this_thread = std::thread::current().id();
@@ -279,6 +301,50 @@ impl Drop for Locked<'_> {
     }
 }
 
+impl Crew {
+    /// Whether the machine is at its end.
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.shutdown
+    }
+}
+
+impl Job {
+    /// The same, with nothing done to memory. (A condition is read: a loop ends.)
+    pub(super) fn without_memory(mut self) -> Self {
+        if matches!((&self.start, &self.task.work), (Start::Run(_), work) if !matches!(work, Work::Decide(_)))
+        {
+            self.start = Start::Skip;
+        }
+        self
+    }
+
+    /// Whether it is a function of the host, which may wait for the program.
+    pub(super) fn is_host_function(&self) -> bool {
+        matches!(self.task.work, Work::Host(_))
+    }
+
+    /// Does the work, outside of the critical section. `after` is called when it has run, before its values are dropped. Its
+    /// number, its device and what came of it.
+    pub(super) fn run(self, after: impl FnOnce()) -> (u32, u32, Outcome<()>) {
+        let (index, device) = (self.index(), self.task.device);
+        let outcome = match self.start {
+            // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
+            // cannot be unmapped, since that takes a claim on the same bytes.
+            Start::Run(resolved) => unsafe {
+                match self.snapshot {
+                    Some(snapshot) => self.task.run_from(snapshot, &resolved),
+                    None => self.task.run(&resolved),
+                }
+            },
+            Start::Skip => Ok(()),
+            Start::Fail(refusal) => Err(refusal),
+        };
+        after();
+        drop_quietly(self.task);
+        (index, device, outcome)
+    }
+}
+
 /// Who is to be woken.
 #[derive(PartialEq, Eq, Default)]
 struct Wake {
@@ -354,21 +420,8 @@ impl<'a> Locked<'a> {
     pub(super) fn run(self, job: Job, after: impl FnOnce()) -> (Self, u32, u32, Outcome<()>) {
         let machine = self.machine;
         drop(self);
-        let (index, device) = (job.index(), job.task.device);
-        let outcome: Result<(), Refusal> = match job.start {
-            // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
-            // cannot be unmapped, since that takes a claim on the same bytes.
-            Start::Run(resolved) => unsafe {
-                match job.snapshot {
-                    Some(snapshot) => job.task.run_from(snapshot, &resolved),
-                    None => job.task.run(&resolved),
-                }
-            },
-            Start::Skip => Ok(()),
-            Start::Fail(refusal) => Err(refusal),
-        };
-        after();
-        drop_quietly(job.task);
+        let job = if machine.is_order_only.load(Ordering::Relaxed) { job.without_memory() } else { job };
+        let (index, device, outcome) = job.run(after);
         (machine.lock(), index, device, outcome)
     }
 

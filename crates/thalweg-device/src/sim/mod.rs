@@ -17,8 +17,9 @@
 //! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
 //!   and imports them.
 //! - `driver` is the trait, thin.
-//! - `control` is the turn of a controlled machine, `threads` its host threads, [`schedules`] who decides, `snapshot` a
-//!   kernel in two halves, `lease` the memory that such machines use one after another.
+//! - `control` and `turn` let one step of a controlled machine follow another; `threads` are its host threads, `apart` is what
+//!   runs on others, `watch` sees who waits without a call and what takes too long; [`schedules`] decide, `snapshot` is a kernel
+//!   in two halves, `lease` the memory that such machines use one after another.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
@@ -34,6 +35,7 @@
 //! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
 //! an idle stream is complete at once, whatever the schedule.
 
+mod apart;
 mod backing;
 mod capture;
 mod code;
@@ -64,17 +66,21 @@ mod table;
 mod task;
 mod threads;
 mod transfer;
+mod turn;
 mod virtual_memory;
+mod watch;
 
 pub use self::faults::Fault;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
-pub use schedules::{Actor, Choice, Deviation, Schedule, Trace};
+pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 pub use threads::SimThread;
 
 use self::control::{Condition, Step, Wait};
+use self::watch::Limit;
 use crate::fork::Process;
 use crate::{Code, Error, ForeignStream, Result};
 
@@ -134,9 +140,10 @@ impl SimDriver {
     /// of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
     /// same program under the same choices does the same.
     ///
-    /// It has no threads ([`SimConfig::workers`] is only reported): commands and host functions run on the threads of the
-    /// program, inside its calls. The calling thread is the first host thread; others are started with
-    /// [`spawn`](Self::spawn). A host function must not wait for the thread that has the turn.
+    /// It has no workers ([`SimConfig::workers`] is only reported): commands run on the threads of the program, inside its
+    /// calls, and host functions each on a thread of its own, one step at a time. The calling thread is the first host thread.
+    /// Others are started with [`spawn`](Self::spawn); threads that come from elsewhere take part from their first call on,
+    /// and the schedule does not decide when that is.
     ///
     /// Making and dropping such a machine costs microseconds: the host's memory is used again by the next one of the same
     /// size, and reads as zeros again.
@@ -223,12 +230,81 @@ impl SimDriver {
     }
 
     /// A point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
-    /// look at what host functions or other threads have left in memory of their own.
+    /// look at what host functions or other threads have left in memory of their own. Whoever calls it again and again lets
+    /// others get ahead.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a livelock: nothing is left to be done.
+    pub fn pass(&self) -> Result<()> {
+        const CALL: &str = "SimDriver::pass";
+        self.check_controlled(CALL)?;
+        self.machine.call(CALL, Step::Look(0)).map(drop).map_err(|refusal| refusal.of(CALL))
+    }
+
+    /// Gives the run so much time from now on, and takes any earlier limit back. A run that takes longer is ended: calls that
+    /// are parked or made from then on answer [`Code::Timeout`], with what each thread was doing. If it is not over a few seconds
+    /// later (a thread is blocked outside of the driver, say), `is_stuck` is called with that text, on another thread.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
-    pub fn pass(&self) -> Result<()> {
-        self.in_run("SimDriver::pass", |_| Ok(()))
+    pub fn set_time_limit(
+        &self,
+        time: Duration,
+        is_stuck: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.set_limit(Instant::now().checked_add(time).map(|ends| Limit {
+            time,
+            ends,
+            is_stuck: Arc::new(is_stuck),
+        }))
+    }
+
+    /// Takes the limit of [`set_time_limit`](Self::set_time_limit) back.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn clear_time_limit(&self) -> Result<()> {
+        self.set_limit(None)
+    }
+
+    /// Calls `told` when nobody gets ahead any more, with what [`stuck`](Self::stuck) says. It must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn on_stuck(&self, told: impl FnOnce(&str) + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_stuck = Some(Box::new(told)))
+    }
+
+    /// Calls `told` at the first [observation](Trace::observations). It must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn on_observation(&self, told: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_observation = Some(Box::new(told)))
+    }
+
+    /// Whether commands leave memory alone from now on: kernels, library calls, copies, fills and collectives are checked for
+    /// what they may touch, and take their places in the order, but nothing is read or written. Host functions run.
+    pub fn set_order_only(&self, is_order_only: bool) {
+        self.machine.is_order_only.store(is_order_only, Ordering::Relaxed);
+    }
+
+    fn set_limit(&self, limit: Option<Limit>) -> Result<()> {
+        self.set(|control| control.limit = limit)
+    }
+
+    fn set(&self, change: impl FnOnce(&mut control::Control)) -> Result<()> {
+        self.check_controlled("SimDriver")?;
+        if let Some(control) = &mut self.machine.lock().control {
+            change(control);
+        }
+        Ok(())
+    }
+
+    /// Why nobody got ahead any more, where that has happened: a deadlock, a livelock, or the time limit, with what each host
+    /// thread was doing.
+    pub fn stuck(&self) -> Option<String> {
+        self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())
     }
 
     /// Blocks the calling host thread until a condition of the program holds, and lets others get ahead meanwhile: what

@@ -1,8 +1,9 @@
 //! Host threads of a controlled machine: how they start and end, and what the operating system knows of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use super::SimDriver;
 use super::control::Wait;
@@ -116,40 +117,116 @@ pub(super) enum Activity {
     Gone,
 }
 
+/// What is believed of a thread after some looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Alive {
+    Awake,
+    Asleep,
+    Gone,
+}
+
+/// How often a thread must be seen asleep in a row before that is believed.
+const SIGHTINGS: u32 = 4;
+
+/// A thread, and what it was seen to do.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Sighted {
+    system: SystemThread,
+    /// Goes with the thread: the system gives its number to others.
+    life: Weak<()>,
+    sightings: u32,
+}
+
+thread_local! {
+    static LIFE: Arc<()> = Arc::new(());
+}
+
+impl Sighted {
+    /// The calling thread.
+    pub(super) fn here() -> Self {
+        let life = LIFE.try_with(Arc::downgrade).unwrap_or_default();
+        Self { system: SystemThread::current(), life, sightings: 0 }
+    }
+
+    /// Whether it is the calling thread.
+    pub(super) fn is_here(&self) -> bool {
+        self.activity() != Activity::Gone && self.system == SystemThread::current()
+    }
+
+    pub(super) fn activity(&self) -> Activity {
+        if self.life.strong_count() == 0 { Activity::Gone } else { self.system.activity() }
+    }
+
+    /// How long a processor has worked for it.
+    pub(super) fn busy(&self) -> Duration {
+        self.system.busy()
+    }
+
+    /// Looks at it once more. A thread that waits for the machine's lock is on its way in, and not asleep.
+    pub(super) fn look(&mut self, machine: &Machine) -> Alive {
+        match self.activity() {
+            Activity::Gone => Alive::Gone,
+            Activity::Asleep if !machine.is_being_entered() => {
+                self.sightings += 1;
+                if self.sightings >= SIGHTINGS { Alive::Asleep } else { Alive::Awake }
+            }
+            _ => {
+                self.sightings = 0;
+                Alive::Awake
+            }
+        }
+    }
+}
+
 /// A thread as the operating system names it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct SystemThread(i32);
+struct SystemThread(i32);
 
 #[cfg(target_os = "linux")]
 impl SystemThread {
-    pub(super) fn current() -> Self {
+    fn current() -> Self {
         // SAFETY: asks for a number; it cannot fail.
         Self(unsafe { libc::gettid() })
     }
 
-    /// What the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
-    pub(super) fn activity(self) -> Activity {
-        let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)) else {
-            return Activity::Gone;
-        };
+    /// What the system says of it, from the state on.
+    fn status(self) -> Option<String> {
+        let text = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)).ok()?;
         // `4711 (a name) S 1 …`: the name may hold anything, a bracket too.
-        let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        match state {
+        Some(text.rsplit_once(") ")?.1.to_owned())
+    }
+
+    /// What the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
+    fn activity(self) -> Activity {
+        match self.status().and_then(|status| status.chars().next()) {
+            None | Some('Z' | 'X') => Activity::Gone,
             Some('S') => Activity::Asleep,
-            Some('Z' | 'X') => Activity::Gone,
             _ => Activity::Awake,
         }
+    }
+
+    /// How long a processor has worked for the thread, in steps of the system's clock.
+    fn busy(self) -> Duration {
+        const TICK: Duration = Duration::from_millis(10);
+        let status = self.status().unwrap_or_default();
+        // Fields 14 and 15 of proc(5), of which the first here is the third.
+        let ticks = status.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
+        TICK * ticks.sum()
     }
 }
 
 /// Elsewhere nobody tells: a thread that does not park for a few looks counts as asleep.
 #[cfg(not(target_os = "linux"))]
 impl SystemThread {
-    pub(super) fn current() -> Self {
+    fn current() -> Self {
         Self(0)
     }
 
-    pub(super) fn activity(self) -> Activity {
+    fn activity(self) -> Activity {
         Activity::Asleep
+    }
+
+    fn busy(self) -> Duration {
+        Duration::ZERO
     }
 }

@@ -21,6 +21,8 @@ pub enum Problem {
     },
     /// The program returned an error, and no fault was injected.
     Error(String),
+    /// Nobody got ahead any more: a deadlock, a livelock, or a run that took longer than it may.
+    Stuck(String),
     /// Blocks are still in somebody's hands after the program ended.
     Leak {
         /// Of which device.
@@ -57,12 +59,18 @@ impl Problem {
             }
             (Self::Panic { location: one, .. }, Self::Panic { location: two, .. }) => one == two,
             (Self::Error(one), Self::Error(two)) => without_digits(one) == without_digits(two),
+            (Self::Stuck(one), Self::Stuck(two)) => first_word(one) == first_word(two),
             (Self::Leak { .. }, Self::Leak { .. })
             | (Self::NeverFree { .. }, Self::NeverFree { .. })
             | (Self::Lost { .. }, Self::Lost { .. }) => true,
             _ => false,
         }
     }
+}
+
+/// What kind of standstill it is: who waits where is another matter under every schedule.
+fn first_word(text: &str) -> Option<&str> {
+    text.split(':').next()
 }
 
 fn without_digits(text: &str) -> String {
@@ -77,6 +85,7 @@ impl fmt::Display for Problem {
                 write!(f, "the program panicked at {location}:\n  {message}")
             }
             Self::Error(text) => write!(f, "the program returned an error:\n  {text}"),
+            Self::Stuck(text) => f.write_str(text),
             Self::Leak { device, blocks, bytes } => write!(
                 f,
                 "leak: {blocks} blocks of {device}, {bytes} bytes together, are still allocated after the program ended.\n  \
@@ -96,10 +105,14 @@ impl fmt::Display for Problem {
     }
 }
 
+/// How many problems a report shows.
+const SHOWN: usize = 12;
+
 /// A seed that fails, explained. Its `Display` is the report.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    pub(super) problem: Problem,
+    /// The one that was shrunk for first.
+    pub(super) problems: Vec<Problem>,
     /// The smallest plan that shows it.
     pub(super) plan: Plan,
     /// The plan of the seed.
@@ -115,9 +128,14 @@ impl Failure {
         self.first.seed
     }
 
-    /// What is wrong.
+    /// What is wrong: the problem for which the schedule was made small.
     pub fn problem(&self) -> &Problem {
-        &self.problem
+        &self.problems[0]
+    }
+
+    /// All that is wrong with the run of the seed, that one first.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
     }
 
     /// How many choices of the schedule are left, other than the plain order; and how many faults.
@@ -135,7 +153,17 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seed = self.seed();
-        writeln!(f, "simulated GPU: seed {seed} fails\n\n{}\n", self.problem)?;
+        writeln!(f, "simulated GPU: seed {seed} fails\n")?;
+        let count = self.problems.len();
+        for (number, problem) in self.problems.iter().take(SHOWN).enumerate() {
+            match count {
+                1 => writeln!(f, "{problem}\n")?,
+                _ => writeln!(f, "{} of {count}: {problem}\n", number + 1)?,
+            }
+        }
+        if count > SHOWN {
+            writeln!(f, "and {} more\n", count - SHOWN)?;
+        }
         match &self.plan.deviations {
             Some(list) if list.is_empty() => writeln!(
                 f,

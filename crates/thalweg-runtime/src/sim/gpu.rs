@@ -1,6 +1,7 @@
 //! [`Gpu`]: what a checked program is given.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_device::check::{CheckedDriver, HostClock, Instrument as _};
@@ -15,10 +16,25 @@ pub struct Gpu {
     pub(super) devices: Vec<Device>,
     pub(super) machine: Arc<SimDriver>,
     pub(super) referee: Arc<CheckedDriver>,
-    pub(super) seed: u64,
+    seed: u64,
+    /// Whether the program has asked for the seed.
+    seed_was_seen: AtomicBool,
 }
 
 impl Gpu {
+    pub(super) fn new(
+        devices: Vec<Device>,
+        machine: Arc<SimDriver>,
+        referee: Arc<CheckedDriver>,
+        seed: u64,
+    ) -> Self {
+        Self { devices, machine, referee, seed, seed_was_seen: AtomicBool::new(false) }
+    }
+
+    pub(super) fn seed_was_seen(&self) -> bool {
+        self.seed_was_seen.load(Ordering::Relaxed)
+    }
+
     /// The first device. It is also the calling thread's [current](Device::current) one.
     pub fn device(&self) -> &Device {
         &self.devices[0]
@@ -31,6 +47,7 @@ impl Gpu {
 
     /// The seed of this run.
     pub fn seed(&self) -> u64 {
+        self.seed_was_seen.store(true, Ordering::Relaxed);
         self.seed
     }
 
@@ -39,9 +56,16 @@ impl Gpu {
         self.machine.random().expect("the machine of a check is controlled")
     }
 
-    /// A call at which other host threads and commands may get ahead, as every call of the driver is one.
+    /// A call at which other host threads and commands may get ahead, as every call of the driver is one. A loop that waits for
+    /// a host function or another thread calls it in each round.
+    ///
+    /// # Panics
+    /// If the program has called it for seconds and nothing is left to be done: a livelock.
+    #[track_caller]
     pub fn pass(&self) {
-        self.machine.pass().expect("the machine of a check is controlled");
+        if let Err(error) = self.machine.pass() {
+            panic!("{error}");
+        }
     }
 
     /// Starts a host thread that the schedule knows: one host thread runs at a time, and who goes on is decided at each call

@@ -35,10 +35,11 @@ mod run;
 mod shrink;
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 pub use self::failure::{Failure, Problem};
 pub use self::gpu::{Gpu, Receiver, Sender, Thread};
-pub use self::program::{CheckedProgram, FINDING_SEPARATOR};
+pub use self::program::{CheckedProgram, FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
 pub use self::run::Outcome;
 
 use self::run::{Plan, Program, Run};
@@ -49,8 +50,15 @@ use crate::Environment;
 /// How many seeds a check tries if nobody says otherwise.
 const SEEDS: u64 = 100;
 
-/// How many runs the shrinking of one failure may take.
+/// How many runs the shrinking of one failure may take, and how long.
 const SHRINK_RUNS: usize = 400;
+const SHRINK_TIME: Duration = Duration::from_secs(30);
+
+/// After how long a time of shrinking the report is printed as it is.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long one run may take if nobody says otherwise.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `program` under many seeds on one simulated GPU, as [`Check::new`] has it.
 ///
@@ -70,18 +78,23 @@ pub struct Check {
     faults: bool,
     allows_leaks: bool,
     shrinks: bool,
+    order_only: bool,
+    time_limit: Duration,
     allocator: Settings,
 }
 
 /// What a check without a failure did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// How many runs.
+    /// How many runs. Fewer than there are seeds where all would have been the same ([`Check::order_only`]).
     pub runs: u64,
     /// How many decisions the schedules made, in all runs together.
     pub decisions: u64,
     /// How many commands ran.
     pub commands: u64,
+    /// How often memory was given back without the record of another stream's use, by programs that an injected fault had made
+    /// return early: no failure, since the error is. Who goes on with the memory's stream after such an error should record.
+    pub unrecorded_after_fault: u64,
     /// One number for all that happened: equal for equal programs, seeds and settings.
     pub trace_hash: u64,
 }
@@ -103,6 +116,8 @@ impl Check {
             faults: false,
             allows_leaks: false,
             shrinks: true,
+            order_only: false,
+            time_limit: TIME_LIMIT,
             allocator: Settings::default(),
         }
     }
@@ -139,6 +154,21 @@ impl Check {
         Self { shrinks: false, ..self }
     }
 
+    /// Checks order, ranges and lifetimes only: no command touches memory, so programs of full size are checked in the time that
+    /// their calls take. A run that could see nothing of what its schedule decided is not repeated under others.
+    ///
+    /// What the host reads back is zeros, so a program that asserts values fails, one that branches on them takes the branch for
+    /// zeros, and loops of a graph end at once.
+    pub fn order_only(self) -> Self {
+        Self { order_only: true, ..self }
+    }
+
+    /// Lets a run take so long, instead of a minute. One that takes longer is ended and reported, with what each of its threads
+    /// was doing; one that does not end even so ends the process.
+    pub fn time_limit(self, time_limit: Duration) -> Self {
+        Self { time_limit, ..self }
+    }
+
     /// Uses these settings of the allocators.
     pub fn allocator(self, allocator: Settings) -> Self {
         Self { allocator, ..self }
@@ -162,16 +192,21 @@ impl Check {
     /// The failure of the first seed that fails, shrunk.
     pub fn find<O: Outcome>(self, program: impl Fn(&Gpu) -> O) -> Result<Summary, Box<Failure>> {
         let program = |gpu: &Gpu| program(gpu).into_outcome();
-        let mut summary = Summary { runs: 0, decisions: 0, commands: 0, trace_hash: 0 };
+        let mut summary =
+            Summary { runs: 0, decisions: 0, commands: 0, unrecorded_after_fault: 0, trace_hash: 0 };
         for seed in self.seeds_to_try() {
-            let plan = Plan::of_seed(seed, self.faults);
-            let run = self.run_once(&plan, &program);
+            let (plan, begin) = (Plan::of_seed(seed, self.faults), Instant::now());
+            let run = self.run_once(&plan, self.time_limit, "", &program);
             summary.runs += 1;
             summary.decisions += run.trace.decisions;
             summary.commands += run.trace.commands;
+            summary.unrecorded_after_fault += run.unrecorded_after_fault;
             summary.trace_hash = summary.trace_hash.rotate_left(5) ^ run.trace.hash;
-            if let Some(problem) = run.problem() {
-                return Err(Box::new(self.explain(&plan, problem.clone(), &run, &program)));
+            if run.problem().is_some() {
+                return Err(Box::new(self.explain(&plan, run, begin.elapsed(), &program)));
+            }
+            if self.order_only && plan.shows_all(&run.trace) && !self.faults {
+                break;
             }
         }
         Ok(summary)
@@ -187,22 +222,53 @@ impl Check {
     }
 
     /// Runs a failing plan again, and makes it as small as it goes.
-    fn explain(&self, plan: &Plan, problem: Problem, first: &Run, program: &Program<'_>) -> Failure {
-        let again = self.run_once(plan, program);
-        let is_deterministic = again.trace.hash == first.trace.hash;
-        let mut runs = 1;
+    fn explain(&self, plan: &Plan, first: Run, time: Duration, program: &Program<'_>) -> Failure {
+        let Run { problems, trace, .. } = first;
+        let mut failure = Failure {
+            problems,
+            plan: plan.clone(),
+            first: plan.clone(),
+            is_deterministic: true,
+            notes: Vec::new(),
+        };
+        let report = failure.to_string();
+        let again = self.run_once(plan, self.time_limit, &report, program);
+        failure.is_deterministic = again.trace.hash == trace.hash;
+        if !self.shrinks || !failure.is_deterministic {
+            return failure;
+        }
+        // A candidate that hangs is none.
+        let limit = self.time_limit.min(10 * time + SILENCE);
+        let problem = failure.problem().clone();
+        let (mut runs, mut is_silent, begin) = (0, true, Instant::now());
         let mut fails = |candidate: &Plan| {
+            if is_silent && begin.elapsed() > SILENCE {
+                is_silent = false;
+                let seconds = SHRINK_TIME.as_secs();
+                eprintln!("{report}\n\nMaking its schedule smaller, for {seconds} s at most.\n");
+            }
             runs += 1;
-            runs <= SHRINK_RUNS && self.run_once(candidate, program).shows(&problem)
+            runs <= SHRINK_RUNS
+                && begin.elapsed() < SHRINK_TIME
+                && self.run_once(candidate, limit, &report, program).shows(&problem)
         };
-        let recorded = plan.recorded(&first.trace);
-        let smallest = if self.shrinks && is_deterministic && fails(&recorded) {
-            shrink::shrink(recorded, &mut fails)
-        } else {
-            plan.clone()
-        };
-        let last = self.run_once(&smallest, program);
-        let problem = last.problems.iter().find(|found| found.is_like(&problem)).cloned().unwrap_or(problem);
-        Failure { problem, plan: smallest, first: plan.clone(), is_deterministic, notes: last.notes }
+        let recorded = plan.recorded(&trace);
+        if fails(&recorded) {
+            let smallest = shrink::shrink(recorded, &mut fails);
+            let last = self.run_once(&smallest, limit, &report, program);
+            // In the words of the smallest plan, but nothing that the seed has shown is left out.
+            let mut problems: Vec<Problem> = last.problems;
+            let place = problems.iter().position(|found| found.is_like(&problem));
+            let found = place.map_or(problem, |place| problems.remove(place));
+            problems.insert(0, found);
+            let others: Vec<Problem> = failure
+                .problems
+                .drain(..)
+                .filter(|seen| !problems.iter().any(|found| found.is_like(seen)))
+                .collect();
+            problems.extend(others);
+            failure = Failure { problems, plan: smallest, notes: last.notes, ..failure };
+        }
+        failure
     }
 }

@@ -18,6 +18,12 @@ pub(super) struct Panic {
     pub(super) location: String,
 }
 
+impl From<Panic> for super::Problem {
+    fn from(panic: Panic) -> Self {
+        Self::Panic { message: panic.message, location: panic.location }
+    }
+}
+
 impl fmt::Display for Panic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it panicked at {}: {}", self.location, self.message)

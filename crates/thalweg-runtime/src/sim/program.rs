@@ -3,16 +3,21 @@
 //! Seed and report travel by the environment. With `THALWEG_SIM_SEED=N` the simulated devices of the process are those of
 //! a controlled machine, with the schedule and the faults of that seed, and a referee in front. What the referee finds is
 //! appended, as it is found, to the file that `THALWEG_SIM_REPORT` names, else written to standard error. The thread that
-//! opens the devices is the one that the schedule knows; other threads of the program are served as they come.
+//! opens the devices is the one that the schedule knows; other threads of the program take part from their first call on.
+//! `THALWEG_SIM_TIMEOUT` is how many seconds the process may take. With `THALWEG_SIM_ORDER_ONLY=1` no command touches memory, and
+//! a process that may have seen something of what the schedule decides leaves a file beside the report whose name ends in
+//! [`OBSERVED_SUFFIX`]: without it, other seeds would have given the same.
 //!
 //! A whole program has no end that we see, so what is left at its end is not looked at.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thalweg_device::Driver;
-use thalweg_device::check::{CheckedDriver, Finding};
+use thalweg_device::check::CheckedDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
 
 use super::run::Plan;
@@ -21,6 +26,12 @@ use crate::Result;
 /// What separates findings in a report: a line of its own.
 pub const FINDING_SEPARATOR: &str = "----";
 
+/// What the name of the report's companion ends in, which a process leaves whose calls may depend on the schedule.
+pub const OBSERVED_SUFFIX: &str = ".observed";
+
+/// The status of a process that was ended because it took too long: that of `timeout(1)`.
+pub const TIMED_OUT: i32 = 124;
+
 /// What the environment asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckedProgram {
@@ -28,6 +39,10 @@ pub struct CheckedProgram {
     pub seed: u64,
     /// `THALWEG_SIM_FAULTS=1`: lets things fail as well.
     pub faults: bool,
+    /// `THALWEG_SIM_ORDER_ONLY=1`: no command touches memory.
+    pub order_only: bool,
+    /// `THALWEG_SIM_TIMEOUT`, in seconds.
+    pub time_limit: Option<Duration>,
     /// `THALWEG_SIM_REPORT`.
     pub report: Option<PathBuf>,
 }
@@ -38,6 +53,21 @@ impl CheckedProgram {
         let plan = Plan::of_seed(self.seed, self.faults);
         let machine = SimDriver::controlled(config, plan.schedule())?;
         machine.inject(&plan.faults);
+        machine.set_order_only(self.order_only);
+        if let Some(limit) = self.time_limit {
+            machine.set_time_limit(limit, |text| {
+                eprintln!("simulated GPU: {text}");
+                std::process::exit(TIMED_OUT);
+            })?;
+        }
+        if let (true, Some(report)) = (self.order_only, &self.report) {
+            let mut companion = report.clone().into_os_string();
+            companion.push(OBSERVED_SUFFIX);
+            // Without it the other seeds are left out: said too little rather than too much.
+            machine.on_observation(move || drop(std::fs::write(companion, "")))?;
+        }
+        let report = self.report.clone();
+        machine.on_stuck(move |text| write(&text, report.as_deref()))?;
         let referee = CheckedDriver::new(machine);
         let report = self.report.clone();
         referee.on_finding(move |finding| write(finding, report.as_deref()));
@@ -46,7 +76,7 @@ impl CheckedProgram {
 }
 
 /// Nothing can be done about a report that cannot be written: the finding goes to standard error then.
-fn write(finding: &Finding, report: Option<&std::path::Path>) {
+fn write(finding: &dyn Display, report: Option<&std::path::Path>) {
     let text = format!("{finding}\n{FINDING_SEPARATOR}\n");
     let appended = report.is_some_and(|path| {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);

@@ -1,10 +1,12 @@
 //! One run: a machine, a referee, the program, and what is wrong at the end.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use thalweg_device::Driver;
-use thalweg_device::check::CheckedDriver;
+use thalweg_device::check::{CheckedDriver, Finding, FindingKind};
 use thalweg_device::sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
 use thalweg_device::sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
 
@@ -31,6 +33,9 @@ impl<E: fmt::Display> Outcome for Result<(), E> {
         self.map_err(|error| error.to_string())
     }
 }
+
+/// The status of a process that ends because a run hangs: that of a panic.
+const HANGS: i32 = 101;
 
 /// Over how many decisions the changes of priority are spread.
 const EXPECTED_STEPS: u64 = 200;
@@ -88,9 +93,14 @@ impl Plan {
         Self { deviations: Some(trace.deviations.clone()), ..self.clone() }
     }
 
+    /// Whether every other schedule would have given the same calls as this one, of which there is the trace.
+    pub(super) fn shows_all(&self, trace: &Trace) -> bool {
+        self.style == Style::Late && self.faults.is_empty() && trace.is_controlled && trace.observations == 0
+    }
+
     pub(super) fn schedule(&self) -> Box<dyn Schedule> {
         if let Some(deviations) = &self.deviations {
-            return Box::new(Replay::new(deviations.clone(), self.seed));
+            return Box::new(Replay::new(deviations, self.seed));
         }
         match self.style {
             Style::Eager => Box::new(Eager::new(self.seed)),
@@ -120,6 +130,8 @@ fn fault(random: &mut SplitMix) -> Fault {
 pub(super) struct Run {
     /// What is wrong, the most telling first.
     pub(super) problems: Vec<Problem>,
+    /// How often memory was given back without the record of a use by a program that an injected fault made return early.
+    pub(super) unrecorded_after_fault: u64,
     pub(super) trace: Trace,
     /// What each deviation was, in words.
     pub(super) notes: Vec<String>,
@@ -137,11 +149,11 @@ impl Run {
 }
 
 impl Check {
-    /// Runs the program once.
+    /// Runs the program once, for so long at most. `report` is what there is to say already, should it hang for good.
     ///
     /// # Panics
     /// If the host has no memory for a machine: a check cannot go on without.
-    pub(super) fn run_once(&self, plan: &Plan, program: &Program<'_>) -> Run {
+    pub(super) fn run_once(&self, plan: &Plan, limit: Duration, report: &str, program: &Program<'_>) -> Run {
         let config = SimConfig {
             devices: self.devices,
             memory_bytes: self.memory_bytes,
@@ -156,41 +168,99 @@ impl Check {
         };
         let machine = SimDriver::controlled(config, schedule)
             .unwrap_or_else(|error| panic!("no simulated machine could be made: {error}"));
+        machine.set_order_only(self.order_only);
+        let (seed, report) = (plan.seed, report.to_owned());
+        let limited = machine.set_time_limit(limit, move |text| hangs(seed, text, &report));
+        limited.expect("the machine of a check is controlled");
         let referee = CheckedDriver::new(machine.clone());
+        let struck = after_faults(&machine, &referee);
         let environment = Environment { allocator: self.allocator.clone(), ..Environment::default() };
         let devices = Device::all_of(referee.clone(), &environment)
             .unwrap_or_else(|error| panic!("the devices of a simulated machine did not open: {error}"));
         let used_before: Vec<u64> = (0..self.devices).map(|index| used_bytes(&machine, index)).collect();
         machine.inject(&plan.faults);
-        let gpu = Gpu { devices, machine: machine.clone(), referee: referee.clone(), seed: plan.seed };
+        let gpu = Gpu::new(devices, machine.clone(), referee.clone(), plan.seed);
         let outcome = panics::catch(|| {
             let _current = gpu.device().make_current();
             program(&gpu)
         });
+        let stuck = machine.stuck();
         // Asked when it is needed: a fault may strike as late as in the wait for the last work.
         let is_faulted = || machine.faults_struck() > 0;
+        let returned_early = is_faulted() && !matches!(outcome, Ok(Ok(())));
         let mut problems = Vec::new();
         match outcome {
-            Err(panic) => problems.push(Problem::Panic { message: panic.message, location: panic.location }),
-            Ok(Err(text)) if !is_faulted() => problems.push(Problem::Error(text)),
-            Ok(_) if !self.allows_leaks => match panics::catch(|| leaks(&gpu, &used_before, &is_faulted)) {
-                Ok(found) => problems.extend(found),
-                Err(panic) => {
-                    problems.push(Problem::Panic { message: panic.message, location: panic.location });
+            Err(panic) => problems.push(panic.into()),
+            Ok(Err(text)) if !is_faulted() || stuck.is_some() => problems.push(Problem::Error(text)),
+            // What a program that was told to end has left cannot be waited for.
+            Ok(_) if stuck.is_none() && !self.allows_leaks => {
+                match panics::catch(|| leaks(&gpu, &used_before, &is_faulted)) {
+                    Ok(found) => problems.extend(found),
+                    Err(panic) => problems.push(panic.into()),
                 }
-            },
+            }
             Ok(_) => {}
         }
+        let was_seen = gpu.seed_was_seen();
         // The end of the devices is a part of the run: caches are emptied, streams and events given up.
         if let Err(panic) = panics::catch(move || drop(gpu)) {
-            problems.push(Problem::Panic { message: panic.message, location: panic.location });
+            problems.push(panic.into());
         }
+        machine.clear_time_limit().expect("the machine of a check is controlled");
+        let struck = struck.load(Ordering::Relaxed);
+        let is_excused = |number: usize, finding: &Finding| {
+            let is_record = matches!(finding.kind, FindingKind::MissingRecord | FindingKind::EarlyRecord);
+            returned_early && is_record && number >= struck
+        };
+        let all = referee.findings().into_iter().enumerate();
+        let (excused, findings): (Vec<_>, Vec<_>) =
+            all.partition(|(number, finding)| is_excused(*number, finding));
         // An order that is missing explains an assertion that fails, so it comes first.
-        problems
-            .splice(0..0, referee.findings().into_iter().map(|finding| Problem::Finding(Box::new(finding))));
+        let findings = findings.into_iter().map(|(_, finding)| Problem::Finding(Box::new(finding)));
+        problems.splice(0..0, findings);
+        put_first(&mut problems, stuck);
         let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
-        Run { problems, trace: machine.trace().unwrap_or_default(), notes }
+        let mut trace = machine.trace().unwrap_or_default();
+        trace.observations += u64::from(was_seen);
+        Run { problems, unrecorded_after_fault: excused.len() as u64, trace, notes }
     }
+}
+
+/// How many findings there are before the first after a fault has struck: a number that grows until then.
+fn after_faults(machine: &Arc<SimDriver>, referee: &CheckedDriver) -> Arc<AtomicUsize> {
+    let before = Arc::new(AtomicUsize::new(0));
+    let (count, machine) = (Arc::clone(&before), Arc::clone(machine));
+    referee.on_finding(move |_| {
+        if machine.faults_struck() == 0 {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    before
+}
+
+/// A standstill explains what else goes wrong, so it comes before everything: as the program reports it, where it does, since
+/// that says the line.
+fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
+    let Some(stuck) = stuck else { return };
+    let reported = problems.iter().position(|problem| match problem {
+        Problem::Error(text) | Problem::Panic { message: text, .. } => text.contains(&stuck),
+        _ => false,
+    });
+    let first = match reported.map(|position| problems.remove(position)) {
+        Some(panic @ Problem::Panic { .. }) => panic,
+        Some(Problem::Error(text)) => Problem::Stuck(text),
+        _ => Problem::Stuck(stuck),
+    };
+    problems.insert(0, first);
+}
+
+/// A run was told to end and does not: nothing in this process can make it.
+fn hangs(seed: u64, text: &str, report: &str) {
+    eprintln!(
+        "simulated GPU: seed {seed} hangs\n\n{text}\nIt was told to end, and does not: a thread waits outside of the driver, \
+         or ignores errors. The process ends here.\n\n{report}\nagain:    THALWEG_SEED={seed}"
+    );
+    std::process::exit(HANGS);
 }
 
 /// What is still held when the program is over and its work is done.
@@ -201,7 +271,9 @@ fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<P
         if device.synchronize().is_err() && is_faulted() {
             continue;
         }
-        if let Err(error) = device.empty_cache() {
+        if let Err(error) = device.empty_cache()
+            && !is_faulted()
+        {
             found.push(Problem::Error(format!("at the end, memory could not be given back: {error}")));
         }
         let statistics = device.allocator().statistics();
@@ -219,16 +291,16 @@ fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<P
             found.push(Problem::Lost { device: device.to_string(), bytes: lost_bytes });
         }
     }
-    found.extend(pinned_leaks(gpu, is_faulted()));
+    found.extend(pinned_leaks(gpu, is_faulted));
     found
 }
 
 /// The same of pinned memory, which all devices share.
-fn pinned_leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
+fn pinned_leaks(gpu: &Gpu, is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     let allocator = gpu.device().host_allocator();
     let mut found = Vec::new();
     match allocator.empty_cache() {
-        Err(_) if is_faulted => return found,
+        Err(_) if is_faulted() => return found,
         Err(error) => {
             found.push(Problem::Error(format!("at the end, pinned memory could not be given back: {error}")));
         }
@@ -246,7 +318,7 @@ fn pinned_leaks(gpu: &Gpu, is_faulted: bool) -> Vec<Problem> {
         found.push(Problem::NeverFree { device: device(), bytes: pending.bytes });
     }
     // Behind an event that fails nobody knows when a use ends: under faults it is right to give such memory up.
-    if retired.count > 0 && !is_faulted {
+    if retired.count > 0 && !is_faulted() {
         found.push(Problem::Lost { device: device(), bytes: retired.bytes });
     }
     found

@@ -188,3 +188,37 @@ fn a_pool_is_put_back_to_what_a_path_left() {
         Ok(())
     });
 }
+
+/// Before lent memory is overwritten, every stream that used it is waited for, not only the first.
+#[test]
+fn all_uses_of_lent_memory_are_waited_for() {
+    let program = |gpu: &thalweg_runtime::sim::Gpu| -> Result<()> {
+        let device = gpu.device();
+        let stream = Stream::new(device)?;
+        let readers = [Stream::new(device)?, Stream::new(device)?, Stream::new(device)?];
+        let _current = stream.make_current();
+        let input = Buffer::new(&stream, BYTES)?;
+        let pool = GraphPool::new(device);
+        let (graph, mut first) = copying(device, &pool, &input)?;
+        let (_held, loan) = first.lend(&pool, Label::here("first"))?;
+        fill(&stream, &input, 1)?;
+        graph.replay()?;
+        let mut copies = Vec::new();
+        for reader in &readers {
+            let aside = Buffer::new(reader, BYTES)?;
+            reader.wait_stream(&stream)?;
+            copy(reader, &aside, &first)?;
+            first.record_use(reader);
+            copies.push(aside);
+        }
+        drop(first);
+        loan.wait_for_uses(&stream)?;
+        fill(&stream, &input, 2)?;
+        graph.replay()?;
+        for (reader, aside) in readers.iter().zip(&copies) {
+            assert_eq!(read(reader, aside)?, 1);
+        }
+        device.synchronize()
+    };
+    Check::new().seeds(0..30).run(program);
+}

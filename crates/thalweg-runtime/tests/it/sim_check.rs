@@ -207,6 +207,151 @@ fn a_pool_is_put_back_behind_the_uses_of_what_was_freed() {
     Check::new().seeds(0..50).run(program);
 }
 
+/// A program that a fault makes return early, with memory in hand whose use on another stream is not recorded yet.
+#[test]
+fn what_an_injected_fault_leaves_unrecorded_is_no_alarm() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let (main, side) = (gpu.device().current_stream(), Stream::new(gpu.device())?);
+        let buffer = Buffer::new(&side, BYTES)?;
+        fill(&side, &buffer, 1)?;
+        main.wait_stream(&side)?;
+        fill(&main, &buffer, 2)?;
+        let _other = Buffer::new(&main, 1 << 24)?;
+        buffer.record_use(&main);
+        Ok(())
+    };
+    let summary = Check::new().seeds(0..300).with_faults().run(program);
+    assert!(summary.unrecorded_after_fault > 0, "{summary:?}");
+    // One that ends well, or returns early by itself, has no such excuse.
+    let forgets = |gpu: &Gpu| -> Result<()> { hand_over_without_record(gpu) };
+    for check in [Check::new(), Check::new().seeds(0..300).with_faults()] {
+        let failure = check.find(forgets).unwrap_err();
+        assert_eq!(kind(&failure), Some(FindingKind::MissingRecord), "{failure}");
+    }
+}
+
+fn hand_over_without_record(gpu: &Gpu) -> Result<()> {
+    let (main, side) = (gpu.device().current_stream(), Stream::new(gpu.device())?);
+    let buffer = Buffer::new(&side, BYTES)?;
+    fill(&side, &buffer, 1)?;
+    main.wait_stream(&side)?;
+    fill(&main, &buffer, 2)
+}
+
+/// A fault that strikes when the program is over is not the program's.
+#[test]
+fn a_fault_at_the_very_end_does_not_count_against_the_program() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let stream = Stream::new(gpu.device())?;
+        let buffer = Buffer::new(&stream, BYTES)?;
+        (0..32).try_for_each(|value| fill(&stream, &buffer, value))
+    };
+    Check::new().seeds(0..300).with_faults().run(program);
+}
+
+#[test]
+fn all_that_is_wrong_with_a_run_is_said() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        hand_over(gpu, false)?;
+        hand_over_without_record(gpu)?;
+        Err(thalweg_runtime::Error::invalid("the program's own error"))
+    };
+    let failure = Check::new().find(program).unwrap_err();
+    let report = failure.to_string();
+    for part in ["1 of 4: data race", "2 of 4: missing record_stream", "4 of 4: ", "the program's own error"]
+    {
+        assert!(report.contains(part), "`{part}` is not in:\n{report}");
+    }
+    // The third is what comes of the second: the memory goes back to the driver while it is used.
+    assert_eq!(failure.problems().len(), 4);
+}
+
+#[test]
+fn a_deadlock_comes_before_what_it_brings_about() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let (_sender, receiver) = gpu.channel::<u32>();
+        hand_over_without_record(gpu)?;
+        receiver.receive().map(drop)
+    };
+    let failure = Check::new().find(program).unwrap_err();
+    let Problem::Stuck(text) = failure.problem() else { panic!("{failure}") };
+    assert!(text.contains("deadlock") && text.contains("a value from a channel"), "{text}");
+    assert!(failure.problems().iter().any(|problem| matches!(problem, Problem::Finding(_))), "{failure}");
+}
+
+#[test]
+fn a_livelock_is_reported_with_its_line() {
+    let polls = |gpu: &Gpu| -> Result<()> {
+        let (stream, event) = (gpu.device().current_stream(), Event::new());
+        event.record(&stream)?;
+        loop {
+            event.query()?;
+        }
+    };
+    let failure = Check::new().without_shrinking().find(polls).unwrap_err();
+    let Problem::Stuck(text) = failure.problem() else { panic!("{failure}") };
+    assert!(text.contains("livelock") && text.contains("sim_check.rs:"), "{text}");
+    let passes = |gpu: &Gpu| loop {
+        gpu.pass();
+    };
+    let failure = Check::new().without_shrinking().find::<()>(passes).unwrap_err();
+    let Problem::Panic { message, location } = failure.problem() else { panic!("{failure}") };
+    assert!(message.contains("livelock") && location.contains("sim_check.rs:"), "{failure}");
+}
+
+#[test]
+fn a_run_that_takes_too_long_is_ended() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        loop {
+            gpu.device().synchronize()?;
+        }
+    };
+    let failure = Check::new().time_limit(std::time::Duration::from_millis(20)).find(program).unwrap_err();
+    assert!(matches!(failure.problem(), Problem::Stuck(text) if text.contains("time limit")), "{failure}");
+}
+
+/// The one step that matters is found behind thousands that do not, in the runs that the shrinking has.
+#[test]
+fn shrinking_finds_its_way_through_thousands_of_steps() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let (side, other) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
+        let (buffer, noise) = (Buffer::new(&side, BYTES)?, Buffer::new(&other, BYTES)?);
+        for value in 0..5000 {
+            fill(&other, &noise, value as u8)?;
+        }
+        let event = Event::new();
+        fill(&side, &buffer, 1)?;
+        event.record(&side)?;
+        fill(&other, &noise, 0)?;
+        assert!(!event.query()?, "nobody has waited, so it cannot be done");
+        Ok(())
+    };
+    let failure = Check::new().seeds(3..100).find(program).unwrap_err();
+    assert_eq!(failure.size(), (1, 0), "{failure}");
+}
+
+#[test]
+fn an_order_only_check_computes_nothing_and_stops_early() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let buffer = Buffer::new(&main, BYTES)?;
+        fill(&main, &buffer, 7)?;
+        assert_eq!(read(&main, &buffer)?, 0, "nothing was written");
+        Ok(())
+    };
+    assert_eq!(Check::new().order_only().run(program).runs, 1, "no other seed can go otherwise");
+    let asks = |gpu: &Gpu| -> Result<()> {
+        let side = Stream::new(gpu.device())?;
+        let buffer = Buffer::new(&side, BYTES)?;
+        fill(&side, &buffer, 7)?;
+        side.query()?;
+        side.synchronize()
+    };
+    assert_eq!(Check::new().order_only().run(asks).runs, 100);
+    let failure = Check::new().order_only().find(|gpu| hand_over(gpu, false)).unwrap_err();
+    assert_eq!(kind(&failure), Some(FindingKind::Race), "{failure}");
+}
+
 /// The canary: if this mistake is not found, nothing that the instrument says can be believed.
 #[test]
 #[should_panic(expected = "THALWEG_SEED=")]

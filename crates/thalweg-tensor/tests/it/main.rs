@@ -24,6 +24,7 @@ mod reductions;
 mod rules;
 mod step;
 mod stream_order;
+mod streams;
 mod support;
 mod table;
 mod training;

@@ -3,8 +3,8 @@
 //! A machine of [`SimDriver::controlled`](super::SimDriver::controlled) leaves everything open that CUDA leaves open, and
 //! asks a [`Schedule`] each time. One run is one sequence of choices; the same choices give the same run. The choice with
 //! the number 0 is always the *default*: the host thread that has the turn goes on, a blocked one gets the command that it
-//! needs, and nothing else runs. A run is written down as its deviations from that ([`Trace`]), so that a failing run can
-//! be made smaller by leaving deviations out.
+//! needs, and nothing else runs. A run is written down as its deviations from that ([`Trace`]), each by the names of the two
+//! steps, so that a failing run can be made smaller by leaving deviations out: the others still mean what they meant.
 //!
 //! - [`Late`] takes the default always: commands run as late as possible, and side work starves. [`Eager`] runs every
 //!   command as soon as it can run. The two ends find most of what a missing wait breaks.
@@ -27,7 +27,7 @@ pub use exhaustive::{Exhaustive, ExhaustiveRun};
 pub use priority::PriorityChange;
 pub use random::{Random, SplitMix};
 pub use simple::{Eager, Late, Replay, RoundRobin};
-pub use trace::{Deviation, Trace};
+pub use trace::{Deviation, StepName, Trace};
 
 use super::memory::Piece;
 use crate::Label;
@@ -63,6 +63,8 @@ pub struct Choice<'a> {
     pub label: Option<Label>,
     /// The command's number in order of submission, from 1 on; 0 for a host thread.
     pub command: u64,
+    /// Which of its actor's commands it is, from 1 on; for a host thread, how often it has had its turn before.
+    pub index: u64,
     /// Whether it is the host thread that has the turn.
     pub is_current: bool,
     /// Whether a blocked or polling host thread waits for it, directly or not.
@@ -81,6 +83,11 @@ impl Choice<'_> {
     /// Whether it is a command, and not a step of a host thread.
     pub const fn is_command(&self) -> bool {
         self.command != 0
+    }
+
+    /// Its name in a trace.
+    pub const fn name(&self) -> StepName {
+        StepName { actor: self.actor, index: self.index, is_beginning: self.is_beginning }
     }
 
     /// What it touches, to be kept.

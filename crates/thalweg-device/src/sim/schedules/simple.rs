@@ -1,6 +1,10 @@
 //! The schedules without chance, and replay.
 
-use super::{Actor, Choice, Deviation, Schedule, SplitMix};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+
+use super::{Actor, Choice, Deviation, Schedule, SplitMix, StepName};
 
 /// Everything runs as soon as it can: the commands in order of submission, then the host threads.
 #[derive(Clone, Debug)]
@@ -21,9 +25,8 @@ pub struct RoundRobin {
 /// A recorded run: the default choice but for the deviations.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    deviations: Vec<Deviation>,
-    used: usize,
-    decision: u64,
+    /// The steps that come where another would, by that other.
+    deviations: FxHashMap<StepName, VecDeque<StepName>>,
     numbers: SplitMix,
 }
 
@@ -84,23 +87,25 @@ impl Schedule for RoundRobin {
 }
 
 impl Replay {
-    /// Repeats a run with these deviations, in ascending order, and the seed that its schedule had.
-    pub fn new(deviations: Vec<Deviation>, seed: u64) -> Self {
-        Self { deviations, used: 0, decision: 0, numbers: SplitMix::new(seed) }
+    /// Repeats a run with these deviations, in the order in which they happened, and the seed that its schedule had. One whose
+    /// step is not there to be chosen is passed over.
+    pub fn new(deviations: &[Deviation], seed: u64) -> Self {
+        let mut by_default = FxHashMap::<_, VecDeque<_>>::default();
+        for deviation in deviations {
+            by_default.entry(deviation.default).or_default().push_back(deviation.step);
+        }
+        Self { deviations: by_default, numbers: SplitMix::new(seed) }
     }
 }
 
 impl Schedule for Replay {
-    fn next(&mut self, _choices: &[Choice<'_>]) -> usize {
-        let decision = self.decision;
-        self.decision += 1;
-        match self.deviations.get(self.used) {
-            Some(deviation) if deviation.decision == decision => {
-                self.used += 1;
-                deviation.choice as usize
-            }
-            _ => 0,
-        }
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize {
+        let Some(steps) = self.deviations.get_mut(&choices[0].name()) else { return 0 };
+        let place = |step: &StepName| choices.iter().position(|choice| choice.name() == *step);
+        let found = steps.iter().enumerate().find_map(|(entry, step)| Some((entry, place(step)?)));
+        let Some((entry, chosen)) = found else { return 0 };
+        steps.remove(entry);
+        chosen
     }
 
     fn random(&mut self) -> u64 {

@@ -1,38 +1,41 @@
 //! What happened in a run, as little of it as tells the rest.
 
 use std::fmt;
-use std::str::FromStr;
 
 use crate::Label;
 
 use super::{Actor, Choice};
 
-/// A decision that was not the default.
+/// A step of a run, by a name that does not change when other steps come elsewhere or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Deviation {
-    /// Which decision of the run, from 0 on. Only those between several choices count.
-    pub decision: u64,
-    /// The place of the choice that was made.
-    pub choice: u32,
+pub struct StepName {
+    /// Whose step it is.
+    pub actor: Actor,
+    /// Which of its actor's commands, from 1 on; for a host thread, how often it has had its turn before.
+    pub index: u64,
+    /// Whether it is the first half of a command.
+    pub is_beginning: bool,
 }
 
-/// `12:3` is the choice 3 at the decision 12.
-impl fmt::Display for Deviation {
+/// A decision that was not the default: `step` came where `default` would have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Deviation {
+    /// What would have come. It is the default until it comes, so this says when.
+    pub default: StepName,
+    /// What came.
+    pub step: StepName,
+}
+
+impl fmt::Display for StepName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.decision, self.choice)
+        let half = if self.is_beginning { ", first half" } else { "" };
+        write!(f, "step {} of {}{half}", self.index, self.actor)
     }
 }
 
-impl FromStr for Deviation {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("`{text}` is no deviation: `12:3` is the choice 3 at the decision 12");
-        let (decision, choice) = text.split_once(':').ok_or_else(refused)?;
-        Ok(Self {
-            decision: decision.parse().map_err(|_| refused())?,
-            choice: choice.parse().map_err(|_| refused())?,
-        })
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} before {}", self.step, self.default)
     }
 }
 
@@ -50,13 +53,24 @@ pub struct Trace {
     pub commands: u64,
     /// Of every command that ran (label, actor, number) and every answer of a query, in order.
     pub hash: u64,
-    /// Whether only threads that the machine knows called the driver.
+    /// How often the program may have seen what the schedule decides: work that a query called unfinished, another host thread
+    /// that could go on, a host function, a random number. With none under [`Late`](super::Late), every other schedule gives
+    /// the same calls.
+    pub observations: u64,
+    /// Whether only threads that the machine was told of called the driver.
     pub is_controlled: bool,
 }
 
 impl Default for Trace {
     fn default() -> Self {
-        Self { deviations: Vec::new(), decisions: 0, commands: 0, hash: 0, is_controlled: true }
+        Self {
+            deviations: Vec::new(),
+            decisions: 0,
+            commands: 0,
+            hash: 0,
+            observations: 0,
+            is_controlled: true,
+        }
     }
 }
 
@@ -64,7 +78,7 @@ impl Trace {
     /// Notes which of several choices was made.
     pub(in crate::sim) fn decided(&mut self, choice: usize, choices: &[Choice<'_>]) {
         if choice != 0 {
-            self.deviations.push(Deviation { decision: self.decisions, choice: choice as u32 });
+            self.deviations.push(Deviation { default: choices[0].name(), step: choices[choice].name() });
         }
         self.decisions += 1;
         self.mix(choices.len() as u64);

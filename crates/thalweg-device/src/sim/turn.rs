@@ -1,0 +1,205 @@
+//! The turn: who goes next, one step after another.
+//!
+//! What a turn is, and what holds, is in [`control`](super::control).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
+use super::executor::{CommandId, Start};
+use super::machine::Locked;
+use super::refusal::Outcome;
+
+/// The time between two looks at other threads.
+const LOOK: Duration = Duration::from_micros(300);
+
+impl<'a> Locked<'a> {
+    /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
+    pub(super) fn wait_in_turn(mut self, wait: Wait) -> Outcome<Self> {
+        if let Wait::Commands(commands) = &wait {
+            self.executor.need(commands);
+        }
+        let (claim, is_for_commands) = match &wait {
+            Wait::Bytes(claim) => (Some(*claim), false),
+            other => (None, matches!(other, Wait::Commands(_))),
+        };
+        let me = self.control().host_here().expect("every call begins by taking its thread in");
+        self.control().host(me).phase = Phase::Parked(wait);
+        self = self.decide(me);
+        let control = self.control();
+        control.host(me).waits += 1;
+        let refusal = match std::mem::replace(&mut control.host(me).phase, Phase::Running) {
+            Phase::Refused(refusal) => Some(refusal),
+            _ => None,
+        };
+        let refusal = if control.has_ended { Some(control.ended()) } else { refusal };
+        let Some(refusal) = refusal else { return Ok(self) };
+        if let Some(claim) = claim {
+            self.executor.withdraw(claim);
+        }
+        while is_for_commands && self.control().running > 0 {
+            self = self.rest(None);
+        }
+        Err(refusal)
+    }
+
+    /// Has the turn when it returns, granted, unless the run has ended or this thread has.
+    pub(super) fn decide(mut self, me: u32) -> Self {
+        loop {
+            let control = self.control();
+            if control.has_ended {
+                return self;
+            }
+            let is_finished = control.host(me).is_finished();
+            match control.turn {
+                Some(turn) if turn == me => {
+                    if std::mem::take(&mut control.host(me).is_granted) {
+                        return self;
+                    }
+                }
+                None => control.turn = Some(me),
+                Some(_) if is_finished => return self,
+                Some(turn) => {
+                    self = self.park(me, turn);
+                    continue;
+                }
+            }
+            self = self.quiesce(me);
+            match self.choose(me) {
+                Next::Host(host) if host == me => return self,
+                Next::Host(host) => self.control().grant(host),
+                Next::Command(index) => self = self.execute_chosen(index, Some(me)),
+                Next::Begin(index) => self.begin(index),
+                Next::Nothing => self = self.nothing_to_do(me),
+            }
+            let control = self.control();
+            if control.turn == Some(me) && control.host(me).is_finished() && !control.has_others(me) {
+                control.turn = None;
+                return self;
+            }
+        }
+    }
+
+    /// Sleeps until the turn may be this thread's. Takes it from a thread that sleeps outside of the driver.
+    fn park(mut self, me: u32, turn: u32) -> Self {
+        self = self.rest(Some(me));
+        let machine = self.machine();
+        let control = self.control();
+        let watcher = control.hosts.iter().position(Host::is_parked);
+        let is_still_held = control.turn == Some(turn) && control.host(turn).is_running();
+        if is_still_held && watcher == Some(me as usize) && control.is_asleep(turn, machine) {
+            control.turn = Some(me);
+        }
+        self
+    }
+
+    /// Waits until every other host thread is parked, asleep or gone, and so is what runs apart.
+    fn quiesce(mut self, me: u32) -> Self {
+        let mut host = 0;
+        loop {
+            let machine = self.machine();
+            let control = self.control();
+            let is_settled = if (host as usize) < control.hosts.len() {
+                host == me || !control.host(host).is_running() || control.is_asleep(host, machine)
+            } else if control.apart_is_asleep(machine) {
+                return self;
+            } else {
+                false
+            };
+            if is_settled {
+                host += 1;
+            } else {
+                self = self.rest(Some(me));
+                host = 0;
+            }
+        }
+    }
+
+    /// Nothing can be chosen: somebody outside of the driver has to do something, or this is a deadlock.
+    fn nothing_to_do(mut self, me: u32) -> Self {
+        let begin = Instant::now();
+        loop {
+            let control = self.control();
+            let is_somebody_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
+            let may_change = is_somebody_outside || !control.trace.is_controlled;
+            if !may_change || begin.elapsed() > PATIENCE {
+                self.declare_stuck("deadlock: no host thread can go on and no command is ready. ");
+                return self;
+            }
+            self = self.rest(Some(me));
+            self = self.quiesce(me);
+            let has_ended = self.control().has_ended;
+            if has_ended
+                || !self.hosts_that_can_go(me).is_empty()
+                || self.executor.ready.all().next().is_some()
+            {
+                return self;
+            }
+        }
+    }
+
+    /// Leaves the critical section for a moment, or until somebody wakes this host thread.
+    pub(super) fn rest(mut self, me: Option<u32>) -> Self {
+        let wake = me.map_or_else(Arc::default, |me| Arc::clone(&self.control().host(me).wake));
+        self.sleep_on(&wake, LOOK)
+    }
+
+    /// Runs a command that the schedule has chosen, on this thread. A host function gets a thread of its own.
+    pub(super) fn execute_chosen(mut self, index: u32, me: Option<u32>) -> Self {
+        let state = &mut *self;
+        let offer = state.executor.offer(index);
+        let (label, actor, number) = (offer.label, offer.actor, offer.number);
+        state.control().trace.ran(label, actor, number);
+        let job = state.executor.take_chosen(index, &state.memory);
+        if job.is_host_function() {
+            return self.run_apart(label, job);
+        }
+        let state = &mut *self;
+        state.control().running += 1;
+        if let Start::Run(resolved) = &job.start {
+            state.memory.backing.note_writes(&resolved.pieces);
+        }
+        let before = INSIDE.replace(Arc::as_ptr(self.machine()).addr());
+        let (mut locked, index, device, outcome) = self.run(job, || INSIDE.set(before));
+        locked.control().running -= 1;
+        if let Some(me) = me {
+            locked = locked.regain(me);
+        }
+        locked.complete(index, device, outcome);
+        locked
+    }
+
+    /// A command has run.
+    pub(super) fn complete(&mut self, index: u32, device: u32, outcome: Outcome<()>) {
+        self.executor.finish(index, device, outcome);
+        self.control().progress += 1;
+        self.settle();
+    }
+
+    /// Waits for the turn again, if it was lost while this thread was asleep in a command.
+    fn regain(mut self, me: u32) -> Self {
+        while self.control().turn != Some(me) && !self.control().has_ended {
+            let phase = Phase::Parked(Wait::Turn { is_quiet: false });
+            let before = std::mem::replace(&mut self.control().host(me).phase, phase);
+            self = self.decide(me);
+            self.control().host(me).phase = before;
+        }
+        self
+    }
+
+    /// Notes what a query answered.
+    pub(super) fn answer(&mut self, object: u64, unfinished: &[CommandId]) {
+        let control = self.control();
+        let Some(host) = control.host_here() else { return };
+        let is_ready = unfinished.is_empty();
+        if !is_ready {
+            control.observe();
+        }
+        if control.notes_polls() {
+            control.trace.answered(host, is_ready);
+        }
+        if control.looked(host, object, is_ready) && !is_ready {
+            self.executor.need(unfinished);
+        }
+    }
+}

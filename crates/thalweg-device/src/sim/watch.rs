@@ -1,0 +1,148 @@
+//! The watch over controlled machines: one thread a process, which looks at each of them now and then.
+//!
+//! It sees what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and a run
+//! that takes too long. It needs no exactness: what it starts would be right at any moment.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use super::control::Host;
+use super::machine::{Locked, Machine};
+use super::threads::Activity;
+
+/// The time between two looks.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// After how many looks without a machine the thread ends.
+const IDLE_LOOKS: u32 = 200;
+
+/// How much time of a processor a thread may spend between two calls before it counts as one that waits there. A program that
+/// computes for longer loses nothing but that its schedule is no longer the seed's alone.
+const SPINNING: Duration = Duration::from_millis(200);
+
+/// How many looks in a row a thread that has the turn may be seen asleep, nearly always, before that is believed.
+const SLEEPING_LOOKS: u32 = 20;
+
+/// How long a run that was told to end has for it.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What is to happen with a run that takes too long.
+pub(super) struct Limit {
+    pub(super) time: Duration,
+    pub(super) ends: Instant,
+    /// Called when a run that was told to end does not.
+    pub(super) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// For how long the thread with the turn has not called.
+#[derive(Default)]
+pub(super) struct Stall {
+    /// The thread, and how often it had waited for its turn.
+    moment: (u32, u64),
+    looks: u32,
+    asleep_looks: u32,
+    busy_before: Duration,
+}
+
+struct Watch {
+    machines: Vec<Weak<Machine>>,
+    is_running: bool,
+}
+
+static WATCH: Mutex<Watch> = Mutex::new(Watch { machines: Vec::new(), is_running: false });
+
+fn lock() -> MutexGuard<'static, Watch> {
+    WATCH.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has a machine watched from now on. Where the system starts no thread, nobody watches.
+pub(super) fn watch(machine: &Arc<Machine>) {
+    let mut watch = lock();
+    watch.machines.push(Arc::downgrade(machine));
+    if !watch.is_running {
+        watch.is_running = Builder::new().name("sim-watch".to_owned()).spawn(run).is_ok();
+    }
+}
+
+fn run() {
+    let mut idle_looks = 0;
+    loop {
+        std::thread::sleep(LOOK);
+        let mut watch = lock();
+        watch.machines.retain(|machine| machine.strong_count() > 0);
+        let machines = watch.machines.clone();
+        idle_looks = if machines.is_empty() { idle_looks + 1 } else { 0 };
+        if idle_looks > IDLE_LOOKS {
+            watch.is_running = false;
+            return;
+        }
+        drop(watch);
+        machines.iter().filter_map(Weak::upgrade).for_each(|machine| machine.look());
+    }
+}
+
+impl Machine {
+    /// Looks at the machine, unless somebody is at work in it.
+    fn look(self: &Arc<Self>) {
+        let Some(mut locked) = self.try_lock() else { return };
+        if locked.crew.is_shut_down() {
+            return;
+        }
+        if let Some(text) = locked.outlived() {
+            let is_stuck = locked.control().limit.take().map(|limit| limit.is_stuck);
+            drop(locked);
+            is_stuck.into_iter().for_each(|is_stuck| is_stuck(&text));
+            return;
+        }
+        if let Some(host) = locked.stalled() {
+            self.send_deputy(locked, host);
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Ends a run whose time is over. The text of it, if it was told so before and goes on all the same.
+    fn outlived(&mut self) -> Option<String> {
+        let limit = self.control().limit.as_ref()?;
+        let (time, late) = (limit.time, Instant::now().saturating_duration_since(limit.ends));
+        if late.is_zero() {
+            return None;
+        }
+        if !self.control().has_ended {
+            let text = self
+                .describe_hosts(&format!("time limit: the run is not over after {} s. ", time.as_secs_f32()));
+            self.control().time_out(text);
+        }
+        (late > GRACE).then(|| self.control().stuck.clone().unwrap_or_default())
+    }
+
+    /// The thread that has the turn and waits for the device outside of the driver, if there is nobody to hand it to.
+    fn stalled(&mut self) -> Option<u32> {
+        let machine = self.machine();
+        let control = self.control();
+        let turn = control.turn?;
+        let host = &control.hosts[turn as usize];
+        if control.has_ended || !host.is_running() || machine.is_being_entered() {
+            return None;
+        }
+        let (moment, busy) = ((turn, host.waits), host.sighted.busy());
+        let is_asleep = host.sighted.activity() != Activity::Awake;
+        let stall = &mut control.stall;
+        if stall.moment != moment {
+            *stall = Stall { moment, busy_before: busy, ..Stall::default() };
+        }
+        stall.looks += 1;
+        stall.asleep_looks += u32::from(is_asleep);
+        let is_sleeping = stall.looks > SLEEPING_LOOKS && stall.asleep_looks * 10 >= stall.looks * 9;
+        let is_spinning = busy.saturating_sub(stall.busy_before) >= SPINNING;
+        if !is_sleeping && !is_spinning {
+            return None;
+        }
+        control.host(turn).is_spinning = is_spinning;
+        let has_others = control.hosts.iter().any(Host::is_parked);
+        let is_served = has_others || !control.apart.is_empty();
+        let state = &mut **self;
+        (!is_served && !state.executor.offers(&state.memory).is_empty()).then_some(turn)
+    }
+}

@@ -1,0 +1,171 @@
+//! Programs over several streams, right in all that a program has to say, under every schedule: whatever the referee finds in
+//! them is ours. Each of them is there for a line of ours that would otherwise be missed by nobody.
+
+use std::slice::from_ref;
+
+use thalweg_ir::DType;
+use thalweg_runtime::sim::{Check, Gpu};
+use thalweg_runtime::{Result, Stream};
+use thalweg_tensor::graph::callable::function;
+use thalweg_tensor::graph::{CallableOptions, make_graphed_callables};
+use thalweg_tensor::random::DeviceGenerator;
+use thalweg_tensor::{Tensor, no_grad};
+
+/// How many seeds each program has: the order is judged at every call, so the schedules add little.
+const SEEDS: std::ops::Range<u64> = 0..30;
+
+fn on<T>(stream: &Stream, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _current = stream.make_current();
+    body()
+}
+
+fn ones(gpu: &Gpu) -> Result<Tensor> {
+    Tensor::ones(&[64], DType::F32, gpu.device())
+}
+
+/// A side stream behind what the current one has.
+fn side(gpu: &Gpu) -> Result<Stream> {
+    let side = Stream::new(gpu.device())?;
+    side.wait_stream(&gpu.device().current_stream())?;
+    Ok(side)
+}
+
+/// What belongs to one stream and is read on another.
+fn hand_over(tensor: &Tensor, from: &Stream, to: &Stream) -> Result<()> {
+    to.wait_stream(from)?;
+    tensor.record_stream(to);
+    Ok(())
+}
+
+/// The gradients of a leaf come from two streams that are neither the leaf's nor the caller's: they are moved, recorded and
+/// added where the leaf is.
+#[test]
+fn a_leaf_is_used_on_two_streams() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let leaf = ones(gpu)?.requires_grad_()?;
+        let sides = [side(gpu)?, side(gpu)?];
+        let losses = sides.each_ref().map(|side| -> Result<Tensor> {
+            leaf.record_stream(side);
+            let loss = on(side, || leaf.square()?.sum(&[], false))?;
+            hand_over(&loss, side, &main)?;
+            Ok(loss)
+        });
+        let [one, two] = losses;
+        one?.add(&two?)?.backward()?;
+        assert_eq!(leaf.grad().expect("a leaf has a gradient").to_vec::<f32>()?, [4.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// The last of two gradients of an inner value comes from a side stream: the sum is made on the value's own.
+#[test]
+fn the_gradients_of_an_inner_value_come_from_two_streams() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let leaf = ones(gpu)?.requires_grad_()?;
+        let inner = leaf.mul_scalar(2.0)?;
+        let elsewhere = side(gpu)?;
+        inner.record_stream(&elsewhere);
+        // Recorded first, so its gradient is made last.
+        let first = on(&elsewhere, || inner.square()?.sum(&[], false))?;
+        let second = inner.square()?.sum(&[], false)?;
+        hand_over(&first, &elsewhere, &main)?;
+        first.add(&second)?.backward()?;
+        assert_eq!(leaf.grad().expect("a leaf has a gradient").to_vec::<f32>()?, [16.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// The caller of backward is on a third stream: what it reads afterwards is ordered behind both.
+#[test]
+fn backward_is_called_on_a_third_stream() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let leaves = [ones(gpu)?.requires_grad_()?, ones(gpu)?.requires_grad_()?];
+        let (a, b, caller) = (side(gpu)?, side(gpu)?, side(gpu)?);
+        let squares = [(&leaves[0], &a), (&leaves[1], &b)].map(|(leaf, stream)| -> Result<Tensor> {
+            leaf.record_stream(stream);
+            let loss = on(stream, || leaf.detach().requires_grad_()?.square()?.sum(&[], false))?;
+            hand_over(&loss, stream, &caller)?;
+            Ok(loss)
+        });
+        let [one, two] = squares;
+        on(&caller, || {
+            let total = one?.add(&two?)?.add(&leaves[0].sum(&[], false)?)?;
+            total.backward()?;
+            assert_eq!(leaves[0].grad().expect("a leaf has a gradient").to_vec::<f32>()?, [1.0; 64]);
+            Ok(())
+        })?;
+        leaves.iter().for_each(|leaf| leaf.record_stream(&caller));
+        main.wait_stream(&caller)
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// A generator is used on three streams: it orders its draws itself, and they are those of one stream.
+#[test]
+fn a_generator_draws_on_three_streams() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let device = gpu.device();
+        let drawn = |streams: &[Stream]| -> Result<Vec<Vec<f32>>> {
+            let generator = DeviceGenerator::new(7, device)?;
+            let draws: Vec<Tensor> = streams
+                .iter()
+                .map(|stream| on(stream, || generator.rand(&[64], DType::F32)))
+                .collect::<Result<_>>()?;
+            streams.iter().zip(&draws).map(|(stream, draw)| on(stream, || draw.to_vec::<f32>())).collect()
+        };
+        let main = device.current_stream();
+        let streams = [main.clone(), side(gpu)?, side(gpu)?, main.clone()];
+        assert_eq!(drawn(&streams)?, drawn(&[main.clone(), main.clone(), main.clone(), main])?);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// Graphed callables that were made together share memory: a call follows the last one, wherever that was.
+#[test]
+fn graphed_callables_follow_one_another_across_streams() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let device = gpu.device();
+        let home = side(gpu)?;
+        let graphed = on(&home, || {
+            let sample = || -> Result<Vec<Tensor>> { Ok(vec![ones(gpu)?.requires_grad_()?]) };
+            let square = || function("square", Vec::new(), |inputs| Ok(vec![inputs[0].square()?]));
+            make_graphed_callables(
+                device,
+                vec![square(), square()],
+                vec![sample()?, sample()?],
+                &CallableOptions::default(),
+            )
+        })?;
+        let streams = [home.clone(), side(gpu)?, side(gpu)?];
+        // Inputs of each stream's own, and nothing that orders the streams: the calls do.
+        for stream in streams.iter().chain(&streams[..1]) {
+            on(stream, || {
+                no_grad(|| {
+                    let input = ones(gpu)?.mul_scalar(3.0)?;
+                    assert_eq!(graphed[0].call(from_ref(&input))?[0].to_vec::<f32>()?, [9.0; 64]);
+                    Ok(())
+                })
+            })?;
+        }
+        // The backward pass of the first follows the forward pass of the second, on another stream.
+        let (a, b) = (&streams[1], &streams[2]);
+        let input = on(a, || ones(gpu)?.requires_grad_())?;
+        let loss = on(a, || graphed[0].call(from_ref(&input))?[0].sum(&[], false))?;
+        on(b, || {
+            let other = ones(gpu)?;
+            no_grad(|| graphed[1].call(from_ref(&other)))?[0].to_vec::<f32>().map(drop)
+        })?;
+        on(a, || {
+            loss.backward()?;
+            assert_eq!(input.grad().expect("a leaf has a gradient").to_vec::<f32>()?, [2.0; 64]);
+            Ok(())
+        })
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
