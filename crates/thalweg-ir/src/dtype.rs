@@ -90,7 +90,12 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that is the element of a tensor.
+/// A Rust type that is the element of a tensor. `bool` is none: device memory holds any byte, and a `bool` must be 0 or 1.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the element type of a tensor",
+    label = "not one of u8, i32, i64, f16, bf16, f32 and f64",
+    note = "tensors of truth values are made from `u8` and `to_dtype(DType::Bool)`, and read as `u8`"
+)]
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     /// Its dtype. `u8` is [`DType::U8`]; `bool` tensors are read as `u8` through [`DType::Bool`].
     const DTYPE: DType;

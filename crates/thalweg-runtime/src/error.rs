@@ -1,6 +1,7 @@
 //! The error of everything above the driver.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -13,8 +14,18 @@ pub struct Error(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     kind: Kind,
-    context: SmallVec<[String; 2]>,
+    /// From the innermost to the outermost.
+    context: SmallVec<[Context; 2]>,
     suspects: Vec<Label>,
+    location: Option<&'static Location<'static>>,
+}
+
+#[derive(Clone)]
+enum Context {
+    /// What was being done.
+    Text(String),
+    /// The call in which it happened; there is one at most.
+    Call(String),
 }
 
 #[derive(Clone)]
@@ -48,7 +59,7 @@ impl Error {
     }
 
     fn from_kind(kind: Kind) -> Self {
-        Self(Arc::new(Inner { kind, context: SmallVec::new(), suspects: Vec::new() }))
+        Self(Arc::new(Inner { kind, context: SmallVec::new(), suspects: Vec::new(), location: None }))
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -59,7 +70,30 @@ impl Error {
     /// The same error with what was being done when it happened: the operator and its shapes.
     #[must_use]
     pub fn context(self, text: impl Into<String>) -> Self {
-        self.edit(|inner| inner.context.push(text.into()))
+        self.edit(|inner| inner.context.push(Context::Text(text.into())))
+    }
+
+    /// The same error with the call in which it happened, `operator(operands)`, and where that is. A call that was made by this one
+    /// is no longer named: its operands are none that the user passed.
+    #[must_use]
+    pub fn in_call(self, call: impl Into<String>, location: &'static Location<'static>) -> Self {
+        let call = call.into();
+        self.at(location).edit(|inner| {
+            let operator = call.split('(').next().unwrap_or_default();
+            inner.context.retain(|context| matches!(context, Context::Text(text) if text != operator));
+            inner.context.push(Context::Call(call));
+        })
+    }
+
+    /// The same error with the line of the user's that made the call.
+    #[must_use]
+    pub fn at(self, location: &'static Location<'static>) -> Self {
+        self.edit(|inner| inner.location = Some(location))
+    }
+
+    /// Where the call was made that gave this error, if that is known. Of an asynchronous error it is the call that was told.
+    pub fn location(&self) -> Option<&'static Location<'static>> {
+        self.0.location
     }
 
     /// The same error with the commands that may have caused it.
@@ -135,11 +169,16 @@ impl From<thalweg_ir::LayoutError> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for context in self.0.context.iter().rev() {
-            write!(f, "{context}: ")?;
+            let (Context::Text(text) | Context::Call(text)) = context;
+            write!(f, "{text}: ")?;
         }
         match &self.0.kind {
             Kind::Driver(error) => write_driver_error(f, error)?,
             Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) => f.write_str(text)?,
+        }
+        if let Some(location) = self.0.location {
+            let told = if self.is_asynchronous() { "noticed at" } else { "at" };
+            write!(f, "\n  {told} {}:{}", location.file(), location.line())?;
         }
         write_suspects(f, &self.0.suspects)
     }
@@ -184,9 +223,10 @@ fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result
     }
 }
 
+/// The same as the text for people: it is what `main` prints of an error that it returns.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Error({self})")
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -375,7 +375,7 @@ impl Stream {
         let (captures, label) = (self.device.captures(), command.label());
         let Some(before) = captures.info(self) else { return self.submit_numbered(label, call).map(drop) };
         // It does not run now, so it is no suspect of what fails later.
-        self.check(call()).map_err(|error| error.context(label.operator))?;
+        self.check(call()).map_err(|error| error.context(label.operator).at(label.location))?;
         captures.submitted(self, &before, &command);
         Ok(())
     }
@@ -405,7 +405,7 @@ impl Stream {
         };
         if let Err(error) = call() {
             self.state.retract(number);
-            return self.check(Err(error)).map_err(|error| error.context(label.operator));
+            return self.check(Err(error)).map_err(|error| error.context(label.operator).at(label.location));
         }
         if self.device.environment().launch_blocking && !self.is_capturing()? {
             // The wait harms no capture of another stream: nothing of a capture runs.

@@ -21,7 +21,7 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use crate::schema::Schema;
-use crate::tensor::{Tensor, Tensors, describe};
+use crate::tensor::{Tensor, Tensors, describe, describe_new};
 
 /// What may have a say in a call, from the lowest priority to the highest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -213,7 +213,8 @@ impl Operator {
             for tensor in tensors {
                 if tensor.device() != device {
                     return Err(Error::invalid(format!(
-                        "tensors are on {device} and {}; move one of them with `to_device`",
+                        "tensors are on {device} and {}; all of a call are on one device (values go to another through the host, by \
+                         `to_vec` and `from_slice` or through a `HostTensor`)",
                         tensor.device()
                     )));
                 }
@@ -228,7 +229,13 @@ impl Operator {
             let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
             Call { operator: self, keys, tensors, arguments, device, label }.dispatch()
         };
-        run().map_err(|error| error.context(describe(self.name, tensors)))
+        run().map_err(|error| {
+            let call = match (tensors, arguments.dtype, device) {
+                ([], Some(dtype), Some(device)) => describe_new(self.name, &arguments.sizes, dtype, device),
+                _ => describe(self.name, tensors),
+            };
+            error.in_call(call, label.location)
+        })
     }
 }
 

@@ -14,10 +14,11 @@ pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_atten
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{layer_norm, layer_norm_fork};
 
+use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::windows::{Window, output_plane};
 use crate::random::DeviceGenerator;
-use crate::tensor::{Tensor, describe, label_at};
+use crate::tensor::Tensor;
 
 /// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
 #[track_caller]
@@ -39,7 +40,9 @@ fn affine(
     addend: Option<&Tensor>,
     location: &'static Location<'static>,
 ) -> Result<Tensor> {
-    let run = || {
+    let passed: SmallVec<[&Tensor; 4]> =
+        [Some(input), Some(weight), bias, addend].into_iter().flatten().collect();
+    in_call(if addend.is_some() { "linear_add" } else { "linear" }, &passed, location, || {
         // One product over all rows rather than a batch of products.
         let rows = |tensor: &Tensor| match tensor.rank() {
             0..=2 => Ok(tensor.clone()),
@@ -60,8 +63,7 @@ fn affine(
         let features = result.size(-1)?;
         let shape: Shape = input.shape()[..input.rank() - 1].iter().copied().chain([features]).collect();
         result.reshape(&shape)
-    };
-    run().map_err(|error| error.context(describe("linear", &[input, weight])))
+    })
 }
 
 /// How a convolution moves.
@@ -110,7 +112,8 @@ pub fn conv2d(
     options: WindowOptions,
 ) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    let passed: SmallVec<[&Tensor; 3]> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
+    in_call("conv2d", &passed, location, || {
         let &[out, channels, kernel_height, kernel_width] = weight.shape() else {
             return Err(Error::invalid(format!(
                 "the weight is (out, in, height, width), not {:?}",
@@ -137,15 +140,14 @@ pub fn conv2d(
             Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
             None => Ok(result),
         }
-    };
-    run().map_err(|error| error.context(describe("conv2d", &[input, weight])))
+    })
 }
 
 /// The greatest element of each window of images (images, channels, height, width).
 #[track_caller]
 pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    in_call("max_pool2d", &[input], location, || {
         let PoolOptions { stride, padding, dilation } = options;
         if padding > kernel[0].min(kernel[1]) / 2 {
             return Err(Error::invalid(format!(
@@ -156,8 +158,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
         let pool = find_operator("max_pool2d")?;
         let mut results = pool.call(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
         Ok(results.swap_remove(0))
-    };
-    run().map_err(|error| error.context(describe("max_pool2d", &[input])))
+    })
 }
 
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
@@ -167,7 +168,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    in_call("embedding", &[indices, weight], location, || {
         let rows = weight.shape().first().copied().unwrap_or(0) as isize;
         let padding = match padding_idx {
             None => -1,
@@ -186,28 +187,26 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) 
         let mut results =
             operator.call(&[weight, indices], &arguments, None, label_at("embedding", location))?;
         Ok(results.swap_remove(0))
-    };
-    run().map_err(|error| error.context(describe("embedding", &[indices, weight])))
+    })
 }
 
 /// Sets each element of a floating-point tensor to 0 with probability `p` and divides the others by 1 − p
 /// (`torch.nn.functional.dropout`). Where `training` is false it is the input itself.
 #[track_caller]
 pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerator) -> Result<Tensor> {
-    if !(0.0..=1.0).contains(&p) {
-        return Err(Error::invalid(format!("dropout: the probability {p} is not between 0 and 1")));
-    }
-    if training && !input.dtype().is_floating_point() {
-        return Err(Error::invalid(format!(
-            "dropout: it takes floating-point tensors, not {}",
-            input.dtype()
-        )));
-    }
-    if !training || p == 0.0 || input.elements() == 0 {
-        return Ok(input.clone());
-    }
-    if p == 1.0 {
-        return input.mul(&Tensor::zeros(&[], input.dtype(), input.device())?);
-    }
-    generator.dropout(input, 1.0 - p, Location::caller())
+    in_call("dropout", &[input], Location::caller(), || {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::invalid(format!("the probability {p} is not between 0 and 1")));
+        }
+        if training && !input.dtype().is_floating_point() {
+            return Err(Error::invalid(format!("it takes floating-point tensors, not {}", input.dtype())));
+        }
+        if !training || p == 0.0 || input.elements() == 0 {
+            return Ok(input.clone());
+        }
+        if p == 1.0 {
+            return input.mul(&Tensor::zeros(&[], input.dtype(), input.device())?);
+        }
+        generator.dropout(input, 1.0 - p)
+    })
 }

@@ -6,7 +6,8 @@ use thalweg_ir::{DType, Element, Shape, byte_count};
 use thalweg_runtime::{Device, Error, PinnedBuffer, Result};
 
 use crate::autograd::in_place::{Recording, Write};
-use crate::tensor::{Tensor, label_at};
+use crate::caller::{at_line, creating, in_call, label_at};
+use crate::tensor::Tensor;
 
 /// A row-major tensor in pinned host memory. Copies between it and the device are asynchronous, so reading and writing it
 /// on the host must be ordered by the caller (an event behind the copy, synchronised).
@@ -22,9 +23,11 @@ impl HostTensor {
     /// A tensor in pinned memory of a device's driver. Its elements are anything.
     #[track_caller]
     pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        let bytes = byte_count(shape, dtype)?;
-        let buffer = PinnedBuffer::new(device, bytes as u64)?;
-        Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
+        creating("HostTensor::pinned", (shape, dtype, device), Location::caller(), || {
+            let bytes = byte_count(shape, dtype)?;
+            let buffer = PinnedBuffer::new(device, bytes as u64)?;
+            Ok(Self { buffer, shape: shape.into(), dtype, device: device.clone() })
+        })
     }
 
     /// The extents.
@@ -54,21 +57,23 @@ impl HostTensor {
     /// Writes elements, counted row-major, from `first` on. Does not wait for copies under way.
     #[track_caller]
     pub fn write<T: Element>(&self, first: usize, values: &[T]) -> Result<()> {
-        self.buffer.write(self.check::<T>(first, values.len())?, values)
+        at_line(Location::caller(), || self.buffer.write(self.check::<T>(first, values.len())?, values))
     }
 
     /// Reads elements, counted row-major, from `first` on. Does not wait for copies under way.
     #[track_caller]
     pub fn read<T: Element>(&self, first: usize, values: &mut [T]) -> Result<()> {
-        self.buffer.read(self.check::<T>(first, values.len())?, values)
+        at_line(Location::caller(), || self.buffer.read(self.check::<T>(first, values.len())?, values))
     }
 
     /// Copies it to a new tensor on the device, asynchronously on the current stream (`to(device, non_blocking=True)`).
     #[track_caller]
     pub fn to_device(&self) -> Result<Tensor> {
-        let tensor = Tensor::empty(&self.shape, self.dtype, &self.device)?;
-        self.copy_into(&tensor, Location::caller())?;
-        Ok(tensor)
+        creating("to_device", (&self.shape, self.dtype, &self.device), Location::caller(), || {
+            let tensor = Tensor::empty(&self.shape, self.dtype, &self.device)?;
+            self.copy_into(&tensor, Location::caller())?;
+            Ok(tensor)
+        })
     }
 
     fn copy_into(&self, tensor: &Tensor, location: &'static Location<'static>) -> Result<()> {
@@ -85,12 +90,12 @@ impl HostTensor {
 }
 
 impl Tensor {
-    fn check_against(&self, host: &HostTensor, operator: &str) -> Result<()> {
+    fn check_against(&self, host: &HostTensor) -> Result<()> {
         if self.shape() == host.shape() && self.dtype() == host.dtype && self.is_contiguous() {
             Ok(())
         } else {
             Err(Error::invalid(format!(
-                "{operator}: {self:?} must be contiguous, {:?} {} like the pinned tensor",
+                "the tensor must be contiguous, {:?} {} like the pinned one",
                 host.shape, host.dtype
             )))
         }
@@ -100,23 +105,27 @@ impl Tensor {
     /// current stream. To autograd it is [`Tensor::copy_`] of a source that wants no gradient.
     #[track_caller]
     pub fn copy_from_pinned(&self, source: &HostTensor) -> Result<()> {
-        self.check_against(source, "copy_from_pinned")?;
-        let recording = Recording::new("copy_from_pinned", self, &self.detach())?;
-        source.copy_into(self, Location::caller())?;
-        self.bump_version();
-        if let Some(recording) = recording {
-            recording.record(Write::Copy { shape: self.shape().into(), dtype: self.dtype() });
-        }
-        Ok(())
+        in_call("copy_from_pinned", &[self], Location::caller(), || {
+            self.check_against(source)?;
+            let recording = Recording::new(self, &self.detach())?;
+            source.copy_into(self, Location::caller())?;
+            self.bump_version();
+            if let Some(recording) = recording {
+                recording.record(Write::Copy { shape: self.shape().into(), dtype: self.dtype() });
+            }
+            Ok(())
+        })
     }
 
     /// Copies this contiguous tensor into a pinned one of the same shape and dtype. Asynchronous on the current stream:
     /// synchronise before reading it.
     #[track_caller]
     pub fn copy_to_pinned(&self, target: &HostTensor) -> Result<()> {
-        self.check_against(target, "copy_to_pinned")?;
-        let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
-        let label = label_at("copy_to_pinned", Location::caller());
-        self.device().current_stream().copy_to_pinned(&target.buffer, 0, self.pointer(), bytes, label)
+        in_call("copy_to_pinned", &[self], Location::caller(), || {
+            self.check_against(target)?;
+            let bytes = (self.elements() * self.dtype().size_bytes()) as u64;
+            let label = label_at("copy_to_pinned", Location::caller());
+            self.device().current_stream().copy_to_pinned(&target.buffer, 0, self.pointer(), bytes, label)
+        })
     }
 }

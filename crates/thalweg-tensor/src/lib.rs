@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod autograd;
+mod caller;
 pub mod dispatch;
 pub mod functional;
 pub mod graph;

@@ -2,11 +2,14 @@
 
 mod transformer;
 
+use std::panic::Location;
+
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
 
 pub use transformer::{MultiheadAttention, Transformer, TransformerBlock, TransformerOptions};
 
+use crate::caller::enter;
 use crate::functional::{self, WindowOptions};
 use crate::random::Generator;
 use crate::tensor::Tensor;
@@ -14,6 +17,7 @@ use crate::tensor::Tensor;
 /// A function with parameters.
 pub trait Module {
     /// The result for an input.
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 
     /// The parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`).
@@ -48,19 +52,25 @@ pub struct Linear {
 
 impl Linear {
     /// A layer from `inputs` to `outputs` features, with random parameters.
+    #[track_caller]
     pub fn new(inputs: usize, outputs: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
         let (weight, bias) = weight_and_bias(&[outputs, inputs], generator, device)?;
         Ok(Self { weight, bias })
     }
 
     /// [`Module::forward`] plus an addend of the result's shape.
+    #[track_caller]
     pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         functional::linear_add(input, &self.weight, Some(&self.bias), addend)
     }
 }
 
 impl Module for Linear {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         functional::linear(input, &self.weight, Some(&self.bias))
     }
 
@@ -79,6 +89,7 @@ pub struct Conv2d {
 
 impl Conv2d {
     /// A layer from `inputs` to `outputs` channels, with random parameters.
+    #[track_caller]
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -87,13 +98,16 @@ impl Conv2d {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
+        let _entered = enter(Location::caller());
         let (weight, bias) = weight_and_bias(&[outputs, inputs, kernel, kernel], generator, device)?;
         Ok(Self { weight, bias, options })
     }
 }
 
 impl Module for Conv2d {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         functional::conv2d(input, &self.weight, Some(&self.bias), self.options)
     }
 
@@ -110,7 +124,9 @@ pub struct Embedding {
 
 impl Embedding {
     /// A table of `count` rows of `features` numbers, normally distributed.
+    #[track_caller]
     pub fn new(count: usize, features: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
         let weight = Tensor::normal(&[count, features], 0.0, 1.0, generator, device)?.requires_grad_()?;
         Ok(Self { weight })
     }
@@ -122,7 +138,9 @@ impl Embedding {
 }
 
 impl Module for Embedding {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         functional::embedding(input, &self.weight, None)
     }
 
@@ -140,7 +158,9 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// Over `features` features, with a weight of ones and a bias of zeros.
+    #[track_caller]
     pub fn new(features: usize, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
         let weight = Tensor::ones(&[features], DType::F32, device)?.requires_grad_()?;
         let bias = Tensor::zeros(&[features], DType::F32, device)?.requires_grad_()?;
         Ok(Self { weight, bias })
@@ -149,13 +169,17 @@ impl LayerNorm {
 
 impl LayerNorm {
     /// The result, and the input itself for a residual connection: see [`functional::layer_norm_fork`].
+    #[track_caller]
     pub fn forward_fork(&self, input: &Tensor) -> Result<[Tensor; 2]> {
+        let _entered = enter(Location::caller());
         functional::layer_norm_fork(input, &self.weight, &self.bias, 1e-5)
     }
 }
 
 impl Module for LayerNorm {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         functional::layer_norm(input, self.weight.shape(), Some(&self.weight), Some(&self.bias), 1e-5)
     }
 

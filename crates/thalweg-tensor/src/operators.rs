@@ -11,9 +11,10 @@ use thalweg_runtime::{Device, Error, Result};
 
 use crate::autograd::Saved;
 use crate::autograd::in_place::{Recording, Write};
+use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::loops::run_into;
-use crate::tensor::{Tensor, label_at};
+use crate::tensor::Tensor;
 
 /// Calls an operator that gives one tensor.
 fn call(
@@ -102,8 +103,10 @@ impl Tensor {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let arguments = Arguments { dtype: Some(dtype), ..Arguments::default() };
-        call("copy", &[self], &arguments, None, Location::caller())
+        in_call("to_dtype", &[self], Location::caller(), || {
+            let arguments = Arguments { dtype: Some(dtype), ..Arguments::default() };
+            call("copy", &[self], &arguments, None, Location::caller())
+        })
     }
 
     /// The elements row-major with no gaps; the tensor itself where they lie so.
@@ -129,32 +132,33 @@ impl Tensor {
     /// of its elements share memory; or if the source does not broadcast to its shape or lies on another device.
     #[track_caller]
     pub fn copy_(&self, source: &Self) -> Result<()> {
-        self.check_writable("copy_")?;
-        let recording = Recording::new("copy_", self, source)?;
-        let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
-        let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
-        let label = label_at("copy_", Location::caller());
-        // A source that overlaps the target in another layout is read whole before the first write.
-        let aside;
-        let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
-            aside = source.detach().copied(Location::caller())?;
-            &aside
-        } else {
-            source
-        };
-        if source.device() != self.device() {
-            return Err(Error::invalid(format!(
-                "copy_: the source is on {}, the target on {}",
-                source.device(),
-                self.device()
-            )));
-        }
-        run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)
-            .map_err(|error| error.context(crate::tensor::describe("copy_", &[self, source])))?;
-        if let Some(recording) = recording {
-            recording.record(write);
-        }
-        Ok(())
+        in_call("copy_", &[self, source], Location::caller(), || {
+            self.check_writable()?;
+            let recording = Recording::new(self, source)?;
+            let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
+            let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
+            let label = label_at("copy_", Location::caller());
+            // A source that overlaps the target in another layout is read whole before the first write.
+            let aside;
+            let source = if source.shares_storage_with(self) && source.layout() != self.layout() {
+                aside = source.detach().copied(Location::caller())?;
+                &aside
+            } else {
+                source
+            };
+            if source.device() != self.device() {
+                return Err(Error::invalid(format!(
+                    "the source is on {}, the target on {}",
+                    source.device(),
+                    self.device()
+                )));
+            }
+            run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)?;
+            if let Some(recording) = recording {
+                recording.record(write);
+            }
+            Ok(())
+        })
     }
 
     /// Writes slices of a source, in place, at indices of a dimension (`torch.Tensor.index_copy_`): `index`, of i64 with one
@@ -163,43 +167,43 @@ impl Tensor {
     /// by autograd as [`Tensor::copy_`] is; the gradient of a slice whose index is out of range is NaN. Asynchronous.
     #[track_caller]
     pub fn index_copy_(&self, dimension: isize, index: &Self, source: &Self) -> Result<()> {
-        self.check_writable("index_copy_")?;
-        let recording = Recording::new("index_copy_", self, source)?;
-        let at = self.layout().dimension(dimension)?;
-        let mut wanted: Shape = self.shape().into();
-        wanted[at] = index.elements();
-        let fits = index.dtype() == DType::I64
-            && index.rank() <= 1
-            && source.shape() == wanted.as_slice()
-            && source.dtype() == self.dtype()
-            && [index, source].iter().all(|tensor| tensor.device() == self.device());
-        if !fits {
-            return Err(Error::invalid(format!(
-                "index_copy_: along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
-                 the source {source:?} {wanted:?} {}, on the same device",
-                self.dtype()
-            )));
-        }
-        if source.shares_storage_with(self) {
-            return Err(Error::invalid(
-                "index_copy_: the source shares memory with the target; copy it first",
-            ));
-        }
-        let label = label_at("index_copy_", Location::caller());
-        let index = index.reshape(&[index.elements()])?.contiguous()?;
-        crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
-        if let Some(recording) = recording {
-            recording.record(Write::IndexCopy { dimension: at, index: Saved::new(&index), label });
-        }
-        Ok(())
+        in_call("index_copy_", &[self, index, source], Location::caller(), || {
+            self.check_writable()?;
+            let recording = Recording::new(self, source)?;
+            let at = self.layout().dimension(dimension)?;
+            let mut wanted: Shape = self.shape().into();
+            wanted[at] = index.elements();
+            let fits = index.dtype() == DType::I64
+                && index.rank() <= 1
+                && source.shape() == wanted.as_slice()
+                && source.dtype() == self.dtype()
+                && [index, source].iter().all(|tensor| tensor.device() == self.device());
+            if !fits {
+                return Err(Error::invalid(format!(
+                    "along dimension {dimension} of {self:?} the index {index:?} must be int64 of one dimension, and \
+                     the source {source:?} {wanted:?} {}, on the same device",
+                    self.dtype()
+                )));
+            }
+            if source.shares_storage_with(self) {
+                return Err(Error::invalid("the source shares memory with the target; copy it first"));
+            }
+            let label = label_at("index_copy_", Location::caller());
+            let index = index.reshape(&[index.elements()])?.contiguous()?;
+            crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
+            if let Some(recording) = recording {
+                recording.record(Write::IndexCopy { dimension: at, index: Saved::new(&index), label });
+            }
+            Ok(())
+        })
     }
 
     /// Refuses a write in place that the layout forbids.
-    fn check_writable(&self, operator: &str) -> Result<()> {
+    fn check_writable(&self) -> Result<()> {
         if self.layout().may_overlap() {
-            return Err(Error::invalid(format!(
-                "{operator}: several elements of {self:?} share memory (an expanded tensor); make it contiguous first"
-            )));
+            return Err(Error::invalid(
+                "several elements of the tensor share memory (an expanded tensor); make it contiguous first",
+            ));
         }
         Ok(())
     }
@@ -254,44 +258,51 @@ impl Tensor {
     /// The sum over dimensions (all of them where the list is empty). Integers are summed as i64.
     #[track_caller]
     pub fn sum(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
-        self.reduce("sum", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        in_call("sum", &[self], Location::caller(), || {
+            self.reduce("sum", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        })
     }
 
     /// The mean over dimensions (all of them where the list is empty), of floats.
     #[track_caller]
     pub fn mean(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
-        let count = |count: usize| SmallVec::from_slice(&[Scalar::F64(count as f64)]);
-        self.reduce("mean", dimensions, keep_dimensions, count, Location::caller())
+        in_call("mean", &[self], Location::caller(), || {
+            let count = |count: usize| SmallVec::from_slice(&[Scalar::F64(count as f64)]);
+            self.reduce("mean", dimensions, keep_dimensions, count, Location::caller())
+        })
     }
 
     /// The greatest element over dimensions; NaN where there is one.
     #[track_caller]
     pub fn amax(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
-        self.check_not_empty("amax", dimensions)?;
-        self.reduce("amax", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        in_call("amax", &[self], Location::caller(), || {
+            self.check_not_empty(dimensions)?;
+            self.reduce("amax", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        })
     }
 
     /// The smallest element over dimensions; NaN where there is one.
     #[track_caller]
     pub fn amin(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
-        self.check_not_empty("amin", dimensions)?;
-        self.reduce("amin", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        in_call("amin", &[self], Location::caller(), || {
+            self.check_not_empty(dimensions)?;
+            self.reduce("amin", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+        })
     }
 
     /// The place of the greatest element along a dimension, as i64: the first of equals.
     #[track_caller]
     pub fn argmax(&self, dimension: isize) -> Result<Self> {
-        self.check_not_empty("argmax", &[dimension])?;
-        self.reduce("argmax", &[dimension], false, |_| SmallVec::new(), Location::caller())
+        in_call("argmax", &[self], Location::caller(), || {
+            self.check_not_empty(&[dimension])?;
+            self.reduce("argmax", &[dimension], false, |_| SmallVec::new(), Location::caller())
+        })
     }
 
-    fn check_not_empty(&self, name: &str, dimensions: &[isize]) -> Result<()> {
+    fn check_not_empty(&self, dimensions: &[isize]) -> Result<()> {
         let empty = self.dimensions(dimensions)?.iter().any(|&dimension| self.shape()[dimension] == 0);
         if empty {
-            return Err(Error::invalid(format!(
-                "{name}: shape {:?} has nothing to choose from",
-                self.shape()
-            )));
+            return Err(Error::invalid(format!("shape {:?} has nothing to choose from", self.shape())));
         }
         Ok(())
     }
@@ -299,13 +310,17 @@ impl Tensor {
     /// Softmax along a dimension, of floats.
     #[track_caller]
     pub fn softmax(&self, dimension: isize) -> Result<Self> {
-        self.along("softmax", dimension, Location::caller())
+        in_call("softmax", &[self], Location::caller(), || {
+            self.along("softmax", dimension, Location::caller())
+        })
     }
 
     /// The logarithm of softmax along a dimension, of floats.
     #[track_caller]
     pub fn log_softmax(&self, dimension: isize) -> Result<Self> {
-        self.along("log_softmax", dimension, Location::caller())
+        in_call("log_softmax", &[self], Location::caller(), || {
+            self.along("log_softmax", dimension, Location::caller())
+        })
     }
 
     /// An operator along one dimension that keeps the shape.
@@ -325,21 +340,20 @@ impl Tensor {
     /// The sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
     #[track_caller]
     pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
-        if self.shape() == shape {
-            return Ok(self.clone());
-        }
-        let Some(added) = self.rank().checked_sub(shape.len()) else {
-            return Err(Error::invalid(format!(
-                "sum_to_shape: shape {:?} does not sum to {shape:?}",
-                self.shape()
-            )));
-        };
-        let summed: SmallVec<[isize; 6]> = (0..self.rank())
-            .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))
-            .map(|d| d as isize)
-            .collect();
-        let result = if summed.is_empty() { self.clone() } else { self.sum(&summed, true)? };
-        result.reshape(shape)
+        in_call("sum_to_shape", &[self], Location::caller(), || {
+            if self.shape() == shape {
+                return Ok(self.clone());
+            }
+            let Some(added) = self.rank().checked_sub(shape.len()) else {
+                return Err(Error::invalid(format!("shape {:?} does not sum to {shape:?}", self.shape())));
+            };
+            let summed: SmallVec<[isize; 6]> = (0..self.rank())
+                .filter(|&d| d < added || (shape[d - added] == 1 && self.shape()[d] != 1))
+                .map(|d| d as isize)
+                .collect();
+            let result = if summed.is_empty() { self.clone() } else { self.sum(&summed, true)? };
+            result.reshape(shape)
+        })
     }
 
     // ---- Products -------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ use thalweg_runtime::{Error, Result};
 pub use scaler::{GradientScaler, GradientScalerOptions};
 
 use crate::autograd::no_grad;
+use crate::caller::{at_line, label_at};
 use crate::dispatch::Arguments;
 use crate::kernels::loops::run_into;
-use crate::tensor::{Tensor, label_at};
+use crate::tensor::Tensor;
 
 /// The numbers of Adam, with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -151,21 +152,24 @@ impl Adam {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the parameters are not so, or if learning rate, epsilon or weight decay are not at least
     /// 0, or a beta not in [0, 1).
+    #[track_caller]
     pub fn new(parameters: Vec<Tensor>, options: AdamOptions) -> Result<Self> {
-        options.check()?;
-        check_parameters(&parameters)?;
-        let device = parameters[0].device().clone();
-        let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
-        let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
-        let step = number(0.0)?;
-        let parameters = parameters
-            .into_iter()
-            .map(|value| {
-                let zeros = || Tensor::zeros(value.shape(), value.dtype(), value.device());
-                Ok(Parameter { first_moment: zeros()?, second_moment: zeros()?, value })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { options, step, unscaled, parameters, kernels: Mutex::default() })
+        at_line(Location::caller(), || {
+            options.check()?;
+            check_parameters(&parameters)?;
+            let device = parameters[0].device().clone();
+            let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
+            let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
+            let step = number(0.0)?;
+            let parameters = parameters
+                .into_iter()
+                .map(|value| {
+                    let zeros = || Tensor::zeros(value.shape(), value.dtype(), value.device());
+                    Ok(Parameter { first_moment: zeros()?, second_moment: zeros()?, value })
+                })
+                .collect::<Result<_>>()?;
+            Ok(Self { options, step, unscaled, parameters, kernels: Mutex::default() })
+        })
     }
 
     /// Forgets all gradients.
@@ -186,22 +190,26 @@ impl Adam {
     /// Updates every parameter that has a gradient. Asynchronous.
     #[track_caller]
     pub fn step(&self) -> Result<()> {
-        self.step_at(&self.unscaled, Location::caller())
+        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller()))
     }
 
     /// [`Adam::step`] with scaled gradients, unless one of them is not finite. Asynchronous: the host learns nothing.
     #[track_caller]
     pub fn step_scaled(&self, gradient_scale: &GradientScale) -> Result<()> {
-        for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
-            if tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != self.step.device()
-            {
-                return Err(Error::invalid(format!(
-                    "Adam: {tensor:?} of the gradient scale must be one element of float32 on {}",
-                    self.step.device()
-                )));
+        at_line(Location::caller(), || {
+            for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
+                if tensor.elements() != 1
+                    || tensor.dtype() != DType::F32
+                    || tensor.device() != self.step.device()
+                {
+                    return Err(Error::invalid(format!(
+                        "Adam: {tensor:?} of the gradient scale must be one element of float32 on {}",
+                        self.step.device()
+                    )));
+                }
             }
-        }
-        self.step_at(gradient_scale, Location::caller())
+            self.step_at(gradient_scale, Location::caller())
+        })
     }
 
     fn step_at(&self, gradient_scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {

@@ -15,7 +15,8 @@ use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use device::DeviceGenerator;
 
-use crate::tensor::{Tensor, label_at};
+use crate::caller::{at_line, creating, label_at, outermost};
+use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,7 +68,7 @@ impl Generator {
     #[track_caller]
     pub fn below(&mut self, bound: u32) -> Result<u32> {
         if bound == 0 {
-            return Err(Error::invalid("below: there is no number below 0"));
+            return Err(Error::invalid("below: there is no number below 0").at(outermost(Location::caller())));
         }
         host_random(Label::here("below"));
         Ok(self.bits_below(bound))
@@ -89,10 +90,12 @@ impl Generator {
     /// [`Error::is_invalid_argument`] if there are 2³² numbers or more; [`Error::is_out_of_memory`] if the host has no room.
     #[track_caller]
     pub fn permutation(&mut self, count: usize) -> Result<Vec<usize>> {
-        if u32::try_from(count).is_err() {
-            return Err(Error::invalid(format!("permutation: {count} numbers are more than 2³² − 1")));
-        }
-        let mut order = host_room(count, "permutation")?;
+        let mut order = at_line(Location::caller(), || {
+            if u32::try_from(count).is_err() {
+                return Err(Error::invalid(format!("permutation: {count} numbers are more than 2³² − 1")));
+            }
+            host_room(count)
+        })?;
         host_random(Label::here("permutation"));
         order.extend(0..count);
         for last in (1..count).rev() {
@@ -126,9 +129,11 @@ impl Tensor {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        check_normal(f64::from(mean), f64::from(deviation))?;
         let label = label_at("normal", Location::caller());
-        Self::drawn(shape, device, label, || mean + deviation * generator.bell())
+        creating("normal", (shape, DType::F32, device), label.location, || {
+            check_normal(f64::from(mean), f64::from(deviation))?;
+            Self::drawn(shape, device, label, || mean + deviation * generator.bell())
+        })
     }
 
     /// A tensor of f32 with numbers in [low, high), both finite.
@@ -140,9 +145,11 @@ impl Tensor {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        check_uniform(f64::from(low), f64::from(high), f64::from(f32::MAX))?;
         let label = label_at("uniform", Location::caller());
-        Self::drawn(shape, device, label, || low + (high - low) * generator.fraction())
+        creating("uniform", (shape, DType::F32, device), label.location, || {
+            check_uniform(f64::from(low), f64::from(high), f64::from(f32::MAX))?;
+            Self::drawn(shape, device, label, || low + (high - low) * generator.fraction())
+        })
     }
 
     /// A tensor of numbers from the host, a piece at a time: the host holds little of what may be large.
@@ -166,12 +173,12 @@ impl Tensor {
 const PIECE: usize = 1 << 20;
 
 /// A list with room for `count` elements, or an error where the host has none.
-pub(crate) fn host_room<T>(count: usize, operator: &str) -> Result<Vec<T>> {
+pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     match list.try_reserve_exact(count) {
         Ok(()) => Ok(list),
         Err(_) => Err(Error::out_of_memory(format!(
-            "{operator}: the host has no room for {count} elements of {} bytes",
+            "the host has no room for {count} elements of {} bytes",
             size_of::<T>()
         ))),
     }
@@ -184,7 +191,7 @@ fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "uniform: there is nothing to draw from in [{low}, {high}); the bounds must be finite, the lower one first, and no \
+        "there is nothing to draw from in [{low}, {high}); the bounds must be finite, the lower one first, and no \
          further apart than the dtype's largest number"
     )))
 }
@@ -194,9 +201,7 @@ fn check_normal(mean: f64, deviation: f64) -> Result<()> {
     if deviation >= 0.0 && !mean.is_nan() {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "normal: the mean {mean} must be a number and the deviation {deviation} at least 0"
-    )))
+    Err(Error::invalid(format!("the mean {mean} must be a number and the deviation {deviation} at least 0")))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
+use crate::caller::{at_line, creating, in_call, label_at};
 use crate::random::host_room;
 
 /// A list of tensors; most operators give one.
@@ -48,7 +49,10 @@ impl Tensor {
     /// A tensor whose elements are anything (`torch.empty`).
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::empty_on(shape, dtype, &device.current_stream(), Label::here("empty"))
+        let location = Location::caller();
+        creating("empty", (shape, dtype, device), location, || {
+            Self::empty_on(shape, dtype, &device.current_stream(), label_at("empty", location))
+        })
     }
 
     /// A tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
@@ -75,18 +79,21 @@ impl Tensor {
     /// A tensor with these elements, row-major. Returns when `values` may change.
     #[track_caller]
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
-        if element_count(shape)? != values.len() {
-            return Err(Error::invalid(format!(
-                "from_slice: shape {shape:?} has {} elements, the slice {}",
-                element_count(shape)?,
-                values.len()
-            )));
-        }
-        let stream = device.current_stream();
-        let label = Label::here("from_slice");
-        let tensor = Self::empty_on(shape, T::DTYPE, &stream, label)?;
-        stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), label)?;
-        Ok(tensor)
+        let location = Location::caller();
+        creating("from_slice", (shape, T::DTYPE, device), location, || {
+            let count = element_count(shape)?;
+            if count != values.len() {
+                return Err(Error::invalid(format!(
+                    "the shape has {count} elements, the slice {}",
+                    values.len()
+                )));
+            }
+            let stream = device.current_stream();
+            let label = label_at("from_slice", location);
+            let tensor = Self::empty_on(shape, T::DTYPE, &stream, label)?;
+            stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), label)?;
+            Ok(tensor)
+        })
     }
 
     // ---- What it is -----------------------------------------------------------------------------------------------
@@ -97,8 +104,9 @@ impl Tensor {
     }
 
     /// The extent of a dimension; a negative one is counted from the end.
+    #[track_caller]
     pub fn size(&self, dimension: isize) -> Result<usize> {
-        Ok(self.shape()[self.0.layout.dimension(dimension)?])
+        in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.0.layout.dimension(dimension)?]))
     }
 
     /// How many dimensions it has.
@@ -192,7 +200,7 @@ impl Tensor {
     #[track_caller]
     pub fn set_grad(&self, gradient: Option<Self>) -> Result<()> {
         if let Some(gradient) = &gradient {
-            self.check_gradient("set_grad", gradient)?;
+            at_line(Location::caller(), || self.check_gradient("set_grad", gradient))?;
         }
         *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = gradient;
         Ok(())
@@ -255,7 +263,8 @@ impl Tensor {
     /// The elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.read(Label::here("to_vec"), None)
+        let label = label_at("to_vec", Location::caller());
+        in_call("to_vec", &[self], label.location, || self.read(label, None))
     }
 
     /// Reads the elements; `kind` is what that is to the audit of a capture, where it is more than a copy.
@@ -263,14 +272,13 @@ impl Tensor {
         let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
         if !readable {
             return Err(Error::invalid(format!(
-                "{}: the tensor is {}, not {}; convert it with `to_dtype`",
-                label.operator,
+                "the tensor is {}, not {}; convert it with `to_dtype`",
                 self.dtype(),
                 T::DTYPE
             )));
         }
         let source = self.detach().contiguous()?;
-        let mut values = host_room(self.elements(), label.operator)?;
+        let mut values = host_room(self.elements())?;
         values.resize(self.elements(), T::from_f64(0.0));
         let stream = self.device().current_stream();
         if let Some(kind) = kind {
@@ -283,14 +291,13 @@ impl Tensor {
     /// The only element of a tensor with one element. Blocks until it is there.
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
-        if self.elements() != 1 {
-            return Err(Error::invalid(format!(
-                "item: shape {:?} has {} elements, not 1",
-                self.shape(),
-                self.elements()
-            )));
-        }
-        Ok(self.read::<T>(Label::here("item"), Some(ObstacleKind::DataDependentShape))?[0])
+        let label = label_at("item", Location::caller());
+        in_call("item", &[self], label.location, || {
+            if self.elements() != 1 {
+                return Err(Error::invalid(format!("the tensor has {} elements, not 1", self.elements())));
+            }
+            Ok(self.read::<T>(label, Some(ObstacleKind::DataDependentShape))?[0])
+        })
     }
 }
 
@@ -319,7 +326,7 @@ pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
     format!("{operator}({})", list.join(", "))
 }
 
-/// A label for an operator that was called at a place captured earlier.
-pub(crate) fn label_at(operator: &'static str, location: &'static Location<'static>) -> Label {
-    Label { operator, location }
+/// [`describe`] for a call that makes a tensor.
+pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
+    format!("{operator}({shape:?} {dtype} on {device})")
 }

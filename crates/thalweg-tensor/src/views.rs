@@ -1,10 +1,13 @@
 //! Views: other layouts over the same storage. They copy nothing and launch nothing.
 
+use std::panic::Location;
+
 use smallvec::SmallVec;
 use thalweg_ir::{Layout, Shape};
 use thalweg_runtime::{Error, Result};
 
 use crate::autograd::nodes::{ViewBackward, record_unbind, record_view};
+use crate::caller::in_call;
 use crate::random::host_room;
 use crate::tensor::Tensor;
 
@@ -14,107 +17,132 @@ impl Tensor {
     }
 
     /// The dimensions in another order.
+    #[track_caller]
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
-        let layout = self.layout().permute(order)?;
-        Ok(self.view_as(layout, || {
-            let mut inverse: Shape = SmallVec::from_elem(0, order.len());
-            order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-            ViewBackward::Permute(inverse)
-        }))
+        in_call("permute", &[self], Location::caller(), || {
+            let layout = self.layout().permute(order)?;
+            Ok(self.view_as(layout, || {
+                let mut inverse: Shape = SmallVec::from_elem(0, order.len());
+                order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+                ViewBackward::Permute(inverse)
+            }))
+        })
     }
 
     /// Two dimensions swapped; negative ones are counted from the end.
+    #[track_caller]
     pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
-        let mut order: Shape = (0..self.rank()).collect();
-        order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
-        self.permute(&order)
+        in_call("transpose", &[self], Location::caller(), || {
+            let mut order: Shape = (0..self.rank()).collect();
+            order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
+            self.permute(&order)
+        })
     }
 
     /// `length` elements of a dimension, from `start` on.
+    #[track_caller]
     pub fn narrow(&self, dimension: isize, start: usize, length: usize) -> Result<Self> {
-        let dimension = self.layout().dimension(dimension)?;
-        let layout = self.layout().narrow(dimension, start, length)?;
-        Ok(self.view_as(layout, || ViewBackward::Narrow { shape: self.shape().into(), dimension, start }))
+        in_call("narrow", &[self], Location::caller(), || {
+            let dimension = self.layout().dimension(dimension)?;
+            let layout = self.layout().narrow(dimension, start, length)?;
+            Ok(self.view_as(layout, || ViewBackward::Narrow { shape: self.shape().into(), dimension, start }))
+        })
     }
 
     /// One place of a dimension, without that dimension.
+    #[track_caller]
     pub fn select(&self, dimension: isize, index: usize) -> Result<Self> {
-        let at = self.layout().dimension(dimension)?;
-        if index >= self.shape()[at] {
-            return Err(Error::invalid(format!(
-                "select: index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
-                self.shape(),
-                self.shape()[at]
-            )));
-        }
-        self.narrow(dimension, index, 1)?.squeeze(dimension)
+        in_call("select", &[self], Location::caller(), || {
+            let at = self.layout().dimension(dimension)?;
+            if index >= self.shape()[at] {
+                return Err(Error::invalid(format!(
+                    "index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
+                    self.shape(),
+                    self.shape()[at]
+                )));
+            }
+            self.narrow(dimension, index, 1)?.squeeze(dimension)
+        })
     }
 
     /// Every place of a dimension, without that dimension (`torch.unbind`).
+    #[track_caller]
     pub fn unbind(&self, dimension: isize) -> Result<Vec<Self>> {
-        let at = self.layout().dimension(dimension)?;
-        let mut places = host_room(self.shape()[at], "unbind")?;
-        for place in 0..self.shape()[at] {
-            places.push(self.view(self.layout().narrow(at, place, 1)?.squeeze(at)));
-        }
-        Ok(record_unbind(self, places, at))
+        in_call("unbind", &[self], Location::caller(), || {
+            let at = self.layout().dimension(dimension)?;
+            let mut places = host_room(self.shape()[at])?;
+            for place in 0..self.shape()[at] {
+                places.push(self.view(self.layout().narrow(at, place, 1)?.squeeze(at)));
+            }
+            Ok(record_unbind(self, places, at))
+        })
     }
 
     /// A new dimension of extent 1; a negative place is counted from the end, −1 being behind the last.
+    #[track_caller]
     pub fn unsqueeze(&self, dimension: isize) -> Result<Self> {
-        let rank = self.rank() as isize + 1;
-        let at = if dimension < 0 { dimension + rank } else { dimension };
-        if !(0..rank).contains(&at) {
-            return Err(Error::invalid(format!(
-                "unsqueeze: dimension {dimension} is out of range for shape {:?} (expected {} to {})",
-                self.shape(),
-                -rank,
-                rank - 1
-            )));
-        }
-        let layout = self.layout().unsqueeze(at as usize)?;
-        Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+        in_call("unsqueeze", &[self], Location::caller(), || {
+            let rank = self.rank() as isize + 1;
+            let at = if dimension < 0 { dimension + rank } else { dimension };
+            if !(0..rank).contains(&at) {
+                return Err(Error::invalid(format!(
+                    "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
+                    self.shape(),
+                    -rank,
+                    rank - 1
+                )));
+            }
+            let layout = self.layout().unsqueeze(at as usize)?;
+            Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+        })
     }
 
     /// Without a dimension of extent 1; unchanged where the extent is another.
+    #[track_caller]
     pub fn squeeze(&self, dimension: isize) -> Result<Self> {
-        let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
-        Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+        in_call("squeeze", &[self], Location::caller(), || {
+            let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
+            Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+        })
     }
 
     /// Broadcast to a shape, without copying: the result cannot be written in place.
+    #[track_caller]
     pub fn expand(&self, shape: &[usize]) -> Result<Self> {
-        let layout = self.layout().expand(shape)?;
-        Ok(self.view_as(layout, || ViewBackward::Expand(self.shape().into())))
+        in_call("expand", &[self], Location::caller(), || {
+            let layout = self.layout().expand(shape)?;
+            Ok(self.view_as(layout, || ViewBackward::Expand(self.shape().into())))
+        })
     }
 
     /// The elements, row-major, in another shape: a view where the strides allow it, else a copy.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
-        match self.layout().reshape(shape)? {
+        in_call("reshape", &[self], Location::caller(), || match self.layout().reshape(shape)? {
             Some(layout) => Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into()))),
             None => self.contiguous()?.reshape(shape),
-        }
+        })
     }
 
     /// All dimensions but the last as one: the rows of a matrix.
     #[track_caller]
     pub fn flatten_to_matrix(&self) -> Result<Self> {
-        let columns = self.size(-1)?;
-        let rows = self.shape()[..self.rank() - 1].iter().product();
-        self.reshape(&[rows, columns])
+        in_call("flatten_to_matrix", &[self], Location::caller(), || {
+            let columns = self.size(-1)?;
+            let rows = self.shape()[..self.rank() - 1].iter().product();
+            self.reshape(&[rows, columns])
+        })
     }
 
     /// All dimensions from `start` on as one.
     #[track_caller]
     pub fn flatten_from(&self, start: usize) -> Result<Self> {
-        let Some((kept, merged)) = self.shape().split_at_checked(start) else {
-            return Err(Error::invalid(format!(
-                "flatten_from: shape {:?} has no dimension {start}",
-                self.shape()
-            )));
-        };
-        let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
-        self.reshape(&shape)
+        in_call("flatten_from", &[self], Location::caller(), || {
+            let Some((kept, merged)) = self.shape().split_at_checked(start) else {
+                return Err(Error::invalid(format!("shape {:?} has no dimension {start}", self.shape())));
+            };
+            let shape: Shape = kept.iter().copied().chain([merged.iter().product()]).collect();
+            self.reshape(&shape)
+        })
     }
 }

@@ -90,7 +90,7 @@ impl Buffer {
         let block = device
             .allocator()
             .allocate(bytes, stream.id())
-            .map_err(|error| from_allocation(device, error))?;
+            .map_err(|error| from_allocation(device, error).at(label.location))?;
         if let Some(instrument) = device.driver().instrument() {
             let (start, kind) = (block.address(), BlockKind::Device);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);

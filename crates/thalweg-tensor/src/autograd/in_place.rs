@@ -93,8 +93,8 @@ impl Recording {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, or if it is a view of
     /// which autograd does not know what it is a view of.
-    pub(crate) fn new(operator: &str, target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
-        let refused = |why: &str| Err(Error::invalid(format!("{operator}: {target:?} {why}")));
+    pub(crate) fn new(target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
+        let refused = |why: &str| Err(Error::invalid(format!("{target:?} {why}")));
         if !is_grad_enabled() {
             return Ok(None);
         }

@@ -1,5 +1,6 @@
 //! A tensor's part in the graph.
 
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -7,6 +8,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::in_place::region_edge;
 use super::{Edge, GradientEdge, Node, nodes};
+use crate::caller::in_call;
 use crate::tensor::Tensor;
 
 /// Whose memory a view sees, for writes in place.
@@ -110,6 +112,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] of another dtype.
+    #[track_caller]
     pub fn requires_grad_(&self) -> Result<Self> {
         self.set_requires_grad(true)?;
         Ok(self.clone())
@@ -120,21 +123,24 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if it is to, and is no floating-point tensor; or if it is not to, and is no leaf: then a
     /// tensor outside the graph comes from [`Tensor::detach`].
+    #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        if requires_grad && !self.dtype().is_floating_point() {
-            return Err(Error::invalid(format!(
-                "requires_grad: only floating-point tensors have gradients, this one is {}",
-                self.dtype()
-            )));
-        }
-        if self.is_leaf() {
-            self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
-        } else if !requires_grad {
-            return Err(Error::invalid(format!(
-                "requires_grad: {self:?} is the result of an operator, and only a leaf can be taken out of the graph; use `detach`"
-            )));
-        }
-        Ok(())
+        in_call("requires_grad", &[self], Location::caller(), || {
+            if requires_grad && !self.dtype().is_floating_point() {
+                return Err(Error::invalid(format!(
+                    "only floating-point tensors have gradients, this one is {}",
+                    self.dtype()
+                )));
+            }
+            if self.is_leaf() {
+                self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);
+            } else if !requires_grad {
+                return Err(Error::invalid(
+                    "it is the result of an operator, and only a leaf can be taken out of the graph; use `detach`",
+                ));
+            }
+            Ok(())
+        })
     }
 
     /// Where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.

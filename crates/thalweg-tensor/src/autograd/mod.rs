@@ -13,12 +13,14 @@ pub(crate) mod in_place;
 mod meta;
 pub(crate) mod nodes;
 
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
+use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded};
 use crate::tensor::Tensor;
 
@@ -102,6 +104,7 @@ impl Tensor {
     /// [`Error::is_invalid_argument`] if the tensor has another number of elements than one, depends on no leaf that requires a
     /// gradient, or its graph was run before; and those of the operators' backward functions. Leaves that a failed pass has not
     /// come to keep the gradients that they had.
+    #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_options(None, BackwardOptions::default())
     }
@@ -110,6 +113,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Those of [`Tensor::backward_options`].
+    #[track_caller]
     pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
         self.backward_options(Some(gradient), BackwardOptions::default())
     }
@@ -119,27 +123,30 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::backward`]; [`Error::is_invalid_argument`] if the gradient has not the tensor's shape, dtype and
     /// device.
+    #[track_caller]
     pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
-        if gradient.is_none() && self.elements() != 1 {
-            return Err(Error::invalid(format!(
-                "backward: shape {:?} has {} elements; give a gradient with `backward_with`, or reduce it to one",
-                self.shape(),
-                self.elements()
-            )));
-        }
-        let Some(edge) = self.gradient_edge() else {
-            return Err(Error::invalid(
-                "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
-            ));
-        };
-        let gradient = match gradient {
-            None => no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?,
-            Some(gradient) => {
-                self.check_gradient("backward", gradient)?;
-                gradient.detach()
+        at_line(Location::caller(), || {
+            if gradient.is_none() && self.elements() != 1 {
+                return Err(Error::invalid(format!(
+                    "backward: shape {:?} has {} elements; give a gradient with `backward_with`, or reduce it to one",
+                    self.shape(),
+                    self.elements()
+                )));
             }
-        };
-        no_grad(|| engine::run(edge, gradient, options))
+            let Some(edge) = self.gradient_edge() else {
+                return Err(Error::invalid(
+                    "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
+                ));
+            };
+            let gradient = match gradient {
+                None => no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?,
+                Some(gradient) => {
+                    self.check_gradient("backward", gradient)?;
+                    gradient.detach()
+                }
+            };
+            no_grad(|| engine::run(edge, gradient, options))
+        })
     }
 }
 
@@ -159,6 +166,7 @@ pub struct BackwardOptions {
 /// # Errors
 /// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, there is not one for each,
 /// or the graph was run before.
+#[track_caller]
 pub fn gradients(
     outputs: &[Tensor],
     output_gradients: &[Option<Tensor>],
@@ -171,27 +179,30 @@ pub fn gradients(
 ///
 /// # Errors
 /// Those of [`gradients`].
+#[track_caller]
 pub fn gradients_with(
     outputs: &[Tensor],
     output_gradients: &[Option<Tensor>],
     inputs: &[Tensor],
     options: BackwardOptions,
 ) -> Result<Vec<Option<Tensor>>> {
-    if outputs.len() != output_gradients.len() {
-        return Err(Error::invalid(format!(
-            "gradients: {} outputs and {} gradients of outputs",
-            outputs.len(),
-            output_gradients.len()
-        )));
-    }
-    let mut roots = Vec::new();
-    for (output, gradient) in outputs.iter().zip(output_gradients) {
-        let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
-        output.check_gradient("gradients", gradient)?;
-        roots.push((edge, gradient.detach()));
-    }
-    let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
-    no_grad(|| engine::gradients(roots, &targets, options))
+    at_line(Location::caller(), || {
+        if outputs.len() != output_gradients.len() {
+            return Err(Error::invalid(format!(
+                "gradients: {} outputs and {} gradients of outputs",
+                outputs.len(),
+                output_gradients.len()
+            )));
+        }
+        let mut roots = Vec::new();
+        for (output, gradient) in outputs.iter().zip(output_gradients) {
+            let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
+            output.check_gradient("gradients", gradient)?;
+            roots.push((edge, gradient.detach()));
+        }
+        let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
+        no_grad(|| engine::gradients(roots, &targets, options))
+    })
 }
 
 /// Runs a function whose operators record nothing (`torch.no_grad`).

@@ -1,12 +1,14 @@
 //! The nodes of leaves and of views.
 
+use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_ir::Shape;
 use thalweg_ops::structured;
-use thalweg_runtime::{Label, Result};
+use thalweg_runtime::Result;
 
 use super::{Backward, Gradients, record};
+use crate::caller::label_at;
 use crate::dispatch::Arguments;
 use crate::kernels::loops::run_into;
 use crate::tensor::Tensor;
@@ -29,7 +31,7 @@ impl Accumulate {
         if is_ours && !arrived.layout().may_overlap() {
             Ok(arrived.clone())
         } else {
-            arrived.copied(std::panic::Location::caller())
+            arrived.copied(Location::caller())
         }
     }
 }
@@ -154,7 +156,7 @@ impl Backward for UnbindBackward {
                 .chain((0..self.shape.len()).filter(|&dimension| dimension != self.dimension))
                 .collect();
             let target = whole.permute(&order)?;
-            let label = Label::here("unbind_backward");
+            let label = label_at("unbind_backward", Location::caller());
             run_into(&structured::STACK3, &[first, second, third], &Arguments::default(), &[target], label)?;
         } else {
             for (place, gradient) in gradients.iter().enumerate() {

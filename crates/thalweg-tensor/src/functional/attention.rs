@@ -7,9 +7,10 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::dropout;
+use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
 use crate::random::DeviceGenerator;
-use crate::tensor::{Tensor, describe, label_at};
+use crate::tensor::Tensor;
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,7 +35,7 @@ pub fn scaled_dot_product_attention(
     options: AttentionOptions<'_>,
 ) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    in_call("scaled_dot_product_attention", &[query, key, value], location, || {
         let sizes = Sizes::new(query, key, value)?;
         let [query, key, value] = [query, key, value].map(|tensor| {
             let matrix = &tensor.shape()[tensor.rank() - 2..];
@@ -49,8 +50,7 @@ pub fn scaled_dot_product_attention(
         let result = weights.matmul(&value?)?;
         let shape: Shape = sizes.leading.iter().chain(&result.shape()[1..]).copied().collect();
         result.reshape(&shape)
-    };
-    run().map_err(|error| error.context(describe("scaled_dot_product_attention", &[query, key, value])))
+    })
 }
 
 /// Self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
@@ -59,7 +59,7 @@ pub fn scaled_dot_product_attention(
 #[track_caller]
 pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    in_call("packed_attention", &[packed], location, || {
         let scale = default_scale(packed.size(-1)?);
         let arguments = Arguments {
             scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
@@ -69,8 +69,7 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
         let label = label_at("packed_attention", location);
         let mut results = find_operator("packed_attention")?.call(&[packed], &arguments, None, label)?;
         Ok(results.swap_remove(0))
-    };
-    run().map_err(|error: Error| error.context(describe("packed_attention", &[packed])))
+    })
 }
 
 /// 1/√features. Without features all scores are 0, whatever the scale.

@@ -6,8 +6,9 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
+use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
-use crate::tensor::{Tensor, label_at};
+use crate::tensor::Tensor;
 
 /// What becomes of the losses of all rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -48,23 +49,29 @@ pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 /// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, since the device cannot raise an error.
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
-    if !(0.0..=1.0).contains(&options.label_smoothing) {
-        return Err(Error::invalid(format!(
-            "cross_entropy: label_smoothing {} is not between 0 and 1",
-            options.label_smoothing
-        )));
-    }
-    class_loss("cross_entropy", input, target, options, Location::caller())
+    let location = Location::caller();
+    in_call("cross_entropy", &[input, target], location, || {
+        if !(0.0..=1.0).contains(&options.label_smoothing) {
+            return Err(Error::invalid(format!(
+                "label_smoothing {} is not between 0 and 1",
+                options.label_smoothing
+            )));
+        }
+        class_loss("cross_entropy", input, target, options, location)
+    })
 }
 
 /// −input at the class of each row, where the input holds logarithms of probabilities; shapes are those of
 /// [`cross_entropy_with`].
 #[track_caller]
 pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
-    if options.label_smoothing != 0.0 {
-        return Err(Error::invalid("nll_loss: only cross_entropy takes label_smoothing"));
-    }
-    class_loss("nll_loss", log_probabilities, target, options, Location::caller())
+    let location = Location::caller();
+    in_call("nll_loss", &[log_probabilities, target], location, || {
+        if options.label_smoothing != 0.0 {
+            return Err(Error::invalid("only cross_entropy takes label_smoothing"));
+        }
+        class_loss("nll_loss", log_probabilities, target, options, location)
+    })
 }
 
 fn class_loss(
@@ -75,13 +82,13 @@ fn class_loss(
     location: &'static Location<'static>,
 ) -> Result<Tensor> {
     if input.rank() == 0 {
-        return Err(Error::invalid(format!("{name}: the input has no dimension of classes")));
+        return Err(Error::invalid("the input has no dimension of classes"));
     }
     let class_dimension = usize::from(input.rank() > 1);
     let mut rows: Shape = input.shape().into();
     let classes = rows.remove(class_dimension);
     if target.shape() != rows.as_slice() {
-        return Err(Error::invalid(format!("{name}: the target is {:?}, not {rows:?}", target.shape())));
+        return Err(Error::invalid(format!("the target is {:?}, not {rows:?}", target.shape())));
     }
     let (operator, smoothing) = match options.label_smoothing {
         0.0 => (name, None),

@@ -6,23 +6,23 @@ use smallvec::SmallVec;
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result};
 
+use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
-use crate::tensor::{Tensor, describe, label_at};
+use crate::tensor::Tensor;
 
 /// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
 /// results then meet in the kernel of the layer's gradient, and not in an addition of their own.
 #[track_caller]
 pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {
     let location = Location::caller();
-    let run = || {
+    in_call("layer_norm_fork", &[input], location, || {
         let arguments = arguments(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
         let operator = find_operator("layer_norm_fork")?;
         let mut results =
             operator.call(&[input, weight, bias], &arguments, None, label_at("layer_norm", location))?;
         let [past, result] = [results.pop(), results.into_iter().next()];
         Ok([result, past].map(|result| result.expect("a fork has four results")))
-    };
-    run().map_err(|error: Error| error.context(describe("layer_norm_fork", &[input])))
+    })
 }
 
 /// The arguments of the operators, if the shapes fit.
@@ -68,7 +68,7 @@ pub fn layer_norm(
     epsilon: f64,
 ) -> Result<Tensor> {
     let location = Location::caller();
-    let run = || {
+    in_call("layer_norm", &[input], location, || {
         let arguments = arguments(input, normalized_shape, [weight, bias], epsilon)?;
         let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
             let mut results =
@@ -88,6 +88,5 @@ pub fn layer_norm(
                 Ok(result)
             }
         }
-    };
-    run().map_err(|error| error.context(describe("layer_norm", &[input])))
+    })
 }

@@ -155,7 +155,7 @@ pub(crate) fn index_copy(
     }
     let Some((shape, strides)) = around(target, dimension)? else {
         return Err(Error::invalid(format!(
-            "index_copy_: {target:?} cannot be walked along dimension {dimension} with even strides; make it contiguous"
+            "{target:?} cannot be walked along dimension {dimension} with even strides; make it contiguous"
         )));
     };
     let source = match around(source, dimension)? {

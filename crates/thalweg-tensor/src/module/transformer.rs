@@ -3,12 +3,20 @@
 //! Activations lie as (tokens, batch, features), PyTorch's default for `torch.nn.MultiheadAttention`. The heads of queries, keys
 //! and values are then matrices that products read and write where they lie: a layer copies nothing.
 
+use std::panic::Location;
+
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Embedding, LayerNorm, Linear, Module, prefixed};
+use crate::caller::{enter, outermost};
 use crate::functional;
 use crate::random::Generator;
 use crate::tensor::Tensor;
+
+/// An error of the module that was entered last.
+fn invalid(text: String) -> Error {
+    Error::invalid(text).at(outermost(Location::caller()))
+}
 
 /// Self-attention with several heads: (tokens, batch, features) to the same.
 ///
@@ -24,6 +32,7 @@ pub struct MultiheadAttention {
 
 impl MultiheadAttention {
     /// A layer over `features` features, of which each of `heads` heads gets an equal part.
+    #[track_caller]
     pub fn new(
         features: usize,
         heads: usize,
@@ -31,8 +40,9 @@ impl MultiheadAttention {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
+        let _entered = enter(Location::caller());
         if heads == 0 || !features.is_multiple_of(heads) {
-            return Err(Error::invalid(format!("{features} features cannot be divided among {heads} heads")));
+            return Err(invalid(format!("{features} features cannot be divided among {heads} heads")));
         }
         let projection = Linear::new(features, 3 * features, generator, device)?;
         let output = Linear::new(features, features, generator, device)?;
@@ -40,14 +50,18 @@ impl MultiheadAttention {
     }
 
     /// [`Module::forward`] plus an addend of the input's shape.
+    #[track_caller]
     pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         self.output.forward_add(&self.heads_result(input)?, addend)
     }
 
     /// The heads' results side by side, before the output layer.
+    #[track_caller]
     fn heads_result(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         let &[tokens, batch, features] = input.shape() else {
-            return Err(Error::invalid(format!(
+            return Err(invalid(format!(
                 "MultiheadAttention: the input is (tokens, batch, features), not {:?}",
                 input.shape()
             )));
@@ -59,7 +73,9 @@ impl MultiheadAttention {
 }
 
 impl Module for MultiheadAttention {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         self.output.forward(&self.heads_result(input)?)
     }
 
@@ -83,7 +99,9 @@ pub struct TransformerBlock {
 
 impl TransformerBlock {
     /// A causal layer over `features` features, four times as many inside of its second half.
+    #[track_caller]
     pub fn new(features: usize, heads: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
         Ok(Self {
             attention_norm: LayerNorm::new(features, device)?,
             attention: MultiheadAttention::new(features, heads, true, generator, device)?,
@@ -95,7 +113,9 @@ impl TransformerBlock {
 }
 
 impl Module for TransformerBlock {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         let [normalized, x] = self.attention_norm.forward_fork(input)?;
         let x = self.attention.forward_add(&normalized, &x)?;
         let [normalized, x] = self.mlp_norm.forward_fork(&x)?;
@@ -142,7 +162,9 @@ pub struct Transformer {
 
 impl Transformer {
     /// A transformer with random parameters.
+    #[track_caller]
     pub fn new(options: TransformerOptions, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
         let TransformerOptions { vocabulary, context, layers, features, heads } = options;
         Ok(Self {
             tokens: Embedding::new(vocabulary, features, generator, device)?,
@@ -156,7 +178,9 @@ impl Transformer {
     }
 
     /// The cross entropy of the scores against the tokens that follow, (batch, tokens) like the input.
+    #[track_caller]
     pub fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         let scores = self.forward(input)?;
         let rows = next.elements();
         let next = next.transpose(0, 1)?.reshape(&[rows])?;
@@ -165,16 +189,15 @@ impl Transformer {
 }
 
 impl Module for Transformer {
+    #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
         let &[_, tokens] = input.shape() else {
-            return Err(Error::invalid(format!(
-                "Transformer: tokens are (batch, tokens), not {:?}",
-                input.shape()
-            )));
+            return Err(invalid(format!("Transformer: tokens are (batch, tokens), not {:?}", input.shape())));
         };
         let context = self.positions.weight().size(0)?;
         if tokens > context {
-            return Err(Error::invalid(format!("Transformer: {tokens} tokens are more than its {context}")));
+            return Err(invalid(format!("Transformer: {tokens} tokens are more than its {context}")));
         }
         let positions = self.positions.weight().narrow(0, 0, tokens)?.unsqueeze(1)?;
         let mut x = self.tokens.forward(&input.transpose(0, 1)?)?.add(&positions)?;

@@ -4,11 +4,14 @@
 //! finite, and shrinks when one is not; such a step changes nothing. All of it lives on the device and the host learns
 //! nothing, so a whole step can be captured; PyTorch's reads back whether the step counts.
 
+use std::panic::Location;
+
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Adam, GradientScale};
 use crate::autograd::no_grad;
+use crate::caller::at_line;
 use crate::tensor::Tensor;
 
 /// The numbers of a [`GradientScaler`], with PyTorch's defaults.
@@ -48,28 +51,32 @@ impl GradientScaler {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the scale could not stay finite and positive with these numbers.
+    #[track_caller]
     pub fn new(options: GradientScalerOptions, device: &Device) -> Result<Self> {
-        let GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } = options;
-        let is_sound = init_scale > 0.0
-            && (init_scale as f32).is_finite()
-            && growth_factor >= 1.0
-            && growth_factor.is_finite()
-            && backoff_factor > 0.0
-            && backoff_factor <= 1.0
-            && growth_interval > 0;
-        if !is_sound {
-            return Err(Error::invalid(format!(
-                "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
-                 and an interval of at least one step"
-            )));
-        }
-        let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
-        Ok(Self {
-            options,
-            state: GradientScale { scale: number(init_scale)?, found_inf: number(0.0)? },
-            growth_steps: number(0.0)?,
-            growth_interval: number(f64::from(growth_interval))?,
-            zero: number(0.0)?,
+        at_line(Location::caller(), || {
+            let GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval } =
+                options;
+            let is_sound = init_scale > 0.0
+                && (init_scale as f32).is_finite()
+                && growth_factor >= 1.0
+                && growth_factor.is_finite()
+                && backoff_factor > 0.0
+                && backoff_factor <= 1.0
+                && growth_interval > 0;
+            if !is_sound {
+                return Err(Error::invalid(format!(
+                    "GradientScaler: {options:?} must have a positive scale, a growth of 1 or more, a backoff above 0 and up to 1, \
+                     and an interval of at least one step"
+                )));
+            }
+            let number = |value: f64| Tensor::full(&[], value, DType::F32, device);
+            Ok(Self {
+                options,
+                state: GradientScale { scale: number(init_scale)?, found_inf: number(0.0)? },
+                growth_steps: number(0.0)?,
+                growth_interval: number(f64::from(growth_interval))?,
+                zero: number(0.0)?,
+            })
         })
     }
 
@@ -89,48 +96,55 @@ impl GradientScaler {
     /// The loss, scaled: run backward from this.
     #[track_caller]
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        self.stays_for_current_stream();
-        loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
+        at_line(Location::caller(), || {
+            self.stays_for_current_stream();
+            loss.mul(&self.state.scale.to_dtype(loss.dtype())?)
+        })
     }
 
     /// Looks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
     #[track_caller]
     pub fn step(&self, optimizer: &Adam) -> Result<()> {
-        self.stays_for_current_stream();
-        no_grad(|| {
-            // Not a number as soon as any gradient is not finite, else 0.
-            let mut sum = self.zero.clone();
-            for gradient in optimizer.parameters().filter_map(Tensor::grad) {
-                gradient.record_stream(&gradient.device().current_stream());
-                let part = gradient.detach().mul_scalar(0.0)?.sum(&[], false)?;
-                sum = sum.add(&part.to_dtype(DType::F32)?)?;
-            }
-            let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
-            self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
-        })?;
-        optimizer.step_scaled(&self.state)
+        at_line(Location::caller(), || {
+            self.stays_for_current_stream();
+            no_grad(|| {
+                // Not a number as soon as any gradient is not finite, else 0.
+                let mut sum = self.zero.clone();
+                for gradient in optimizer.parameters().filter_map(Tensor::grad) {
+                    gradient.record_stream(&gradient.device().current_stream());
+                    let part = gradient.detach().mul_scalar(0.0)?.sum(&[], false)?;
+                    sum = sum.add(&part.to_dtype(DType::F32)?)?;
+                }
+                let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
+                self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
+            })?;
+            optimizer.step_scaled(&self.state)
+        })
     }
 
     /// Ends the step: the scale grows or shrinks (`_amp_update_scale_`). Asynchronous.
+    #[track_caller]
     pub fn update(&self) -> Result<()> {
-        self.stays_for_current_stream();
-        let GradientScale { scale, found_inf } = &self.state;
-        no_grad(|| {
-            let failed = found_inf.ne(&self.zero)?;
-            let steps = self.growth_steps.add_scalar(1.0)?;
-            let grows = steps.ge(&self.growth_interval)?;
-            let larger = scale.mul_scalar(self.options.growth_factor)?;
-            // Beyond the largest number there is nothing to grow to: infinity minus itself is no number.
-            let rest = larger.sub(&larger)?;
-            let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
-            let smaller = scale.mul_scalar(self.options.backoff_factor)?;
-            let kept = grows.select_where(&larger, scale)?;
-            let scaled = failed.select_where(&smaller, &kept)?;
-            let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
-            // All that needs memory is done.
-            scale.copy_(&scaled)?;
-            self.growth_steps.copy_(&steps)?;
-            found_inf.copy_(&self.zero)
+        at_line(Location::caller(), || {
+            self.stays_for_current_stream();
+            let GradientScale { scale, found_inf } = &self.state;
+            no_grad(|| {
+                let failed = found_inf.ne(&self.zero)?;
+                let steps = self.growth_steps.add_scalar(1.0)?;
+                let grows = steps.ge(&self.growth_interval)?;
+                let larger = scale.mul_scalar(self.options.growth_factor)?;
+                // Beyond the largest number there is nothing to grow to: infinity minus itself is no number.
+                let rest = larger.sub(&larger)?;
+                let larger = rest.eq(&self.zero)?.select_where(&larger, scale)?;
+                let smaller = scale.mul_scalar(self.options.backoff_factor)?;
+                let kept = grows.select_where(&larger, scale)?;
+                let scaled = failed.select_where(&smaller, &kept)?;
+                let steps = failed.select_where(&self.zero, &grows.select_where(&self.zero, &steps)?)?;
+                // All that needs memory is done.
+                scale.copy_(&scaled)?;
+                self.growth_steps.copy_(&steps)?;
+                found_inf.copy_(&self.zero)
+            })
         })
     }
 }

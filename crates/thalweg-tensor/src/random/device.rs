@@ -17,9 +17,10 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use super::{check_normal, check_uniform};
 use crate::autograd::no_grad;
+use crate::caller::{creating, enter, label_at};
 use crate::dispatch::{Arguments, find_operator};
 use crate::kernels::loops::run_into;
-use crate::tensor::{Tensor, label_at};
+use crate::tensor::Tensor;
 
 /// Threads of a block, as PyTorch draws.
 const BLOCK: usize = 256;
@@ -53,6 +54,7 @@ pub struct DeviceGenerator {
 
 impl DeviceGenerator {
     /// A generator at the beginning of a seed's numbers.
+    #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
         let state = Tensor::from_slice(&[seed as i64, 0], &[2], device)?;
         Ok(Self { state, last_stream: Mutex::new(device.current_stream()) })
@@ -65,11 +67,13 @@ impl DeviceGenerator {
 
     /// Goes to the beginning of a seed's numbers (`manual_seed`). In stream order, like a draw; not in a capture, because the
     /// seed comes from the host.
+    #[track_caller]
     pub fn manual_seed(&self, seed: u64) -> Result<()> {
         self.set_state(seed, 0)
     }
 
     /// Seed and offset: where the generator is in its numbers. *Blocks* until the draws so far are done.
+    #[track_caller]
     pub fn state(&self) -> Result<(u64, u64)> {
         let last = self.ordered()?;
         let values = self.state.to_vec::<i64>();
@@ -79,7 +83,9 @@ impl DeviceGenerator {
     }
 
     /// Goes to a seed and an offset that [`DeviceGenerator::state`] gave: a multiple of four.
+    #[track_caller]
     pub fn set_state(&self, seed: u64, offset: u64) -> Result<()> {
+        let _entered = enter(Location::caller());
         if !offset.is_multiple_of(WORDS as u64) {
             return Err(Error::invalid(format!(
                 "the offset {offset} of a generator is not a multiple of {WORDS}"
@@ -99,8 +105,10 @@ impl DeviceGenerator {
     /// Numbers in [low, high), both finite (`torch.Tensor.uniform_`).
     #[track_caller]
     pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
-        check_uniform(low, high, largest(dtype))?;
-        self.draw("uniform", shape, [low, high].into_iter().collect(), dtype, Location::caller())
+        creating("uniform", (shape, dtype, self.device()), Location::caller(), || {
+            check_uniform(low, high, largest(dtype))?;
+            self.draw("uniform", shape, [low, high].into_iter().collect(), dtype)
+        })
     }
 
     /// Numbers with mean 0 and variance 1 (`torch.randn`).
@@ -112,19 +120,21 @@ impl DeviceGenerator {
     /// Normally distributed numbers (`torch.normal`); the deviation is at least 0.
     #[track_caller]
     pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
-        check_normal(mean, deviation)?;
-        self.draw("normal", shape, [mean, deviation].into_iter().collect(), dtype, Location::caller())
+        creating("normal", (shape, dtype, self.device()), Location::caller(), || {
+            check_normal(mean, deviation)?;
+            self.draw("normal", shape, [mean, deviation].into_iter().collect(), dtype)
+        })
     }
 
     /// 1 with a probability, else 0 (`torch.bernoulli`).
     #[track_caller]
     pub fn bernoulli(&self, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
-        if !(0.0..=1.0).contains(&probability) {
-            return Err(Error::invalid(format!(
-                "bernoulli: the probability {probability} is not between 0 and 1"
-            )));
-        }
-        self.draw("bernoulli", shape, [probability].into_iter().collect(), dtype, Location::caller())
+        creating("bernoulli", (shape, dtype, self.device()), Location::caller(), || {
+            if !(0.0..=1.0).contains(&probability) {
+                return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
+            }
+            self.draw("bernoulli", shape, [probability].into_iter().collect(), dtype)
+        })
     }
 
     fn draw(
@@ -133,31 +143,24 @@ impl DeviceGenerator {
         shape: &[usize],
         numbers: SmallVec<[f64; 2]>,
         dtype: DType,
-        location: &'static Location<'static>,
     ) -> Result<Tensor> {
         if name != "bernoulli" && !dtype.is_floating_point() {
-            return Err(Error::invalid(format!(
-                "{name}: random numbers are drawn as floats, not as {dtype}"
-            )));
+            return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
         let count = element_count(shape)?;
         if count == 0 {
             return Tensor::empty(shape, dtype, self.device());
         }
-        let mut results = self.call(name, None, count, numbers, Some(dtype), label_at(name, location))?;
+        let mut results =
+            self.call(name, None, count, numbers, Some(dtype), label_at(name, Location::caller()))?;
         results.swap_remove(0).reshape(shape)
     }
 
     /// Keeps each element with a probability, divided by it.
-    pub(crate) fn dropout(
-        &self,
-        input: &Tensor,
-        probability: f64,
-        location: &'static Location<'static>,
-    ) -> Result<Tensor> {
+    pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let numbers = [probability].into_iter().collect();
-        let label = label_at("dropout", location);
+        let label = label_at("dropout", Location::caller());
         let mut results = self.call("dropout", Some(&flat), input.elements(), numbers, None, label)?;
         results.swap_remove(0).reshape(input.shape())
     }

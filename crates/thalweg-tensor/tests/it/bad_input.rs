@@ -19,6 +19,8 @@ use crate::support::{device, random, values};
 fn refused<T>(result: Result<T>, words: &[&str]) {
     let Err(error) = result else { panic!("the call should have been refused: {words:?}") };
     assert!(error.is_invalid_argument(), "{error}");
+    let location = error.location().unwrap_or_else(|| panic!("the error does not say where: {error}"));
+    assert_eq!(location.file(), file!(), "{error}");
     let text = error.to_string();
     println!("{text}\n");
     for word in words {
@@ -38,7 +40,7 @@ fn shapes_that_do_not_fit() {
     refused(a.permute(&[0, 0]), &["permutation"]);
     refused(a.narrow(1, 2, 2), &["cannot take 2 elements from 2"]);
     refused(a.narrow(1, usize::MAX, 2), &["cannot take"]);
-    refused(a.select(0, 2), &["select: index 2 is out of range", "[2, 3]"]);
+    refused(a.select(0, 2), &["select([2, 3]", "index 2 is out of range", "[2, 3]"]);
     refused(a.sum(&[2], false), &["dimension 2 is out of range", "expected -2 to 1"]);
     refused(a.sum(&[0, -2], false), &["repeat"]);
     refused(a.size(5), &["out of range"]);

@@ -6,6 +6,7 @@ mod audit;
 mod autograd;
 mod bad_input;
 mod dispatch;
+mod errors;
 mod generator;
 mod goldens;
 mod graph_callable;

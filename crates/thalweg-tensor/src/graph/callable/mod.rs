@@ -31,8 +31,9 @@ use std::sync::Arc;
 use thalweg_runtime::{CaptureMode, Device, GraphPool, Result};
 
 use super::LiveOutputs;
+use crate::caller::label_at;
 use crate::module::Module;
-use crate::tensor::{Tensor, label_at};
+use crate::tensor::Tensor;
 use replay::Set;
 
 /// A function of tensors with parameters, of which a graph can be made.

@@ -51,7 +51,8 @@ pub use function::{CaptureSizes, FunctionId, FunctionOptions, Padding, PaddingFu
 
 use super::LiveOutputs;
 use crate::autograd::no_grad;
-use crate::tensor::{Tensor, label_at};
+use crate::caller::label_at;
+use crate::tensor::Tensor;
 use counters::DecisionLog;
 use function::{Fitted, Function, Key};
 use grove::{Found, Grove};
