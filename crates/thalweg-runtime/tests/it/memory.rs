@@ -70,7 +70,7 @@ fn out_of_memory_names_device_request_and_figures_and_is_survived() {
     let most = Buffer::new(&stream, 40 << 20).unwrap();
     let error = Buffer::new(&stream, 30 << 20).unwrap_err();
     assert!(error.is_out_of_memory() && !error.is_invalid_argument(), "{error}");
-    let at = format!("\n  at {}:{}", file!(), line!() - 3);
+    let at = format!("\n  at {}:{}", file!(), line!() - 2);
     assert_eq!(
         error.to_string().strip_suffix(&at).expect("the error says where"),
         "out of memory. Tried to allocate 30.00 MiB. sim:0 has a total capacity of 64.00 MiB of which 24.00 MiB is free. \

@@ -18,6 +18,11 @@ fn invalid(text: String) -> Error {
     Error::invalid(text).at(outermost(Location::caller()))
 }
 
+/// So many times as many features.
+fn times(features: usize, count: usize) -> Result<usize> {
+    features.checked_mul(count).ok_or_else(|| invalid(format!("{features} features are too many")))
+}
+
 /// Self-attention with several heads: (tokens, batch, features) to the same.
 ///
 /// One projection gives queries, keys and values, as in PyTorch, but head by head: the rows of its weight are (head, query or
@@ -44,7 +49,7 @@ impl MultiheadAttention {
         if heads == 0 || !features.is_multiple_of(heads) {
             return Err(invalid(format!("{features} features cannot be divided among {heads} heads")));
         }
-        let projection = Linear::new(features, 3 * features, generator, device)?;
+        let projection = Linear::new(features, times(features, 3)?, generator, device)?;
         let output = Linear::new(features, features, generator, device)?;
         Ok(Self { projection, output, heads, is_causal })
     }
@@ -106,8 +111,8 @@ impl TransformerBlock {
             attention_norm: LayerNorm::new(features, device)?,
             attention: MultiheadAttention::new(features, heads, true, generator, device)?,
             mlp_norm: LayerNorm::new(features, device)?,
-            expand: Linear::new(features, 4 * features, generator, device)?,
-            contract: Linear::new(4 * features, features, generator, device)?,
+            expand: Linear::new(features, times(features, 4)?, generator, device)?,
+            contract: Linear::new(times(features, 4)?, features, generator, device)?,
         })
     }
 }

@@ -8,7 +8,7 @@ use thalweg_tensor::dispatch::{Arguments, find_operator};
 use thalweg_tensor::functional::{
     PoolOptions, WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
 };
-use thalweg_tensor::module::Linear;
+use thalweg_tensor::module::{Conv2d, Linear, MultiheadAttention};
 use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{HostTensor, Tensor};
@@ -133,6 +133,9 @@ fn gigantic_tensors_are_out_of_memory() {
     assert!(Linear::new(1 << 30, 1 << 30, &mut generator, device).unwrap_err().is_out_of_memory());
     refused(Tensor::normal(&[1 << 62], 0.0, 1.0, &mut generator, device), &["larger than the address space"]);
     refused(Tensor::arange(usize::MAX, 0, 1, DType::F32, device), &["more elements"]);
+    let options = WindowOptions::default();
+    refused(Conv2d::new(1 << 40, 1, 1 << 40, options, &mut generator, device), &["more elements"]);
+    refused(MultiheadAttention::new(1 << 63, 1, true, &mut generator, device), &["features are too many"]);
     refused(HostTensor::pinned(&[1 << 62], DType::F64, device), &["larger than the address space"]);
     refused(HostTensor::pinned(&[(1 << 62) + 1], DType::F32, device), &["larger than the address space"]);
     refused(Tensor::empty(&[0, usize::MAX, 4], DType::F32, device), &["more elements"]);
