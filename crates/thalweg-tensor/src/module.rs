@@ -9,7 +9,7 @@ use thalweg_runtime::{Device, Result};
 
 pub use transformer::{MultiheadAttention, Transformer, TransformerBlock, TransformerOptions};
 
-use crate::caller::enter;
+use crate::caller::{at_line, enter};
 use crate::functional::{self, WindowOptions};
 use crate::random::Generator;
 use crate::tensor::Tensor;
@@ -36,7 +36,7 @@ pub fn prefixed(prefix: &str, module: &dyn Module) -> Vec<(String, Tensor)> {
 
 /// A weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
 fn weight_and_bias(shape: &[usize], generator: &mut Generator, device: &Device) -> Result<(Tensor, Tensor)> {
-    let fan_in = thalweg_ir::element_count(&shape[1..])?;
+    let fan_in = at_line(Location::caller(), || Ok(thalweg_ir::element_count(&shape[1..])?))?;
     let bound = 1.0 / (fan_in.max(1) as f32).sqrt();
     let mut parameter =
         |shape: &[usize]| Tensor::uniform(shape, -bound, bound, generator, device)?.requires_grad_();
