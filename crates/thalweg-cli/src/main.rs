@@ -19,7 +19,7 @@ mod sim;
 
 use std::process::ExitCode;
 
-use output::Output;
+use output::{Output, complain};
 
 /// One command.
 struct Command {
@@ -37,33 +37,37 @@ struct UsageError(String);
 
 const COMMANDS: &[Command] = &[audit::COMMAND, doctor::COMMAND, memory::COMMAND, sim::COMMAND];
 
-/// The status of a call that makes no sense.
-const EXIT_USAGE: u8 = 2;
-
 fn main() -> ExitCode {
+    output::finish(run())
+}
+
+fn run() -> ExitCode {
     // A name that is no UTF-8 is no option of ours either; it is shown as well as it can be.
     let arguments: Vec<String> =
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
     let Some((first, rest)) = arguments.split_first() else {
-        eprint!("{}", usage());
-        return ExitCode::from(EXIT_USAGE);
+        return complain(&usage());
     };
     match first.as_str() {
         "--help" | "-h" => print(&usage()),
         "help" => match rest.first().map(|name| (name, find(name))) {
             None => print(&usage()),
             Some((_, Some(command))) => print(command.usage),
-            Some((name, None)) => complain(&unknown_command(name), &usage()),
+            Some((name, None)) => complain(&unknown_command(name)),
         },
-        "--version" | "-V" => print(&format!("thalweg {}\n", env!("CARGO_PKG_VERSION"))),
+        "--version" | "-V" => match rest.first() {
+            None => print(&format!("thalweg {}\n", env!("CARGO_PKG_VERSION"))),
+            Some(extra) => complain(&format!("thalweg: {first} stands alone, without `{extra}`")),
+        },
         name => match find(name) {
             Some(command) if rest.iter().any(|argument| argument == "--help" || argument == "-h") => {
                 print(command.usage)
             }
             Some(command) => (command.run)(rest).unwrap_or_else(|UsageError(text)| {
-                complain(&format!("thalweg {}: {text}", command.name), command.usage)
+                let name = command.name;
+                complain(&format!("thalweg {name}: {text}\n`thalweg {name} --help` says what it takes"))
             }),
-            None => complain(&unknown_command(name), &usage()),
+            None => complain(&unknown_command(name)),
         },
     }
 }
@@ -89,9 +93,4 @@ fn usage() -> String {
 fn print(text: &str) -> ExitCode {
     Output::standard().text(text);
     ExitCode::SUCCESS
-}
-
-fn complain(text: &str, usage: &str) -> ExitCode {
-    eprint!("{text}\n\n{usage}");
-    ExitCode::from(EXIT_USAGE)
 }

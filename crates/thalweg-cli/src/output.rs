@@ -1,17 +1,39 @@
 //! Standard output for people and for scripts.
 //!
 //! For people: text that is wrapped to the width of the terminal, with a coloured word here and there. For scripts: one
-//! JSON object a line ([`Object`]). What a reader no longer reads is dropped in silence, as `head` expects.
+//! JSON object a line ([`Object`]). What a reader no longer reads is dropped in silence, as `head` expects; what cannot be written for
+//! another reason, a full disk say, makes the program fail ([`finish`]).
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
 
 /// The width of a terminal that does not say.
 const DEFAULT_WIDTH: usize = 80;
 
 /// No terminal is taken to be narrower: words would stand alone on their lines.
 const LEAST_WIDTH: usize = 40;
+
+/// Why something that was printed was lost, other than by a reader that has gone.
+static LOST: OnceLock<std::io::Error> = OnceLock::new();
+
+/// The status of a call that makes no sense, or could not be done.
+pub const EXIT_USAGE: u8 = 2;
+
+/// Writes a complaint to standard error, if anybody listens there. Returns the status that goes with it.
+pub fn complain(text: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{}", text.trim_end());
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// The status of the program: `code`, if all that was printed has arrived.
+pub fn finish(code: ExitCode) -> ExitCode {
+    match LOST.get() {
+        Some(error) => complain(&format!("thalweg: the output could not be written: {error}")),
+        None => code,
+    }
+}
 
 /// The colour of a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,8 +72,12 @@ impl Output {
     /// Writes text as it is.
     pub fn text(&self, text: &str) {
         let mut standard = std::io::stdout().lock();
-        // The only errors are a reader that has gone and a full disk behind a redirection; neither can be told here.
-        let _ = standard.write_all(text.as_bytes()).and_then(|()| standard.flush());
+        if let Err(error) = standard.write_all(text.as_bytes()).and_then(|()| standard.flush())
+            && error.kind() != std::io::ErrorKind::BrokenPipe
+        {
+            // What is printed is all there is: whoever asked must know that it is lost.
+            let _ = LOST.set(error);
+        }
     }
 
     /// Writes a line, wrapped; its further lines begin with `indent` spaces.
@@ -214,7 +240,7 @@ fn string(out: &mut String, text: &str) {
         match character {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
-            control if u32::from(control) < 0x20 => {
+            control if control.is_control() => {
                 write!(out, "\\u{:04x}", u32::from(control)).expect("writing to a string succeeds");
             }
             other => out.push(other),

@@ -194,6 +194,11 @@ impl Arena {
         self.state.try_lock()
     }
 
+    /// Whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.returned.is_empty() || !self.state().order.is_idle()
+    }
+
     #[cold]
     fn take_in(&self, state: &mut ArenaState) {
         while let Some((block, uses, stack)) = self.returned.pop() {

@@ -129,15 +129,16 @@ impl Calls {
 /// Ranges of invented addresses, the lowest first.
 #[derive(Debug)]
 struct Ranges {
-    base: u64,
     capacity_bytes: u64,
     used_bytes: u64,
     live: BTreeMap<u64, u64>,
+    /// Before this there is no gap.
+    full_to: u64,
 }
 
 impl Ranges {
     fn new(base: u64, capacity_bytes: u64) -> Self {
-        Self { base, capacity_bytes, used_bytes: 0, live: BTreeMap::new() }
+        Self { capacity_bytes, used_bytes: 0, live: BTreeMap::new(), full_to: base }
     }
 
     fn take(&mut self, bytes: u64) -> Result<(), UpstreamError> {
@@ -151,12 +152,15 @@ impl Ranges {
     fn allocate(&mut self, bytes: u64) -> Result<u64, UpstreamError> {
         self.take(bytes)?;
         // The lowest gap. There is always one: no end is set to the addresses, only to the bytes.
-        let mut address = self.base;
-        for (&start, &size) in &self.live {
+        let mut address = self.full_to;
+        for (&start, &size) in self.live.range(address..) {
             if start - address >= bytes {
                 break;
             }
             address = start + size;
+            if start == self.full_to {
+                self.full_to = address;
+            }
         }
         self.live.insert(address, bytes);
         Ok(address)
@@ -165,6 +169,7 @@ impl Ranges {
     fn free(&mut self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         let size = self.live.remove(&address);
         assert_eq!(size, Some(bytes), "the fake upstream is given back what it gave, at {address:#x}");
+        self.full_to = self.full_to.min(address);
         self.used_bytes -= bytes;
         Ok(())
     }

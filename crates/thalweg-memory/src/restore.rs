@@ -65,7 +65,7 @@ impl DeviceAllocator {
         Ok(Some(base))
     }
 
-    /// Hands out `size_bytes` at `address`, not rounded, if that is free.
+    /// Hands out `size_bytes` at `address`, not rounded, if that is free and enough for what was asked for.
     pub(crate) fn restore_block(
         &self,
         arena: &Arc<Arena>,
@@ -74,13 +74,17 @@ impl DeviceAllocator {
         requested_bytes: u64,
         stream: StreamId,
     ) -> Option<Block> {
-        let size_bytes = size_bytes.next_multiple_of(MIN_BLOCK_BYTES);
+        let size_bytes = size_bytes.checked_next_multiple_of(MIN_BLOCK_BYTES)?;
+        if size_bytes < requested_bytes || !address.is_multiple_of(MIN_BLOCK_BYTES) {
+            return None;
+        }
         let mut state = arena.lock();
         let request = Request { size_bytes, ..state.request(requested_bytes.max(1)) };
         let span = state.take_at(arena, &request, address).ok()?;
         drop(state);
         Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
     }
+
     /// How much is free right behind a block.
     pub(crate) fn free_behind(&self, block: &Block) -> u64 {
         let (arena, Some(block)) = block.place() else { return 0 };

@@ -12,7 +12,7 @@ use thalweg::graph::{Audit, Obstacle, audit};
 use thalweg::{CaptureMode, CaptureOptions, Device, Result};
 
 use self::examples::{EXAMPLES, Example};
-use crate::output::{Object, Output};
+use crate::output::{Object, Output, complain};
 use crate::{Command, UsageError};
 
 /// The command.
@@ -106,7 +106,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
         Ok(true) => Ok(ExitCode::SUCCESS),
         Ok(false) => Ok(ExitCode::FAILURE),
         Err(error) => {
-            eprintln!("thalweg audit: {error}");
+            complain(&format!("thalweg audit: {error}"));
             Ok(ExitCode::FAILURE)
         }
     }

@@ -19,8 +19,12 @@ struct Limits {
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     arguments.only(&["--max-reserved", "--max-growth"])?;
     let limits = Limits {
-        reserved_bytes: arguments.read("--max-reserved", "a size such as 20GiB", size::parse)?,
-        growth: arguments.read("--max-growth", "a share such as 2%", size::parse_share)?,
+        reserved_bytes: arguments.read("--max-reserved", size::EXPECTED, size::parse)?,
+        growth: arguments.read(
+            "--max-growth",
+            "percents with their sign, such as 2%",
+            size::parse_percent,
+        )?,
     };
     if limits.reserved_bytes.is_none() && limits.growth.is_none() {
         return Err(UsageError("check what? give --max-reserved, --max-growth or both".into()).into());
@@ -41,6 +45,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
                     .string("snapshot", path)
                     .integer("device", device as u64)
                     .boolean("ok", passed.is_empty())
+                    .boolean("starts_empty", summary.start.is_complete())
                     .integer("peak_reserved_bytes", summary.peak_reserved_bytes);
                 let object = match summary.growth {
                     Some(growth) => object.number("growth", growth),
@@ -60,7 +65,8 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 fn figures(summary: &Summary) -> String {
     let growth = summary.growth.map_or(String::new(), |growth| format!(", growth {:+.1} %", 100.0 * growth));
-    format!("{} reserved at most{growth}", size(summary.peak_reserved_bytes))
+    let part = if summary.start.is_complete() { "" } else { " in the recorded part" };
+    format!("{} reserved at most{part}{growth}", size(summary.peak_reserved_bytes))
 }
 
 impl Limits {

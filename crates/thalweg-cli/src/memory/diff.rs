@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
+use std::collections::BTreeMap;
+
 use thalweg::memory::analysis::{self, Growth, Moment, Summary, summarise};
-use thalweg::memory::snapshot::FrameView;
 
 use super::arguments::Arguments;
-use super::show::frame_text;
+use super::places::place_of;
 use super::size::{change, count, size};
 use super::table::Table;
 use super::{Failure, files};
@@ -34,8 +35,10 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     for (index, device) in devices.into_iter().enumerate() {
         let [old, new] = [&before, &after].map(|recording| summarise(recording, device));
         let (by_size, by_stack) = analysis::diff((&before, moment(&old)), (&after, moment(&new)));
+        let by_place = by_place(by_stack.iter().map(|group| (place_of(group.key.iter().copied()), group)));
         if arguments.has("--json") {
-            output.text(&json(device, [&old, &new], &by_size, &by_stack, top).finish());
+            let moments = [moment(&old), moment(&new)];
+            output.text(&json(device, [&old, &new], moments, &by_size, &by_place, top).finish());
             continue;
         }
         if index > 0 {
@@ -45,8 +48,8 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         output.text(&totals([&old, &new], [moment(&old), moment(&new)]).render(output.width(), 2));
         let sizes =
             growth("live by size", &by_size, top, |bytes| format!("{} ({})", size(*bytes), count(*bytes)));
-        let stacks = growth("live by place", &by_stack, top, |frames| place(frames));
-        for table in [sizes, stacks].iter().filter(|table| !table.is_empty()) {
+        let places = growth("live by place", &by_place, top, String::clone);
+        for table in [sizes, places].iter().filter(|table| !table.is_empty()) {
             output.text("\n");
             output.text(&table.render(output.width(), 2));
         }
@@ -91,19 +94,28 @@ fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     chosen
 }
 
-fn place(frames: &[FrameView<'_>]) -> String {
-    let frame = analysis::telling(frames.iter().copied());
-    frame.map_or_else(
-        || "(no stack recorded)".into(),
-        |frame| frame_text(frame.filename, frame.line, frame.name),
-    )
+/// Groups of stacks by their places. What is the same in both is left out.
+fn by_place<'g, K: 'g>(groups: impl Iterator<Item = (String, &'g Growth<K>)>) -> Vec<Growth<String>> {
+    let mut places: BTreeMap<String, Growth<String>> = BTreeMap::new();
+    for (name, group) in groups {
+        let empty = || Growth { key: name.clone(), blocks: (0, 0), bytes: (0, 0) };
+        let place = places.entry(name.clone()).or_insert_with(empty);
+        place.blocks = (place.blocks.0 + group.blocks.0, place.blocks.1 + group.blocks.1);
+        place.bytes =
+            (place.bytes.0.saturating_add(group.bytes.0), place.bytes.1.saturating_add(group.bytes.1));
+    }
+    places
+        .into_values()
+        .filter(|place| place.bytes.0 != place.bytes.1 || place.blocks.0 != place.blocks.1)
+        .collect()
 }
 
 fn json(
     device: usize,
     [old, new]: [&Summary; 2],
+    [old_moment, new_moment]: [&Moment; 2],
     by_size: &[Growth<u64>],
-    by_stack: &[Growth<Vec<FrameView<'_>>>],
+    by_place: &[Growth<String>],
     top: usize,
 ) -> Object {
     let figures = |object: Object, blocks: (usize, usize), bytes: (u64, u64)| {
@@ -119,6 +131,8 @@ fn json(
         .integer("peak_reserved_bytes_after", new.peak_reserved_bytes)
         .integer("peak_live_bytes_before", old.peak_live_bytes)
         .integer("peak_live_bytes_after", new.peak_live_bytes)
+        .integer("live_bytes_before", old_moment.live_bytes)
+        .integer("live_bytes_after", new_moment.live_bytes)
         .objects(
             "by_size",
             chosen(by_size, top).into_iter().map(|group| {
@@ -127,8 +141,8 @@ fn json(
         )
         .objects(
             "by_stack",
-            chosen(by_stack, top).into_iter().map(|group| {
-                figures(Object::new().string("place", &place(&group.key)), group.blocks, group.bytes)
-            }),
+            chosen(by_place, top)
+                .into_iter()
+                .map(|group| figures(Object::new().string("place", &group.key), group.blocks, group.bytes)),
         )
 }

@@ -35,12 +35,15 @@ pub fn read(path: &str) -> Result<Recording, Failure> {
     let progress = Progress::new(format!("reading {path}"), bytes);
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, Counted { reader, done: 0, progress });
     let first = reader.fill_buf().map_err(|error| complain(&error))?;
-    let recording = if first.starts_with(&GZIP_MAGIC) {
-        Recording::read(Unpacked { decoder: MultiGzDecoder::new(reader), bytes: 0 })
-    } else {
-        Recording::read(reader)
-    };
-    recording.map_err(|error| complain(&error))
+    if !first.starts_with(&GZIP_MAGIC) {
+        return Recording::read(reader).map_err(|error| complain(&error));
+    }
+    let mut unpacked = Unpacked { decoder: MultiGzDecoder::new(reader), bytes: 0 };
+    let recording = Recording::read(&mut unpacked).map_err(|error| complain(&error))?;
+    // The checksum and the length stand at the end: only who reads on learns of damage.
+    std::io::copy(&mut unpacked, &mut std::io::sink())
+        .map_err(|error| complain(&format!("the packed file is damaged: {error}")))?;
+    Ok(recording)
 }
 
 /// The snapshots of several ranks, one by one, each with its path.

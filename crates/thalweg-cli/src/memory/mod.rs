@@ -14,6 +14,7 @@ mod check;
 mod diff;
 mod files;
 mod page;
+mod places;
 mod replay;
 mod show;
 mod size;
@@ -23,7 +24,8 @@ use std::process::ExitCode;
 
 use arguments::Arguments;
 
-use crate::{Command, EXIT_USAGE, UsageError};
+use crate::output::complain;
+use crate::{Command, UsageError};
 
 /// The command.
 pub const COMMAND: Command = Command {
@@ -58,11 +60,11 @@ is needed.
                   repeated (default: those that the snapshot was recorded with)
   --policy NAME   pytorch: decides as PyTorch 2.11 does (default);
                   thalweg: as this project's own allocator does
-  --card SIZE     the memory of the card: 24GiB, or a number of bytes
+  --card SIZE     the memory of the card, with its unit: 24GiB, 24GB
   --search        tries a list of settings too, and recommends one (see below)
   --at MOMENT     diff: what is live at the end (default), or at the peak
   --max-reserved SIZE   check: the most that may be reserved at once
-  --max-growth PERCENT  check: how much the highest live memory of the last
+  --max-growth SHARE    check: 2%, how much the highest live memory of the last
                         quarter of the trace may exceed that of the second
 
 --search tries what is known to help some programs:
@@ -77,8 +79,9 @@ is needed.
       old cached segments go back before the card is full; with --card only,
       since without one nothing is collected
 It recommends the one that fits and reserves least; of those within 1 % of that,
-the one that calls the driver least. cudaMallocAsync is not tried: of that there
-is only an estimate (--conf backend:cudaMallocAsync).
+the one that calls the driver least. Of a trace that lost its beginning only
+what is certain to save is recommended. cudaMallocAsync is not tried: of that
+there is only an estimate (--conf backend:cudaMallocAsync).
 
 The exit status is 0; 1 if check found a limit passed; 2 if a file could not be
 read or the command makes no sense.
@@ -116,9 +119,6 @@ fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
     match subcommand(Arguments::parse(rest)?) {
         Ok(code) => Ok(code),
         Err(Failure::Usage(error)) => Err(error),
-        Err(Failure::File(text)) => {
-            eprintln!("thalweg memory {first}: {text}");
-            Ok(ExitCode::from(EXIT_USAGE))
-        }
+        Err(Failure::File(text)) => Ok(complain(&format!("thalweg memory {first}: {text}"))),
     }
 }

@@ -2,21 +2,27 @@
 
 use std::process::ExitCode;
 
-use thalweg::memory::analysis::what_if::{self, CANDIDATES, Outcome};
-use thalweg::memory::analysis::{Start, summarise};
-use thalweg::memory::replay::{Program, StartState};
+use thalweg::memory::analysis::forecast::{self, Answer, Forecast, Recommendation};
+use thalweg::memory::analysis::what_if::{self, CANDIDATES};
+use thalweg::memory::analysis::{Summary, summarise};
+use thalweg::memory::replay::Program;
 use thalweg::memory::snapshot::Recording;
 use thalweg::memory::{Policy, Settings};
 use thalweg_page::Curve;
 
 use super::arguments::Arguments;
 use super::page::Pages;
+use super::places::printable;
+use super::show::doubts;
 use super::size::{self, count, size};
 use super::table::Table;
 use super::{Failure, files};
 use crate::UsageError;
 use crate::output::{Object, Output};
 use crate::progress::Progress;
+
+/// On a terminal with fewer columns the table leaves the counts of calls out.
+const NARROW: usize = 76;
 
 /// What was asked for.
 pub struct Question {
@@ -45,7 +51,7 @@ impl Question {
         let this = Self {
             policy,
             policy_name,
-            card_bytes: arguments.read("--card", "a size such as 24GiB", size::parse)?,
+            card_bytes: arguments.read("--card", size::EXPECTED, size::parse)?,
             confs: arguments.values("--conf").map(str::to_owned).collect(),
             search: arguments.has("--search"),
             json: arguments.has("--json"),
@@ -99,9 +105,10 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             if replayed > 0 && !question.json {
                 output.text("\n");
             }
-            let curves = replay(&question, &output, path, recording, device)?;
+            let summary = summarise(recording, device);
+            let curves = replay(&question, &output, path, recording, &summary)?;
             if html.is_some() {
-                pages.add(path, recording, &summarise(recording, device), question.card_bytes, curves);
+                pages.add(path, recording, &summary, question.card_bytes, curves);
             }
             replayed += 1;
         }
@@ -120,35 +127,52 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The outcome of each setting for one device.
-fn outcomes(
+/// What is known of one setting.
+struct Trial {
+    conf: String,
+    /// The forecast; or why there is none.
+    forecast: Result<Forecast, &'static str>,
+}
+
+/// What each setting comes to for one device.
+fn trials(
     question: &Question,
     path: &str,
     recording: &Recording,
     device: usize,
     confs: &[String],
-    mut seen: impl FnMut(&str, &Outcome),
-) -> Result<Vec<Outcome>, Failure> {
+    finds_cards: bool,
+    mut seen: impl FnMut(&Trial),
+) -> Result<Vec<Trial>, Failure> {
     let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: device {device}: {what}"));
     let recorded = what_if::recorded_conf(recording);
     let program = Program::from_recording(recording, device).map_err(|error| complain(&error))?;
-    let mut outcomes = Vec::new();
+    let mut trials = Vec::new();
     for conf in confs {
         let settings = question.settings(conf).map_err(|error| complain(&error))?;
         // Only the recording's own settings lead to the state in which the trace begins.
         let as_recorded =
             || what_if::settings(question.policy, recorded).is_ok_and(|those| those == settings);
         let is_recorded = question.policy == Policy::PyTorch && as_recorded();
-        let start = if is_recorded { StartState::Recorded } else { StartState::LiveBlocks };
-        let mut progress = Progress::new(format!("replaying {}", name(conf)), program.steps().len() as u64);
-        let show = |step| progress.show(step as u64);
-        let outcome = what_if::run(&program, settings, start, question.card_bytes, show);
-        drop(progress);
-        let outcome = outcome.map_err(|error| complain(&error))?;
-        seen(conf, &outcome);
-        outcomes.push(outcome);
+        let forecast = match forecast::unknown(&program, &settings) {
+            Some(why) => Err(why),
+            None => {
+                let steps = program.steps().len() as u64;
+                let mut progress = Progress::new(format!("replaying {}", name(conf)), steps);
+                let show = |step| progress.show(step as u64);
+                let forecast = Forecast::of(&program, &settings, is_recorded, question.card_bytes, show);
+                let mut forecast = forecast.map_err(|error| complain(&error))?;
+                if finds_cards {
+                    forecast.find_card(&program, &settings).map_err(|error| complain(&error))?;
+                }
+                Ok(forecast)
+            }
+        };
+        let trial = Trial { conf: conf.clone(), forecast };
+        seen(&trial);
+        trials.push(trial);
     }
-    Ok(outcomes)
+    Ok(trials)
 }
 
 /// The curves of what the settings of `question` would have reserved, for a page.
@@ -158,18 +182,24 @@ pub fn curves(
     recording: &Recording,
     device: usize,
 ) -> Result<Vec<Curve>, Failure> {
-    let outcomes = outcomes(question, path, recording, device, &question.confs, |_, _| {})?;
-    Ok(question.confs.iter().zip(outcomes).map(|(conf, outcome)| curve(conf, outcome)).collect())
+    let trials = trials(question, path, recording, device, &question.confs, false, |_| {})?;
+    Ok(trials.into_iter().filter_map(curve).collect())
 }
 
-fn curve(conf: &str, outcome: Outcome) -> Curve {
+fn curve(trial: Trial) -> Option<Curve> {
+    let forecast = trial.forecast.ok()?;
+    let part = match forecast.is_partial() && !forecast.is_recorded {
+        true => ", if it had begun with what was reserved then",
+        false => "",
+    };
+    // From the beginning that all have in common.
+    let outcome = forecast.worn.unwrap_or(forecast.tidy);
     let died = if outcome.out_of_memory { ", until it dies" } else { "" };
-    let bound = if outcome.is_lower_bound { ", at least" } else { "" };
-    Curve {
-        name: format!("reserved with {}{bound}{died}", name(conf)),
+    Some(Curve {
+        name: format!("reserved with {}{part}{died}", name(&trial.conf)),
         is_estimate: outcome.is_estimate,
         steps: outcome.reserved,
-    }
+    })
 }
 
 /// Replays one device and prints what came of it. Returns the curves for a page.
@@ -178,20 +208,21 @@ fn replay(
     output: &Output,
     path: &str,
     recording: &Recording,
-    device: usize,
+    summary: &Summary,
 ) -> Result<Vec<Curve>, Failure> {
+    let device = summary.device;
     let recorded = what_if::recorded_conf(recording);
     let confs = question.confs_for(recorded);
-    let outcomes = outcomes(question, path, recording, device, &confs, |conf, outcome| {
+    let trials = trials(question, path, recording, device, &confs, true, |trial| {
         if question.json {
-            output.text(&object(question, path, device, conf, outcome).finish());
+            output.text(&object(question, path, device, trial).finish());
         }
     })?;
-    let start = summarise(recording, device).start;
-    let report = Report { question, recorded, confs: &confs, outcomes: &outcomes, start };
+    let doubts = doubts(recording, summary, question.card_bytes);
+    let report = Report { question, trials: &trials, summary, doubts };
     if !question.json {
         output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
-        output.text(&report.table().render(output.width(), 2));
+        output.text(&report.table(output.width() < NARROW).render(output.width(), 2));
         report.notes(output);
         if question.search {
             report.recommend(output);
@@ -199,33 +230,54 @@ fn replay(
     } else if question.search {
         output.text(&report.json_recommendation(device).finish());
     }
-    Ok(confs.iter().zip(outcomes).map(|(conf, outcome)| curve(conf, outcome)).collect())
+    Ok(trials.into_iter().filter_map(curve).collect())
 }
 
 fn name(conf: &str) -> String {
-    if conf.is_empty() { "(default)".into() } else { conf.into() }
+    if conf.is_empty() { "(default)".into() } else { printable(conf) }
 }
 
-fn object(question: &Question, path: &str, device: usize, conf: &str, outcome: &Outcome) -> Object {
+fn object(question: &Question, path: &str, device: usize, trial: &Trial) -> Object {
     let object = Object::new()
-        .string("settings", conf)
+        .string("settings", &trial.conf)
         .string("policy", question.policy_name)
-        .integer("device", device as u64)
+        .integer("device", device as u64);
+    let forecast = match &trial.forecast {
+        Ok(forecast) => forecast,
+        Err(why) => return object.null("peak_reserved_bytes").string("why_unknown", why),
+    };
+    let outcome = forecast.nearest();
+    let answer = forecast.out_of_memory();
+    let is_bound = forecast.is_partial() && answer == Answer::No;
+    let peak = if is_bound { forecast.least_reserved_bytes } else { outcome.peak_reserved_bytes };
+    let object = object
         .integer("peak_live_bytes", outcome.peak_live_bytes)
-        .integer("peak_reserved_bytes", outcome.peak_reserved_bytes)
+        .integer("peak_reserved_bytes", peak)
         .integer("driver_allocations", outcome.driver_allocations)
         .integer("driver_frees", outcome.driver_frees)
         .integer("retries", outcome.retries)
-        .boolean("out_of_memory", outcome.out_of_memory)
+        .boolean("out_of_memory", answer == Answer::Yes)
         .integer("address_mismatches", outcome.address_mismatches);
+    let object = match forecast.fits_from_bytes {
+        Some(bytes) => object.integer("fits_from_bytes", bytes),
+        None => object.null("fits_from_bytes"),
+    };
     let object = match outcome.is_estimate {
         true => object.boolean("is_estimate", true),
         false => object,
     };
-    let object = match outcome.is_lower_bound {
-        true => object
-            .boolean("is_lower_bound", true)
-            .string("lower_bound_of", "peak_reserved_bytes,driver_allocations"),
+    let object = match forecast.is_partial() {
+        true => {
+            let (least, most) = forecast.recorded_part_bytes();
+            let bound =
+                if is_bound { "peak_live_bytes,peak_reserved_bytes,out_of_memory" } else { "out_of_memory" };
+            object
+                .boolean("is_lower_bound", true)
+                .string("lower_bound_of", bound)
+                .boolean("out_of_memory_perhaps", answer == Answer::Perhaps)
+                .integer("recorded_part_least_bytes", least)
+                .integer("recorded_part_most_bytes", most)
+        }
         false => object,
     };
     if question.names_files { object.string("snapshot", path) } else { object }
@@ -234,42 +286,62 @@ fn object(question: &Question, path: &str, device: usize, conf: &str, outcome: &
 /// What is printed of one device.
 struct Report<'r> {
     question: &'r Question,
-    recorded: &'r str,
-    confs: &'r [String],
-    outcomes: &'r [Outcome],
-    start: Start,
+    trials: &'r [Trial],
+    summary: &'r Summary,
+    doubts: Vec<String>,
 }
 
 impl Report<'_> {
-    fn table(&self) -> Table {
-        let mut table =
-            Table::new(&["settings", "reserved", "/live", "allocs", "frees", "retries", "died"], 0);
-        for (conf, outcome) in self.confs.iter().zip(self.outcomes) {
-            // What the lost beginning reserved under these settings cannot be known.
-            let bound = if outcome.is_lower_bound { ">=" } else { "" };
-            let estimate = if outcome.is_estimate { "~" } else { "" };
-            table.row(vec![
-                name(conf),
-                format!("{bound}{estimate}{}", size(outcome.peak_reserved_bytes)),
-                format!("{:.3}", outcome.reserved_over_live()),
-                count(outcome.driver_allocations),
-                count(outcome.driver_frees),
-                count(outcome.retries),
-                if outcome.out_of_memory { "yes" } else { "no" }.into(),
-            ]);
+    fn forecasts(&self) -> impl Iterator<Item = &Forecast> {
+        self.trials.iter().filter_map(|trial| trial.forecast.as_ref().ok())
+    }
+
+    fn is_partial(&self) -> bool {
+        self.forecasts().any(Forecast::is_partial)
+    }
+
+    fn table(&self, is_narrow: bool) -> Table {
+        let is_partial = self.is_partial();
+        let names: &[&'static str] = match is_partial {
+            true => &["settings", "reserved", "in the recorded part", "died", "fits from"],
+            false if is_narrow => &["settings", "reserved", "/live", "died", "fits from"],
+            false => &["settings", "reserved", "/live", "allocs", "frees", "retries", "died", "fits from"],
+        };
+        let mut table = Table::new(names, 0);
+        for Trial { conf, forecast } in self.trials {
+            let mut cells = vec![name(conf)];
+            match forecast {
+                Ok(forecast) if is_partial => cells.extend(partial_cells(forecast)),
+                Ok(forecast) => cells.extend(whole_cells(forecast, is_narrow)),
+                Err(_) => {
+                    cells.push("unknown".into());
+                    cells.resize(names.len(), "-".into());
+                }
+            }
+            table.row(cells);
         }
         table
     }
 
     fn notes(&self, output: &Output) {
         let note = |text: &str| output.line(2, &format!("  {text}"));
-        let live = self.outcomes.iter().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
-        let is_whole = self.outcomes.iter().any(|outcome| !outcome.out_of_memory);
-        let scope = if is_whole { "whatever the settings" } else { "up to where it died" };
+        for trial in self.trials {
+            if let Err(why) = trial.forecast {
+                note(&format!("{}: {why}", name(&trial.conf)));
+            }
+        }
+        self.doubts.iter().for_each(|doubt| note(doubt));
+        let nearest = || self.forecasts().map(Forecast::nearest);
+        let live = nearest().map(|outcome| outcome.peak_live_bytes).max().unwrap_or(0);
+        let is_whole = nearest().any(|outcome| !outcome.out_of_memory);
+        let scope = match (is_whole, self.is_partial()) {
+            (false, _) => "up to where it died",
+            (true, true) => "in the recorded part; before it can have been more",
+            (true, false) => "whatever the settings",
+        };
         note(&format!("live at most: {}, {scope}", size(live)));
-        let recorded = self.confs.iter().position(|conf| conf == self.recorded);
-        if let Some(at) = recorded.filter(|_| self.question.policy == Policy::PyTorch) {
-            let mismatches = count(self.outcomes[at].address_mismatches);
+        if let Some(recorded) = self.forecasts().find(|forecast| forecast.is_recorded) {
+            let mismatches = count(recorded.nearest().address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }
         match self.question.card_bytes {
@@ -280,65 +352,149 @@ impl Report<'_> {
             )),
             None => note("on a card without end; with --card the replay says whether the run fits"),
         }
-        if !self.start.is_complete() {
-            note(&format!(
-                "the beginning is not in the trace ({} in {} blocks were live before it): figures with >= are a lower bound",
-                size(self.start.live_bytes),
-                count(self.start.live_blocks as u64)
-            ));
+        if self.is_partial() {
+            self.partial_notes(&note);
         }
-        if self.outcomes.iter().any(|outcome| outcome.is_estimate) {
+        if nearest().any(|outcome| outcome.is_estimate) {
             note(
                 "~ is an estimate: what cudaMallocAsync reserves is decided by rules that only the driver knows",
             );
         }
-        if self.outcomes.iter().any(|outcome| outcome.out_of_memory) {
+        if self.forecasts().any(|forecast| forecast.out_of_memory() != Answer::No) {
             note("died: a request failed for want of memory; the figures are those up to then");
         }
     }
 
-    fn recommend(&self, output: &Output) {
-        let Some(best) = what_if::best(self.outcomes) else {
-            output.line(2, "\nNone of these settings fits the card. What helps is to need less: see `thalweg memory show`.");
-            return;
-        };
-        let (first, chosen) = (&self.outcomes[0], &self.outcomes[best]);
-        let saved = first.peak_reserved_bytes.saturating_sub(chosen.peak_reserved_bytes);
-        if best == 0 || (saved == 0 && !first.out_of_memory) {
-            output.line(2, "\nRecommended: no change; none of the others reserves less.");
-            return;
-        }
-        output.line(2, &format!("\nRecommended: PYTORCH_CUDA_ALLOC_CONF={}", self.confs[best]));
-        output.line(
-            2,
-            &if first.out_of_memory {
-                format!(
-                    "  it fits, with {} reserved at most, where {} dies",
-                    size(chosen.peak_reserved_bytes),
-                    name(&self.confs[0])
-                )
-            } else {
-                format!(
-                    "  it reserves {} less than {} ({})",
-                    size(saved),
-                    name(&self.confs[0]),
-                    size::share(saved, first.peak_reserved_bytes)
-                )
-            },
+    fn partial_notes(&self, note: &dyn Fn(&str)) {
+        let start = self.summary.start;
+        note(&format!(
+            "the beginning is not in the trace ({} in {} blocks were live before it): figures with >= are a lower bound, of \
+             what is live at once",
+            size(start.live_bytes),
+            count(start.live_blocks as u64)
+        ));
+        note(
+            "in the recorded part: from a tidy beginning, its live blocks packed, to one with all that was reserved then; where \
+             the settings themselves would have begun is not known",
         );
-        output.line(2, "  Speed is not known from a trace: try it.");
+    }
+
+    fn recommend(&self, output: &Output) {
+        let line = |text: &str| output.line(2, text);
+        let forecasts: Vec<Forecast> = self.forecasts().cloned().collect();
+        let known: Vec<&Trial> = self.trials.iter().filter(|trial| trial.forecast.is_ok()).collect();
+        let conf = |index: usize| known[index].conf.as_str();
+        let advise = |index: usize| line(&format!("\nRecommended: PYTORCH_CUDA_ALLOC_CONF={}", conf(index)));
+        match forecast::recommend(&forecasts) {
+            Recommendation::NoneFits => {
+                line(
+                    "\nNone of these settings fits the card. What helps is to need less: see `thalweg memory show`.",
+                );
+                let smallest =
+                    (0..known.len()).filter_map(|index| Some((forecasts[index].fits_from_bytes?, index)));
+                if let Some((bytes, index)) = smallest.min() {
+                    line(&format!(
+                        "The smallest card that is enough has {}, with {}.",
+                        size(bytes),
+                        name(conf(index))
+                    ));
+                }
+                return;
+            }
+            Recommendation::NoChange if self.is_partial() => {
+                line(
+                    "\nRecommended: no change; of a trace without its beginning nothing is certain to reserve less. Record from \
+                     the start of the program to know.",
+                );
+                return;
+            }
+            Recommendation::NoChange => {
+                line("\nRecommended: no change; none of the others reserves less.");
+                return;
+            }
+            Recommendation::Fits { index } => {
+                advise(index);
+                let (_, most) = forecasts[index].recorded_part_bytes();
+                line(&format!(
+                    "  it fits, with {} reserved at most, where {} dies",
+                    size(most),
+                    name(conf(0))
+                ));
+            }
+            Recommendation::Saves { index, least_bytes, most_bytes } => {
+                advise(index);
+                let whole = forecasts[0].nearest().peak_reserved_bytes;
+                let saved = match size(least_bytes) == size(most_bytes) {
+                    true => size(least_bytes),
+                    false => format!("{} to {}", size(least_bytes), size(most_bytes)),
+                };
+                let part = if self.is_partial() { " in the recorded part" } else { "" };
+                line(&format!(
+                    "  it reserves {saved} less than {} ({}){part}",
+                    name(conf(0)),
+                    size::share(least_bytes, whole)
+                ));
+            }
+        }
+        line("  Speed is not known from a trace: try it.");
     }
 
     fn json_recommendation(&self, device: usize) -> Object {
+        let forecasts: Vec<Forecast> = self.forecasts().cloned().collect();
+        let known: Vec<&Trial> = self.trials.iter().filter(|trial| trial.forecast.is_ok()).collect();
         let object = Object::new().integer("device", device as u64);
-        match what_if::best(self.outcomes) {
-            Some(best) => {
-                let saved = self.outcomes[0]
-                    .peak_reserved_bytes
-                    .saturating_sub(self.outcomes[best].peak_reserved_bytes);
-                object.string("recommended", &self.confs[best]).integer("saved_bytes", saved)
-            }
-            None => object.null("recommended").integer("saved_bytes", 0),
-        }
+        let (index, least, most) = match forecast::recommend(&forecasts) {
+            Recommendation::NoneFits => return object.null("recommended").integer("saved_bytes", 0),
+            Recommendation::NoChange => (0, 0, 0),
+            Recommendation::Fits { index } => (index, 0, 0),
+            Recommendation::Saves { index, least_bytes, most_bytes } => (index, least_bytes, most_bytes),
+        };
+        object
+            .string("recommended", &known[index].conf)
+            .integer("saved_bytes", least)
+            .integer("saved_bytes_at_most", most)
     }
+}
+
+fn whole_cells(forecast: &Forecast, is_narrow: bool) -> Vec<String> {
+    let outcome = forecast.nearest();
+    let estimate = if outcome.is_estimate { "~" } else { "" };
+    let mut cells = vec![
+        format!("{estimate}{}", size(outcome.peak_reserved_bytes)),
+        match outcome.peak_live_bytes {
+            0 => "-".into(),
+            _ => format!("{:.3}", outcome.reserved_over_live()),
+        },
+    ];
+    if !is_narrow {
+        let calls = [outcome.driver_allocations, outcome.driver_frees, outcome.retries];
+        cells.extend(calls.map(count));
+    }
+    cells.extend([died(forecast).into(), fits_from(forecast)]);
+    cells
+}
+
+fn partial_cells(forecast: &Forecast) -> Vec<String> {
+    let (least, most) = forecast.recorded_part_bytes();
+    let (least, most) = (size(least), size(most));
+    let estimate = if forecast.tidy.is_estimate { "~" } else { "" };
+    vec![
+        // What the lost beginning reserved under these settings cannot be known.
+        format!(">={}", size(forecast.least_reserved_bytes)),
+        if least == most { format!("{estimate}{least}") } else { format!("{estimate}{least} to {most}") },
+        died(forecast).into(),
+        fits_from(forecast),
+    ]
+}
+
+fn died(forecast: &Forecast) -> &'static str {
+    match forecast.out_of_memory() {
+        Answer::No => "no",
+        Answer::Perhaps => "perhaps",
+        Answer::Yes => "yes",
+    }
+}
+
+fn fits_from(forecast: &Forecast) -> String {
+    forecast.fits_from_bytes.map_or_else(|| "-".into(), size)
 }

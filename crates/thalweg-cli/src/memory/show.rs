@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
-use thalweg::memory::analysis::{Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise, telling_frame};
-use thalweg::memory::snapshot::{Recording, StackId};
+use thalweg::memory::analysis::{Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise};
+use thalweg::memory::snapshot::{Gap, Recording};
 
 use super::arguments::Arguments;
 use super::page::Pages;
+use super::places::{by_place, place};
 use super::size::{count, share, size};
 use super::table::Table;
 use super::{Failure, files, replay};
@@ -16,7 +17,7 @@ use crate::output::{Object, Output};
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     arguments.only(&["--top", "--card", "--html", "--conf", "--policy"])?;
     let top = arguments.top()?;
-    let card = arguments.read("--card", "a size such as 24GiB", super::size::parse)?;
+    let card = arguments.read("--card", super::size::EXPECTED, super::size::parse)?;
     let question = replay::Question::of(&arguments)?;
     let output = Output::standard();
     let mut is_first = true;
@@ -60,21 +61,6 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The place that tells most of a stack, for people: `model.py:17 forward`.
-pub fn place(recording: &Recording, stack: Option<StackId>) -> String {
-    let frame = stack.and_then(|stack| telling_frame(recording, stack));
-    frame.map_or_else(
-        || "(no stack recorded)".into(),
-        |frame| frame_text(frame.filename, frame.line, frame.name),
-    )
-}
-
-pub fn frame_text(filename: &str, line: u32, name: &str) -> String {
-    // The last two parts of a path tell files apart, and fit.
-    let short = filename.rmatch_indices('/').nth(1).map_or(filename, |(at, _)| &filename[at + 1..]);
-    format!("{short}:{line} {name}")
-}
-
 /// What is printed of one device.
 struct Page<'p> {
     output: &'p Output,
@@ -89,6 +75,9 @@ impl Page<'_> {
         let Summary { device, at_peak, at_end, .. } = self.summary;
         self.output.line(2, &format!("{path}, device {device}"));
         self.totals();
+        for doubt in doubts(self.recording, self.summary, self.card) {
+            self.fact("doubt", &doubt);
+        }
         self.notes();
         if self.summary.entries > 0 {
             self.moment("When most was live", at_peak);
@@ -120,12 +109,14 @@ impl Page<'_> {
             let duration =
                 summary.duration_us.map_or(String::new(), |us| format!(" over {:.1} s", us as f64 / 1e6));
             self.fact("trace", &format!("{} entries{duration}", count(summary.entries as u64)));
-            let both = |peak, end| format!("{} at most, {} at the end", size(peak), size(end));
+            let bound = if start.is_complete() { "" } else { ">=" };
+            let both = |peak, end| format!("{bound}{} at most, {} at the end", size(peak), size(end));
             self.fact("reserved", &both(summary.peak_reserved_bytes, at_end.reserved_bytes));
             self.fact("live", &both(summary.peak_live_bytes, at_end.live_bytes));
             if summary.peak_live_bytes > 0 {
                 let ratio = summary.peak_reserved_bytes as f64 / summary.peak_live_bytes as f64;
-                self.fact("ratio", &format!("{ratio:.3} reserved for each byte live, peak over peak"));
+                let part = if start.is_complete() { "" } else { ", in the recorded part" };
+                self.fact("ratio", &format!("{ratio:.3} reserved for each byte live, peak over peak{part}"));
             }
             if let Some(growth) = summary.growth {
                 let quarter = "in the last quarter against the second";
@@ -143,7 +134,8 @@ impl Page<'_> {
                 "before",
                 &format!(
                     "the trace begins with {} live in {} blocks: the history was switched on late, or its ring of entries \
-                     was full and dropped the beginning. Where these blocks came from is known only if they live on.",
+                     was full and dropped the beginning. Where these blocks came from is known only if they live on. What was \
+                     before can have been more: >= is a lower bound.",
                     size(start.live_bytes),
                     count(start.live_blocks as u64)
                 ),
@@ -197,17 +189,18 @@ impl Page<'_> {
             ]);
         }
         self.table(&by_size);
-        let mut by_stack = Table::new(&["bytes", "share", "blocks", "live by place"], 3);
-        for group in moment.by_stack.iter().take(self.top) {
-            by_stack.row(vec![
+        let mut table = Table::new(&["bytes", "share", "blocks", "live by place"], 3);
+        let places = by_place(self.recording, moment);
+        for group in places.iter().take(self.top) {
+            table.row(vec![
                 size(group.bytes),
                 share(group.bytes, moment.live_bytes),
                 count(group.blocks as u64),
-                place(self.recording, group.stack),
+                group.name.clone(),
             ]);
         }
-        self.table(&by_stack);
-        self.left_out("places", moment.by_stack.len());
+        self.table(&table);
+        self.left_out("places", places.len());
     }
 
     fn table(&self, table: &Table) {
@@ -275,6 +268,52 @@ impl Page<'_> {
     }
 }
 
+/// What of a file does not fit together, or was not understood, in sentences.
+pub fn doubts(recording: &Recording, summary: &Summary, card: Option<u64>) -> Vec<String> {
+    let Doubts { gap, leaves_out_ends, misplaced_blocks, excess_bytes } = summary.doubts;
+    let mut doubts = Vec::new();
+    if let Some(Gap { entry, is_one, freed_blocks, allocated_blocks }) = gap {
+        let (entry, freed, allocated) =
+            (count(entry as u64), count(freed_blocks as u64), count(allocated_blocks as u64));
+        let where_ = match is_one {
+            true => format!("the history has a gap before entry {entry}, as if it had been off for a while"),
+            false => {
+                format!("entries are missing in several places of the history, first before entry {entry}")
+            }
+        };
+        doubts.push(format!(
+            "{where_}: {freed} blocks were freed and {allocated} allocated unseen. They are put in there; what was reserved \
+             before is not known exactly"
+        ));
+    }
+    if leaves_out_ends {
+        doubts.push("the recording leaves out when a free is over (free_completed): it counts as over when it is asked for".into());
+    }
+    for (what, times) in recording.left_out() {
+        doubts.push(format!("not understood and left out: {what} ({} times)", count(*times)));
+    }
+    if misplaced_blocks > 0 {
+        doubts.push(format!(
+            "the file contradicts itself: {} blocks are not within their segments",
+            count(misplaced_blocks as u64)
+        ));
+    }
+    if excess_bytes > 0 {
+        doubts.push(format!(
+            "the file contradicts itself: up to {} more are live than reserved. Segments are missing in it, or entries",
+            size(excess_bytes)
+        ));
+    }
+    if let Some(card) = card.filter(|card| *card < summary.peak_reserved_bytes) {
+        doubts.push(format!(
+            "--card is {}, and the recording reserved {}: is it the right size, and the right unit (GiB, not GB)?",
+            size(card),
+            size(summary.peak_reserved_bytes)
+        ));
+    }
+    doubts
+}
+
 fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Object {
     let object = Object::new()
         .string("snapshot", path)
@@ -285,7 +324,8 @@ fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Obj
         .integer("host_bytes", summary.host_bytes)
         .boolean("starts_empty", summary.start.is_complete())
         .integer("start_live_bytes", summary.start.live_bytes)
-        .integer("start_reserved_bytes", summary.start.reserved_bytes);
+        .integer("start_reserved_bytes", summary.start.reserved_bytes)
+        .string("doubts", &doubts(recording, summary, None).join("; "));
     let object = match summary.growth {
         Some(growth) => object.number("growth", growth),
         None => object.null("growth"),
@@ -339,9 +379,9 @@ fn json_moment(recording: &Recording, moment: &Moment, top: usize) -> Object {
         )
         .objects(
             "by_stack",
-            moment.by_stack.iter().take(top).map(|group| {
+            by_place(recording, moment).iter().take(top).map(|group| {
                 Object::new()
-                    .string("place", &place(recording, group.stack))
+                    .string("place", &group.name)
                     .integer("blocks", group.blocks as u64)
                     .integer("bytes", group.bytes)
             }),

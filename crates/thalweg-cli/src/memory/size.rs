@@ -41,13 +41,16 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// Reads `24GiB`, `24GB`, `1.5 MiB`, or a number of bytes.
+/// What [`parse`] takes.
+pub const EXPECTED: &str = "a size with its unit, such as 24GiB or 24GB";
+
+/// Reads `24GiB`, `24GB`, `1.5 MiB` or `512B`. A number without a unit could be anything, and nothing has 0 bytes.
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
-    let unit_at = text.find(|character: char| character.is_ascii_alphabetic()).unwrap_or(text.len());
+    let unit_at = text.find(|character: char| character.is_ascii_alphabetic())?;
     let (number, unit) = (text[..unit_at].trim(), text[unit_at..].to_ascii_lowercase());
     let scale: u64 = match unit.as_str() {
-        "" | "b" => 1,
+        "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
@@ -59,19 +62,17 @@ pub fn parse(text: &str) -> Option<u64> {
         _ => return None,
     };
     if let Ok(whole) = number.parse::<u64>() {
-        return whole.checked_mul(scale);
+        return whole.checked_mul(scale).filter(|bytes| *bytes > 0);
     }
     let value = number.parse::<f64>().ok()? * scale as f64;
-    (value >= 0.0 && value < u64::MAX as f64).then_some(value as u64)
+    (value >= 1.0 && value < u64::MAX as f64).then_some(value as u64)
 }
 
-/// Reads `2%`, or `0.02` for the same.
-pub fn parse_share(text: &str) -> Option<f64> {
-    let (number, scale) = match text.trim().strip_suffix('%') {
-        Some(number) => (number, 0.01),
-        None => (text, 1.0),
-    };
-    number.trim().parse::<f64>().ok().map(|value| value * scale).filter(|value| value.is_finite())
+/// Reads `2%`. A number without the sign could be a fraction.
+pub fn parse_percent(text: &str) -> Option<f64> {
+    let number = text.trim().strip_suffix('%')?;
+    let value = number.trim().parse::<f64>().ok()? / 100.0;
+    (value.is_finite() && value >= 0.0).then_some(value)
 }
 
 #[cfg(test)]
@@ -93,12 +94,14 @@ mod tests {
         for (text, bytes) in [
             ("24GiB", 24 << 30),
             ("1.5 MiB", 3 << 19),
-            ("85017493504", 85_017_493_504),
+            ("85017493504B", 85_017_493_504),
             ("2gb", 2_000_000_000),
         ] {
             assert_eq!(parse(text), Some(bytes), "{text}");
         }
-        for text in ["", "GiB", "-1", "1 parsec", "nanGiB", "99999999999TiB"] {
+        for text in
+            ["", "GiB", "24", "-1", "0GiB", "0.0B", "-1GiB", "1 parsec", "nanGiB", "infGB", "99999999999TiB"]
+        {
             assert_eq!(parse(text), None, "{text}");
         }
     }
@@ -107,7 +110,10 @@ mod tests {
     fn shares_and_counts_are_written_and_read() {
         assert_eq!((share(1, 8), share(1, 0)), ("12.5 %".into(), "-".into()));
         assert_eq!([1, 999, 1000, 1_234_567].map(count), ["1", "999", "1,000", "1,234,567"]);
-        assert_eq!([parse_share("2%"), parse_share("0.5"), parse_share("x")], [Some(0.02), Some(0.5), None]);
+        for text in ["2", "0.5", "x", "nan%", "-1%", "inf%"] {
+            assert_eq!(parse_percent(text), None, "{text}");
+        }
+        assert_eq!([parse_percent("2%"), parse_percent("0 %")], [Some(0.02), Some(0.0)]);
         assert_eq!([change(-2048), change(1)], ["-2.00 KiB", "+1 B"]);
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
 
 use self::arguments::Arguments;
-use crate::output::{Colour, Object, Output};
+use crate::output::{Colour, Object, Output, complain};
 use crate::progress::Progress;
 use crate::{Command, UsageError};
 
@@ -76,7 +76,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
         Ok(done) => done,
         Err(error) => {
             let program = arguments.program[0].as_str();
-            eprintln!("thalweg sim: `{program}` did not start: {error}");
+            complain(&format!("thalweg sim: `{program}` did not start: {error}"));
             return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }));
         }
     };

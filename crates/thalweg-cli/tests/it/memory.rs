@@ -98,7 +98,8 @@ fn replays_predict_what_pytorch_did() {
         let conf = settings_of(&row);
         let trace = trace(&row["workload"]);
         let card = if row["total_memory"] == "-" { "85017493504" } else { &row["total_memory"] };
-        let arguments = ["replay", &trace, "--conf", &conf, "--card", card, "--json"];
+        let card = format!("{card}B");
+        let arguments = ["replay", &trace, "--conf", &conf, "--card", &card, "--json"];
         let printed = succeed(&arguments, 80);
         let found = flat_json::object(printed.trim_end()).expect("one object is printed");
         let is_label = |key: &&str| row["conf"] == "async" && *key == "is_estimate";
@@ -110,6 +111,7 @@ fn replays_predict_what_pytorch_did() {
                 "device",
                 "driver_allocations",
                 "driver_frees",
+                "fits_from_bytes",
                 "out_of_memory",
                 "peak_live_bytes",
                 "peak_reserved_bytes",
@@ -297,5 +299,87 @@ fn hostile_and_useless_files_are_complained_of() {
         assert_eq!((out.as_str(), status), ("", Some(2)), "{path}: {error}");
         assert!(error.contains(what), "{path}: {error} lacks {what}");
     }
+    fs::remove_dir_all(&folder).expect("it is ours");
+}
+
+/// A damaged packed file is refused, wherever the damage is: also where the pickle in it has ended.
+#[test]
+fn damage_of_a_packed_file_is_noticed() {
+    let folder = scratch("damage");
+    fs::create_dir_all(&folder).expect("the temporary folder can be written");
+    let whole =
+        fs::read(format!("{DATA}/{}", trace("fsdp_streams"))).expect("the trace is in the repository");
+    let path = folder.join("damaged.pickle.gz");
+    let path = path.to_str().expect("its name is text");
+    let refused = |bytes: &[u8], what: &str| {
+        fs::write(path, bytes).expect("the folder is there");
+        let (out, error, status) = run(&["show", path], 80);
+        assert_eq!((out.as_str(), status), ("", Some(2)), "{what}: {error}");
+    };
+    for from_end in 1..=8 {
+        let mut bytes = whole.clone();
+        let at = bytes.len() - from_end;
+        bytes[at] ^= 0x10;
+        refused(&bytes, &format!("a flip {from_end} before the end"));
+    }
+    for step in 1..24 {
+        let mut bytes = whole.clone();
+        let at = bytes.len() * step / 24;
+        bytes[at] ^= 1 << (step % 8);
+        refused(&bytes, &format!("a flip at {at}"));
+    }
+    refused(&whole[..whole.len() - 5], "cut by five bytes");
+    refused(&[&whole[..], b"garbage"].concat(), "something follows");
+    fs::remove_dir_all(&folder).expect("it is ours");
+}
+
+/// A number without its unit could be anything.
+#[test]
+fn units_are_demanded() {
+    let gpt = trace("gpt_train");
+    for (arguments, what) in [
+        (["replay", &gpt, "--card", "24"], "--card takes a size with its unit"),
+        (["replay", &gpt, "--card", "0GiB"], "--card takes a size with its unit"),
+        (["show", &gpt, "--card", "nanGiB"], "--card takes a size with its unit"),
+        (["check", &gpt, "--max-reserved", "20"], "--max-reserved takes a size"),
+        (["check", &gpt, "--max-growth", "2"], "--max-growth takes percents"),
+    ] {
+        let (out, error, status) = run(&arguments, 80);
+        assert_eq!((out.as_str(), status), ("", Some(2)), "{arguments:?}");
+        assert!(error.contains(what) && error.lines().count() <= 3, "{error}");
+    }
+    let warned = succeed(&["replay", &gpt, "--card", "8GB"], 200);
+    assert!(warned.contains("--card is 7.45 GiB, and the recording reserved 8.76 GiB"), "{warned}");
+}
+
+/// Of a trace that lost its beginning, a card that is smaller than what was reserved then is answered like any other.
+#[test]
+fn a_search_on_a_small_card_says_which_is_enough() {
+    let folder = scratch("small_card");
+    fs::create_dir_all(&folder).expect("the temporary folder can be written");
+    let mut packed = flate2::read::GzDecoder::new(
+        fs::File::open(format!("{DATA}/{}", trace("gpt_train"))).expect("it is there"),
+    );
+    let mut pickle = Vec::new();
+    std::io::Read::read_to_end(&mut packed, &mut pickle).expect("it is whole");
+    let mut snapshot = thalweg::memory::snapshot::Snapshot::from_pickle(&pickle).expect("it is one");
+    let entries = snapshot.device_traces[0].len();
+    snapshot.device_traces[0].drain(..entries * 6 / 10);
+    let path = folder.join("cut.pickle");
+    fs::write(&path, snapshot.to_pickle()).expect("the folder is there");
+    let path = path.to_str().expect("its name is text");
+    let printed = succeed(&["replay", path, "--search", "--card", "2GiB"], 100);
+    assert!(printed.contains("None of these settings fits the card"), "{printed}");
+    assert!(printed.contains("The smallest card that is enough has "), "{printed}");
+    assert!(
+        printed.lines().filter(|line| line.contains(">=") && line.contains("yes")).count() >= 12,
+        "{printed}"
+    );
+    let printed = succeed(&["replay", path, "--search"], 100);
+    assert!(printed.contains("Recommended: no change; of a trace without its beginning"), "{printed}");
+    let object = succeed(&["replay", path, "--json", "--conf", "expandable_segments:True"], 80);
+    let object = flat_json::object(object.trim_end()).expect("one object is printed");
+    let bound = Member::Text("peak_live_bytes,peak_reserved_bytes,out_of_memory".into());
+    assert_eq!((&object["is_lower_bound"], &object["lower_bound_of"]), (&Member::Truth(true), &bound));
     fs::remove_dir_all(&folder).expect("it is ours");
 }

@@ -6,6 +6,7 @@
 //!      │    ├──▶ stages ─────▶ Stage       the same for each scope that the program marked
 //!      │    └──▶ diff ───────▶ Growth      what one has more of than another
 //!      └───────▶ what_if ────▶ Outcome     the same program under other settings
+//!                  └────────▶ Forecast    the same, where its beginning may not be known
 //! ```
 //!
 //! It is here, and not in the command line, because it is about memory and about nothing else: it opens no file and prints no
@@ -24,8 +25,10 @@
 //! no trace, except for one number: how much the device had left when a request failed.
 
 mod diff;
+pub mod forecast;
 mod layout;
 mod lives;
+mod places;
 mod stages;
 mod summary;
 mod walk;
@@ -34,8 +37,8 @@ pub mod what_if;
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
 pub use lives::{BlockLife, Lives, SegmentLife, lives};
+pub use places::{backward_node, telling, telling_frame};
 pub use stages::{Stage, stages};
 pub use summary::{
-    Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise, telling,
-    telling_frame,
+    Doubts, Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise,
 };

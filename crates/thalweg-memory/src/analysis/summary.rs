@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::layout::Fragmentation;
 use super::walk::{FirstPass, Live, Peak, State};
-use crate::snapshot::{Action, BlockState, FrameView, Recording, StackId};
+use crate::snapshot::{Action, BlockState, Gap, Recording, StackId};
 use crate::upstream::StreamId;
 
 /// What the recording of one device comes to. Sizes are in bytes.
@@ -35,6 +35,21 @@ pub struct Summary {
     pub out_of_memory: Vec<OutOfMemoryEntry>,
     /// Pinned host memory at the end, where its history was recorded.
     pub host_bytes: u64,
+    /// What does not fit together in the file.
+    pub doubts: Doubts,
+}
+
+/// What of a file does not fit together, so that its figures can be wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Doubts {
+    /// Entries are missing in the middle of the trace.
+    pub gap: Option<Gap>,
+    /// The trace never says when a free is over.
+    pub leaves_out_ends: bool,
+    /// How many blocks at the end are in no segment, or overlap another.
+    pub misplaced_blocks: usize,
+    /// At some moment more is live than is reserved, by so many bytes; 0 if there is a gap, which explains it.
+    pub excess_bytes: u64,
 }
 
 /// What was there before the trace.
@@ -156,7 +171,10 @@ pub fn summarise(recording: &Recording, device: usize) -> Summary {
     } else {
         at_peak(recording, device, before, pass.live.at)
     };
-    let peak = |start: u64, peak: &Peak| u64::try_from(i128::from(start) + peak.highest).unwrap_or(start);
+    let peak = |start: u64, peak: &Peak| {
+        let bytes = i128::from(start) + peak.highest;
+        bytes.clamp(0, i128::from(u64::MAX)) as u64
+    };
     Summary {
         device,
         entries: pass.entries,
@@ -173,7 +191,35 @@ pub fn summarise(recording: &Recording, device: usize) -> Summary {
             .host_segments()
             .map(|(segment, _)| segment.total_bytes)
             .fold(0, u64::saturating_add),
+        doubts: Doubts {
+            gap: recording.gap(device),
+            leaves_out_ends: recording.leaves_out_ends(device),
+            misplaced_blocks: misplaced_blocks(recording, device),
+            // In a gap blocks come without their segments.
+            excess_bytes: recording.gap(device).map_or_else(|| excess_bytes(&pass, &start), |_| 0),
+        },
     }
+}
+
+/// By how much more is live than reserved at the worst moment.
+fn excess_bytes(pass: &FirstPass, start: &Start) -> u64 {
+    let before = i128::from(start.live_bytes) - i128::from(start.reserved_bytes);
+    u64::try_from((before + pass.excess).max(0)).unwrap_or(u64::MAX)
+}
+
+/// How many blocks of the file lie outside of their segments, or upon the one before.
+fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
+    let mut misplaced = 0;
+    for (segment, blocks) in recording.segments(device) {
+        let end = segment.address.saturating_add(segment.total_bytes);
+        let mut at = segment.address;
+        for block in blocks {
+            let block_end = block.address.saturating_add(block.size_bytes);
+            misplaced += usize::from(block.address < at || block_end > end);
+            at = block_end.max(at);
+        }
+    }
+    misplaced
 }
 
 /// The moment after `entries` entries, and each failure on the whole way.
@@ -271,27 +317,4 @@ fn pools(recording: &Recording, device: usize) -> Vec<PoolUse> {
     }
     pools.sort_unstable_by_key(|pool| pool.pool_id);
     pools
-}
-
-/// The frame of a stack that tells a reader most: see [`telling`].
-pub fn telling_frame(recording: &Recording, stack: StackId) -> Option<FrameView<'_>> {
-    telling(recording.stack(stack))
-}
-
-/// Of frames, innermost first, the one that tells a reader most: the innermost one of the user's own Python code, else the
-/// innermost Python one, else the innermost one with a file.
-pub fn telling<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
-    let is_library = |file: &str| {
-        ["/site-packages/", "/dist-packages/", "/lib/python", "/torch/"]
-            .iter()
-            .any(|part| file.contains(part))
-            || file.starts_with("torch/")
-            || file.starts_with('<')
-    };
-    frames.min_by_key(|frame| match frame.filename {
-        file if file.ends_with(".py") && !is_library(file) => 0,
-        file if file.ends_with(".py") => 1,
-        "" | "??" => 3,
-        _ => 2,
-    })
 }

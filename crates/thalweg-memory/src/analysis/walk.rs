@@ -140,6 +140,8 @@ pub(super) struct FirstPass {
     /// is; 0 is the start.
     pub(super) live: Peak,
     pub(super) reserved: Peak,
+    /// The highest change of what is live less what is reserved.
+    pub(super) excess: i128,
     /// The highest change of what is live in each quarter of the trace.
     pub(super) quarters: [i128; 4],
     pub(super) first_us: Option<i64>,
@@ -199,6 +201,7 @@ impl FirstPass {
                 Action::SegmentFree | Action::SegmentUnmap => pass.reserved.subtract(event.size_bytes),
                 Action::FreeRequested | Action::Snapshot | Action::Oom | Action::Annotate => {}
             }
+            pass.excess = pass.excess.max(pass.live.now - pass.reserved.now);
             let quarter = &mut pass.quarters[index * 4 / length];
             *quarter = pass.live.now.max(*quarter);
         }

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
 use crate::replay::{
-    DRIVER_PIECE_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState, Step,
+    DRIVER_PIECE_BYTES, MOST_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState,
     stream_ordered_estimate,
 };
 use crate::settings::{Backend, Policy, Settings, SettingsError};
 use crate::snapshot::{Recording, SettingValue};
 
-/// The card of a replay that is not asked whether it fits: no request fails on it.
-const ENDLESS_BYTES: u64 = 1 << 46;
+/// The card of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
+/// sense fails on it. It is not larger than needed, since segments that grow have addresses for all of it.
+const ENDLESS_TIMES: u64 = 64;
+/// It has at least so much.
+const LEAST_ENDLESS_BYTES: u64 = 1 << 38;
 /// A curve has about so many steps at most: more than a screen has columns.
 const CURVE_STEPS: usize = 4096;
 
@@ -38,8 +41,6 @@ pub struct Outcome {
     pub address_mismatches: u64,
     /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
     pub is_estimate: bool,
-    /// Whether what is reserved is a lower bound: blocks were live before the trace, and what led there is not in it.
-    pub is_lower_bound: bool,
     /// What is reserved over time. Where there are many changes it is thinned to some thousand steps, of which each is the most of
     /// its stretch.
     pub reserved: ReservedSteps,
@@ -92,13 +93,8 @@ pub fn run(
     if settings.backend() == Backend::CudaMallocAsync {
         return estimate(program, card_bytes, progress);
     }
-    let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes.unwrap_or(ENDLESS_BYTES)));
-    let allocator = DeviceAllocator::new(upstream.clone(), settings);
-    let mut replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
-    if card_bytes.is_some() {
-        // On a card without end there is nothing to learn from them.
-        replay = replay.with_attempts();
-    }
+    // On a card without end there is nothing to learn from what was asked for in vain.
+    let mut replay = begin(program, settings, start, card_bytes, card_bytes.is_some());
     let (reserved, out_of_memory) = serve(&mut replay, progress)?;
     let statistics = replay.allocator().memory_stats();
     let statistic = |key: &str| {
@@ -115,9 +111,45 @@ pub fn run(
         out_of_memory,
         address_mismatches: replay.mismatches(),
         is_estimate: false,
-        is_lower_bound: start == StartState::LiveBlocks && program.older_blocks() > 0,
         reserved: thin(reserved, program),
     })
+}
+
+fn begin(
+    program: &Program,
+    settings: Settings,
+    start: StartState,
+    card_bytes: Option<u64>,
+    attempts: bool,
+) -> Replay<'_> {
+    let card_bytes = card_bytes.unwrap_or_else(|| endless_bytes(program));
+    let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes));
+    let allocator = DeviceAllocator::new(upstream.clone(), settings);
+    let replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
+    if attempts { replay.with_attempts() } else { replay }
+}
+
+/// A card that is never full.
+fn endless_bytes(program: &Program) -> u64 {
+    let needed = program.peak_live_bytes().saturating_mul(ENDLESS_TIMES).max(program.recorded_bytes());
+    needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
+}
+
+/// Whether the program runs to its end on a card, with what it asked for in vain; and what it reserves at most.
+///
+/// # Errors
+/// Those of [`run`].
+pub(super) fn fits(
+    program: &Program,
+    settings: Settings,
+    start: StartState,
+    card_bytes: Option<u64>,
+) -> Result<(bool, u64), String> {
+    let mut replay = begin(program, settings, start, card_bytes, true);
+    match replay.run() {
+        Ok(()) => Ok((true, replay.figures().reserved_peak_bytes)),
+        Err(error) => out_of_memory(&error).map(|()| (false, replay.figures().reserved_peak_bytes)),
+    }
 }
 
 /// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
@@ -152,8 +184,7 @@ fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(Re
 
 /// Whether an error is want of memory; else what it is.
 fn out_of_memory(error: &ReplayError) -> Result<(), String> {
-    let is_it = error.refusal().is_some_and(|refusal| refusal.is_out_of_memory());
-    if is_it { Ok(()) } else { Err(error.to_string()) }
+    if error.is_out_of_memory() { Ok(()) } else { Err(error.to_string()) }
 }
 
 /// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
@@ -195,12 +226,12 @@ fn estimate(
     card_bytes: Option<u64>,
     progress: impl FnMut(usize),
 ) -> Result<Outcome, String> {
-    let mut replay = stream_ordered_estimate(program, ENDLESS_BYTES);
+    let mut replay = stream_ordered_estimate(program, endless_bytes(program));
     let (mut reserved, out_of_memory) = serve(&mut replay, progress)?;
     reserved.iter_mut().for_each(|(_, bytes)| *bytes = bytes.next_multiple_of(DRIVER_PIECE_BYTES));
     let peak_reserved_bytes = replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES);
     Ok(Outcome {
-        peak_live_bytes: peak_live_bytes(program),
+        peak_live_bytes: program.peak_live_bytes(),
         peak_reserved_bytes,
         driver_allocations: 0,
         driver_frees: 0,
@@ -208,26 +239,8 @@ fn estimate(
         out_of_memory: out_of_memory || card_bytes.is_some_and(|card| peak_reserved_bytes > card),
         address_mismatches: 0,
         is_estimate: true,
-        is_lower_bound: program.older_blocks() > 0,
         reserved: thin(reserved, program),
     })
-}
-
-/// The most that is live or pending at once, as it is asked for.
-fn peak_live_bytes(program: &Program) -> u64 {
-    let start = program.start_steps(StartState::LiveBlocks).iter();
-    let (mut live, mut peak) = (0_u64, 0);
-    for step in start.chain(program.steps()) {
-        match *step {
-            Step::Allocate { block, .. } => live = live.saturating_add(program.requested_bytes(block)),
-            Step::Free { block } | Step::Complete { block } => {
-                live = live.saturating_sub(program.requested_bytes(block));
-            }
-            Step::FreePending { .. } | Step::EmptyCache | Step::Attempt { .. } => {}
-        }
-        peak = live.max(peak);
-    }
-    peak
 }
 
 /// The settings that a search tries, as texts: each one that is known to help some programs.
@@ -245,15 +258,3 @@ pub const CANDIDATES: &[&str] = &[
     "garbage_collection_threshold:0.8",
     "garbage_collection_threshold:0.8,max_split_size_mb:128",
 ];
-
-/// Which of some outcomes is best: the one that fits with the least reserved, and of those within 1 % of it the one that
-/// calls the driver least.
-pub fn best(outcomes: &[Outcome]) -> Option<usize> {
-    let fits = |outcome: &&Outcome| !outcome.out_of_memory && !outcome.is_estimate;
-    let least = outcomes.iter().filter(fits).map(|outcome| outcome.peak_reserved_bytes).min()?;
-    let near = |outcome: &Outcome| outcome.peak_reserved_bytes <= least + least / 100;
-    let calls = |outcome: &Outcome| outcome.driver_allocations + outcome.driver_frees;
-    (0..outcomes.len())
-        .filter(|&index| fits(&&outcomes[index]) && near(&outcomes[index]))
-        .min_by_key(|&index| calls(&outcomes[index]))
-}

@@ -3,6 +3,7 @@
 use super::start::{LaidSegment, Layout};
 use super::{Replay, ReplayError, StartState};
 use crate::arena::Arena;
+use crate::policy::MAX_REQUEST_BYTES;
 
 impl Replay<'_> {
     /// Lays the state before the trace out, if it is the recorded one and no requests lead to it. It leaves no peaks. Every step
@@ -14,10 +15,29 @@ impl Replay<'_> {
             return Ok(());
         }
         self.is_laid_out = true;
+        self.upstream.set_endless(true);
         self.lay_out(layout)?;
-        self.allocator.reset_peak_memory_stats();
-        self.requested_peak_bytes = self.requested_bytes;
-        Ok(())
+        self.fit_start()
+    }
+
+    /// Ends the making of the state before the trace. Where the device is smaller than that, what is cached goes back, as it must
+    /// have long before. The way here leaves no peaks if something was live before the trace.
+    ///
+    /// # Errors
+    /// If it is still too large: that is want of memory.
+    pub(super) fn fit_start(&mut self) -> Result<(), ReplayError> {
+        self.upstream.set_endless(false);
+        if self.upstream.excess_bytes() > 0 {
+            self.allocator.empty_cache().map_err(|error| self.refused(error))?;
+        }
+        if self.program.older_blocks() > 0 {
+            self.allocator.reset_peak_memory_stats();
+            self.requested_peak_bytes = self.requested_bytes;
+        }
+        match self.upstream.excess_bytes() {
+            0 => Ok(()),
+            excess => Err(self.too_large(excess)),
+        }
     }
 
     fn lay_out(&mut self, layout: &Layout) -> Result<(), ReplayError> {
@@ -72,6 +92,6 @@ impl Replay<'_> {
 /// The size of a block for so many bytes, and whether what it does not need is cut off.
 pub(super) fn rounding(arena: &Arena, requested_bytes: u64) -> (u64, bool) {
     let state = arena.lock();
-    let size_bytes = state.request(requested_bytes.max(1)).size_bytes;
+    let size_bytes = state.request(requested_bytes.clamp(1, MAX_REQUEST_BYTES)).size_bytes;
     (size_bytes, size_bytes < state.policy.max_split_bytes)
 }

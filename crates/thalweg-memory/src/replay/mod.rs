@@ -56,6 +56,7 @@ use doubts::Doubts;
 pub use program::{Program, StartState, Step};
 use rustc_hash::FxHashMap;
 use tags::{Conflict, Points, Tags};
+pub(crate) use upstream::MOST_BYTES;
 pub use upstream::ReplayUpstream;
 
 use crate::allocator::{Block, DeviceAllocator};
@@ -187,6 +188,9 @@ impl<'p> Replay<'p> {
     #[inline]
     pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
         self.begin()?;
+        if self.at < self.start_steps {
+            self.upstream.set_endless(true);
+        }
         let step = match self.at.checked_sub(self.start_steps) {
             Some(at) => self.program.steps().get(at),
             None => self.program.start_steps(self.start).get(self.at),
@@ -204,9 +208,8 @@ impl<'p> Replay<'p> {
             Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
             Step::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
         }
-        if self.at == self.start_steps && self.program.older_blocks() > 0 {
-            self.allocator.reset_peak_memory_stats();
-            self.requested_peak_bytes = self.requested_bytes;
+        if self.at == self.start_steps {
+            self.fit_start()?;
         }
         Ok(Some(step))
     }
@@ -263,6 +266,7 @@ impl<'p> Replay<'p> {
         let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
             return Ok(());
         };
+        self.check_request(bytes)?;
         self.upstream.serve_block(number);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
@@ -289,7 +293,7 @@ impl<'p> Replay<'p> {
             });
         }
         self.blocks.insert(number, block);
-        self.requested_bytes += self.program.requested_bytes(number);
+        self.requested_bytes = self.requested_bytes.saturating_add(self.program.requested_bytes(number));
         self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
         placed.map_err(|conflict| ReplayError {
             step: self.at.saturating_sub(1),
@@ -301,6 +305,7 @@ impl<'p> Replay<'p> {
         if !self.attempts {
             return Ok(());
         }
+        self.check_request(bytes)?;
         self.upstream.serve_block(u32::MAX);
         let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
         self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.refused(error))
@@ -339,7 +344,7 @@ impl<'p> Replay<'p> {
         }
         let fillers = self.doubts.end(number, &block);
         match lane {
-            None => self.requested_bytes -= self.program.requested_bytes(number),
+            None => self.count_free(number),
             Some(lane) => {
                 block.record_stream(lane);
                 fillers.iter().for_each(|filler| filler.record_stream(lane));
@@ -352,7 +357,11 @@ impl<'p> Replay<'p> {
         let Some(lane) = self.pending.remove(&number) else { return };
         self.upstream.complete_stream(lane);
         self.idle_lanes.push(lane);
-        self.requested_bytes -= self.program.requested_bytes(number);
+        self.count_free(number);
+    }
+
+    fn count_free(&mut self, number: u32) {
+        self.requested_bytes = self.requested_bytes.saturating_sub(self.program.requested_bytes(number));
     }
 
     /// A lane on which no event is under way.
@@ -361,6 +370,19 @@ impl<'p> Replay<'p> {
             self.lanes += 1;
             StreamId::from_raw(FIRST_LANE + self.lanes)
         })
+    }
+
+    /// In a damaged file any number can stand for a size.
+    fn check_request(&self, bytes: u64) -> Result<(), ReplayError> {
+        match bytes > MOST_BYTES {
+            true => Err(ReplayError { step: self.at.saturating_sub(1), kind: Kind::Impossible(bytes) }),
+            false => Ok(()),
+        }
+    }
+
+    /// The state before the trace does not fit the device.
+    fn too_large(&self, excess_bytes: u64) -> ReplayError {
+        ReplayError { step: self.at.saturating_sub(1), kind: Kind::TooLarge(excess_bytes) }
     }
 
     fn refused(&self, error: AllocationError) -> ReplayError {
@@ -410,6 +432,8 @@ pub struct ReplayError {
 enum Kind {
     Refused(AllocationError),
     Conflict(u32, Conflict),
+    TooLarge(u64),
+    Impossible(u64),
 }
 
 impl ReplayError {
@@ -418,11 +442,20 @@ impl ReplayError {
         self.step
     }
 
-    /// What the allocator said, if it refused; `None` if it handed out what is in use.
+    /// What the allocator said, if it refused.
     pub fn refusal(&self) -> Option<&AllocationError> {
         match &self.kind {
             Kind::Refused(error) => Some(error),
-            Kind::Conflict(..) => None,
+            Kind::Conflict(..) | Kind::TooLarge(_) | Kind::Impossible(_) => None,
+        }
+    }
+
+    /// Whether it is want of memory: a request failed for that, or the state before the trace is larger than the device.
+    pub fn is_out_of_memory(&self) -> bool {
+        match &self.kind {
+            Kind::Refused(error) => error.is_out_of_memory(),
+            Kind::TooLarge(_) | Kind::Impossible(_) => true,
+            Kind::Conflict(..) => false,
         }
     }
 }
@@ -433,6 +466,10 @@ impl fmt::Display for ReplayError {
         match &self.kind {
             Kind::Refused(error) => error.fmt(f),
             Kind::Conflict(block, conflict) => write!(f, "block {block} was put where {conflict}"),
+            Kind::TooLarge(bytes) => {
+                write!(f, "the state before the trace takes {bytes} bytes more than the device has")
+            }
+            Kind::Impossible(bytes) => write!(f, "{bytes} bytes are asked for, more than any device has"),
         }
     }
 }
@@ -441,7 +478,7 @@ impl Error for ReplayError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.kind {
             Kind::Refused(error) => error.source(),
-            Kind::Conflict(..) => None,
+            Kind::Conflict(..) | Kind::TooLarge(_) | Kind::Impossible(_) => None,
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use super::reading;
 use super::start::Layout;
+use crate::policy::{MAX_REQUEST_BYTES, Policy};
+use crate::settings::Settings;
 use crate::snapshot::{Event, Recording, Snapshot, SnapshotError};
 use crate::upstream::StreamId;
 
@@ -82,25 +84,38 @@ pub struct Program {
     /// By block, what was asked for.
     pub(super) requested_bytes: Vec<u64>,
     pub(super) pools: Vec<(u64, u64)>,
+    /// How many pairs of a stream and a pool there are.
+    pub(super) homes: usize,
 }
+
+/// No program has more streams and private pools. An allocator takes time with their number at every step.
+const MOST_HOMES: usize = 4096;
 
 impl Program {
     /// The program of one device of a recording that has its trace.
     ///
     /// # Errors
-    /// If the recording has no trace of the device, or one that cannot be: memory that is allocated twice, say.
+    /// If the recording has no trace of the device, or one with more streams and private pools than a program can have.
     pub fn from_recording(recording: &Recording, device: usize) -> Result<Self, SnapshotError> {
         let segments = recording
             .segments(device)
             .map(|(segment, blocks)| reading::LastSegment::new(segment, blocks))
             .collect();
-        reading::read(segments, recording.trace(device), device)
+        let program = reading::read(segments, recording.trace(device), device)?;
+        if program.homes > MOST_HOMES {
+            return Err(SnapshotError::new(format!(
+                "the trace has {} streams and private pools; with more than {MOST_HOMES} a replay would take too long, and \
+                 no program has so many",
+                program.homes
+            )));
+        }
+        Ok(program)
     }
 
     /// The same of a snapshot.
     ///
     /// # Errors
-    /// Those of [`from_recording`](Self::from_recording).
+    /// If it has no trace of the device, or one that cannot be: memory that is allocated twice, say.
     pub fn from_snapshot(snapshot: &Snapshot, device: usize) -> Result<Self, SnapshotError> {
         let segments =
             snapshot.segments.iter().filter(|segment| usize::try_from(segment.device) == Ok(device));
@@ -115,7 +130,7 @@ impl Program {
     /// The program of a trace of which nothing else is known.
     ///
     /// # Errors
-    /// Those of [`from_recording`](Self::from_recording).
+    /// Those of [`from_snapshot`](Self::from_snapshot).
     pub fn from_trace(trace: &[Event]) -> Result<Self, SnapshotError> {
         reading::read(Vec::new(), trace.iter().copied(), 0)
     }
@@ -167,9 +182,54 @@ impl Program {
         &self.pools
     }
 
+    /// How many pairs of a stream and a pool it asks for memory in.
+    pub fn homes(&self) -> usize {
+        self.homes
+    }
+
     /// How many blocks are allocated in all, those that make the state before the trace included.
     pub fn blocks(&self) -> usize {
         self.requested_bytes.len()
+    }
+
+    /// The most that is live or pending at once, as it is asked for, in bytes.
+    pub fn peak_live_bytes(&self) -> u64 {
+        self.peak(|requested_bytes| requested_bytes, false)
+    }
+
+    /// What must be reserved at some moment under `settings`, whatever else has happened: the most that is live at once, each block
+    /// rounded as the settings say, in bytes.
+    pub fn least_reserved_bytes(&self, settings: &Settings) -> u64 {
+        let policy = Policy::new(settings, true, false);
+        self.peak(|requested_bytes| policy.round_size(requested_bytes.min(MAX_REQUEST_BYTES)), true)
+    }
+
+    /// The highest sum over live blocks; `at_request`: a block that was freed counts no more, though another stream still uses it.
+    fn peak(&self, bytes: impl Fn(u64) -> u64, at_request: bool) -> u64 {
+        let bytes = |block: u32| match self.requested_bytes(block) {
+            0 => 0,
+            requested_bytes => bytes(requested_bytes),
+        };
+        let (mut live, mut peak) = (0_u64, 0);
+        for step in self.start_steps(StartState::LiveBlocks).iter().chain(&self.steps) {
+            match *step {
+                Step::Allocate { block, .. } => live = live.saturating_add(bytes(block)),
+                Step::Free { block } => live = live.saturating_sub(bytes(block)),
+                Step::FreePending { block } if at_request => live = live.saturating_sub(bytes(block)),
+                Step::Complete { block } if !at_request => live = live.saturating_sub(bytes(block)),
+                _ => {}
+            }
+            peak = live.max(peak);
+        }
+        peak
+    }
+
+    /// More than the recording can have had reserved at once, in bytes.
+    pub(crate) fn recorded_bytes(&self) -> u64 {
+        let laid_out = self.layout.iter().flat_map(|layout| &layout.segments);
+        let laid_out = laid_out.flat_map(|segment| &segment.ranges).map(|(_, bytes)| *bytes);
+        let taken = self.segments.iter().map(|(_, bytes)| *bytes);
+        laid_out.chain(taken).fold(0, u64::saturating_add)
     }
 
     /// What was asked for with a block, in bytes; 0 for one that was never asked for, and only stands for free memory while

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::program::{Program, Step};
 use super::start::{Backwards, Bases, Layout, OlderBlock, free_segments, live_blocks};
@@ -296,6 +296,13 @@ impl Reading {
         segments.append(&mut program.segments);
         opened_for.append(&mut program.opened_for);
         let (older_blocks, pools) = (older.len(), found.pools);
-        Program { start, layout, older_blocks, segments, opened_for, pools, ..program }
+        let mut homes: FxHashSet<(StreamId, Option<u16>)> = FxHashSet::default();
+        for step in start.iter().chain(&program.steps) {
+            if let Step::Allocate { stream, pool, .. } = *step {
+                homes.insert((stream, pool));
+            }
+        }
+        let homes = homes.len();
+        Program { start, layout, older_blocks, segments, opened_for, pools, homes, ..program }
     }
 }

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 
 use super::program::Step;
 use super::reading::LastSegment;
+use crate::policy::MIN_BLOCK_BYTES;
 use crate::snapshot::{Action, Event};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
@@ -78,7 +79,7 @@ impl OlderBlock {
         let rest_bytes = room_bytes.saturating_sub(rounded_bytes);
         match self.size_bytes {
             Some(size) => size,
-            _ if segment.grows => rounded_bytes,
+            _ if segment.grows => rounded_bytes.min(room_bytes),
             _ if segment.class == SizeClass::Large && (!is_cut || rest_bytes <= LARGEST_REST_BYTES) => {
                 room_bytes
             }
@@ -366,9 +367,11 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened
 }
 
 impl HeldSegment {
-    /// Whether it can be: a small one that does not grow has one size.
+    /// Whether it can be: it is made of whole units, and a small one that does not grow has one size.
     fn is_usual(&self) -> bool {
-        self.is_expandable || self.class == SizeClass::Large || self.bytes == SMALL_SEGMENT_BYTES
+        let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
+        is_whole
+            && (self.is_expandable || self.class == SizeClass::Large || self.bytes == SMALL_SEGMENT_BYTES)
     }
 
     fn key(&self) -> Key {

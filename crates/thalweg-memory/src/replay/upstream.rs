@@ -7,7 +7,7 @@
 //! vector clocks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -19,6 +19,9 @@ use crate::upstream::{
     Captures, EventId, Events, MemoryInfo, PageId, StreamId, StreamOrdered, Upstream, UpstreamError,
     VirtualMemory,
 };
+
+/// No device has more: 2 TiB. Beyond this nothing is laid out.
+pub(crate) const MOST_BYTES: u64 = 1 << 41;
 
 /// How far other streams are known to be, by the number of their last event that passed.
 type Clock = BTreeMap<StreamId, u64>;
@@ -56,6 +59,9 @@ pub struct ReplayUpstream {
     block: AtomicU32,
     /// What is out, in segments and pages.
     taken_bytes: AtomicU64,
+    total_bytes: u64,
+    /// Whether more may be taken than there is: while the state before the trace is made, which was on another card.
+    is_endless: AtomicBool,
 }
 
 impl ReplayUpstream {
@@ -74,11 +80,32 @@ impl ReplayUpstream {
 
     fn with_script(script: FxHashMap<u32, (u64, u64)>, total_bytes: u64) -> Self {
         Self {
-            fake: FakeUpstream::with_virtual_memory(total_bytes),
+            fake: FakeUpstream::with_virtual_memory(u64::MAX),
             inner: Mutex::new(Inner { script, ..Inner::default() }),
             block: AtomicU32::new(u32::MAX),
             taken_bytes: AtomicU64::new(0),
+            total_bytes,
+            is_endless: AtomicBool::new(false),
         }
+    }
+
+    /// From now on more may be taken than the device has, or not any more.
+    pub(crate) fn set_endless(&self, is_endless: bool) {
+        self.is_endless.store(is_endless, Ordering::Relaxed);
+    }
+
+    /// How much more is taken than the device has.
+    pub(crate) fn excess_bytes(&self) -> u64 {
+        self.taken_bytes().saturating_sub(self.total_bytes)
+    }
+
+    fn check_room(&self, bytes: u64) -> Result<(), UpstreamError> {
+        let after = self.taken_bytes().saturating_add(bytes);
+        if self.is_endless.load(Ordering::Relaxed) {
+            // What no device ever had is not laid out either.
+            return if after > MOST_BYTES { Err(UpstreamError::OutOfMemory) } else { Ok(()) };
+        }
+        if after > self.total_bytes { Err(UpstreamError::OutOfMemory) } else { Ok(()) }
     }
 
     /// What is asked for from now on is for the block of this number.
@@ -211,6 +238,7 @@ impl Events for ReplayUpstream {
 
 impl Upstream for ReplayUpstream {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
+        self.check_room(bytes)?;
         let fake = self.fake.allocate(bytes, stream)?;
         let Inner { script, addresses, fakes, unscripted, next, .. } = &mut *self.lock();
         let laid_out = next.take().map(|address| (address, bytes));
@@ -240,7 +268,8 @@ impl Upstream for ReplayUpstream {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
-        self.fake.memory_info()
+        let free_bytes = self.total_bytes.saturating_sub(self.taken_bytes());
+        Ok(MemoryInfo { free_bytes, total_bytes: self.total_bytes })
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -280,6 +309,7 @@ impl VirtualMemory for ReplayUpstream {
     }
 
     fn create_page(&self, bytes: u64) -> Result<PageId, UpstreamError> {
+        self.check_room(bytes)?;
         let page = self.pages().create_page(bytes)?;
         self.lock().page_bytes.insert(page, bytes);
         self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -305,7 +335,11 @@ impl VirtualMemory for ReplayUpstream {
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         self.pages().unmap(address, bytes)?;
-        self.lock().mapped.retain(|start, _| !(address..address + bytes).contains(start));
+        let mut inner = self.lock();
+        let end = address + bytes;
+        while let Some((&start, _)) = inner.mapped.range(address..end).next() {
+            inner.mapped.remove(&start);
+        }
         Ok(())
     }
 

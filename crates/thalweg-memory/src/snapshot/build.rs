@@ -26,6 +26,9 @@ const BYTES_PER_BYTE: u64 = 8;
 /// No dictionary of any version has nearly as many keys, but for the settings.
 const MOST_KEYS: usize = 256;
 
+/// So many kinds of things that are left out are told apart.
+const MOST_REMARKS: usize = 16;
+
 pub(super) type Outcome<T> = Result<T, String>;
 
 /// A value. Texts and objects are in the [`Builder`].
@@ -56,6 +59,8 @@ enum Kind {
     Segment,
     Frame,
     Stack,
+    /// An entry that says nothing that is known.
+    LeftOut,
 }
 
 #[derive(Clone, Copy)]
@@ -291,6 +296,14 @@ impl Builder {
         for &item in items {
             self.complete(item)?;
         }
+        let kept: Vec<Value>;
+        let items = match self.recording.left_out.is_empty() {
+            true => items,
+            false => {
+                kept = items.iter().copied().filter(|item| !self.is_left_out(*item)).collect();
+                &kept
+            }
+        };
         let Some(&first) = items.first() else { return Ok(()) };
         match (kind, self.kind(first).map(|object| object.kind)) {
             (Kind::List, Some(kind @ (Kind::Entry | Kind::Block)))
@@ -383,7 +396,10 @@ impl Builder {
         let Value::Object(id) = dict else { return Ok(false) };
         let pairs = Pairs::of(pairs);
         let (kind, index) = if pairs.has(Key::Action) {
-            (Kind::Entry, self.entry(&pairs).map_err(|what| format!("an entry of a trace: {what}"))?)
+            match self.entry(&pairs).map_err(|what| format!("an entry of a trace: {what}"))? {
+                Some(entry) => (Kind::Entry, entry),
+                None => (Kind::LeftOut, 0),
+            }
         } else if pairs.has(Key::Filename) {
             (Kind::Frame, self.frame(&pairs).map_err(|what| format!("a frame: {what}"))?)
         } else if pairs.has(Key::TotalSize) {
@@ -399,21 +415,29 @@ impl Builder {
         Ok(true)
     }
 
-    fn entry(&mut self, pairs: &Pairs) -> Outcome<u32> {
+    /// `None` if it is left out: a later version may know actions that are not known here.
+    fn entry(&mut self, pairs: &Pairs) -> Outcome<Option<u32>> {
         let name = pairs.text(Key::Action)?.ok_or_else(|| missing(Key::Action))?;
         let name = &self.recording.texts[name as usize];
-        let action = Action::from_name(name).ok_or_else(|| format!("action: {name:?} is not known"))?;
+        let Some(action) = Action::from_name(name) else {
+            let short: String = name.chars().take(40).collect();
+            self.leave_out(format!("entries with the action {short:?}"));
+            return Ok(None);
+        };
         let address = match pairs.handle(Key::Addr)? {
             Some(address) => address,
             None => pairs.handle(Key::DeviceFree)?.ok_or_else(|| missing(Key::Addr))?,
         };
         let size_bytes = pairs.bytes(Key::Size)?.ok_or_else(|| missing(Key::Size))?;
-        let time_us = pairs.int(Key::TimeUs)?;
+        let time_us = match pairs.get(Key::TimeUs) {
+            Value::Float(time_us) => Some(time_us as i64),
+            _ => pairs.int(Key::TimeUs)?,
+        };
         let context = Context {
             stream: pairs.handle(Key::Stream)?.unwrap_or(0),
-            compile_context: pairs.text(Key::CompileContext)?,
-            user_metadata: pairs.text(Key::UserMetadata)?,
-            internal_metadata: pairs.text(Key::InternalMetadata)?,
+            compile_context: self.remark(pairs, Key::CompileContext),
+            user_metadata: self.remark(pairs, Key::UserMetadata),
+            internal_metadata: self.remark(pairs, Key::InternalMetadata),
             pool_id: self.pair(pairs, Key::PoolId)?,
             frames: self.frames(pairs.get(Key::Frames), Key::Frames)?,
             forward_frames: self.frames(pairs.get(Key::ForwardFrames), Key::ForwardFrames)?,
@@ -422,7 +446,33 @@ impl Builder {
         let context = self.context(context)?;
         let entry = Entry { address, size_bytes, time_us: time_us.unwrap_or(0), context, action };
         self.recording.entries.push(entry);
-        number(self.recording.entries.len() - 1)
+        number(self.recording.entries.len() - 1).map(Some)
+    }
+
+    /// A text beside an entry. What is none is left out.
+    fn remark(&mut self, pairs: &Pairs, key: Key) -> Option<u32> {
+        match pairs.get(key) {
+            Value::None => None,
+            Value::Text(text) => Some(text),
+            other => {
+                self.leave_out(format!("{} that is {}", key.text(), name_of(other)));
+                None
+            }
+        }
+    }
+
+    fn leave_out(&mut self, what: String) {
+        let left_out = &mut self.recording.left_out;
+        match left_out.iter().position(|(known, _)| *known == what) {
+            Some(at) => left_out[at].1 += 1,
+            None if left_out.len() < MOST_REMARKS => left_out.push((what, 1)),
+            // A file can make up any number of names.
+            None => left_out[MOST_REMARKS - 1].1 += 1,
+        }
+    }
+
+    fn is_left_out(&self, item: Value) -> bool {
+        self.kind(item).is_some_and(|object| object.kind == Kind::LeftOut)
     }
 
     fn context(&mut self, context: Context) -> Outcome<u32> {
@@ -601,6 +651,7 @@ impl Builder {
     fn frames_of_history(&mut self, history: Value) -> Outcome<Option<u32>> {
         let Some(&newest) = self.items(history).and_then(|owners| owners.first()) else { return Ok(None) };
         match self.pairs(newest) {
+            Some(owner) if owner.len() > MOST_KEYS => Err("history: an owner has too many keys".into()),
             Some(owner) => {
                 let frames = Pairs::of(&owner.iter().map(|&(key, value)| [key, value]).collect::<Vec<_>>());
                 self.frames(frames.get(Key::Frames), Key::Frames)

@@ -31,14 +31,17 @@ mod build;
 mod dump;
 mod json;
 mod json_reader;
+mod mend;
 mod model;
 mod pickle;
 mod recording;
+mod sniff;
 mod source;
 mod undump;
 
 use std::fmt;
 
+pub use mend::Gap;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };

@@ -9,12 +9,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::build::Builder;
+use super::mend::{Gap, Mended};
 use super::source::Source;
-use super::undump;
 use super::{
     Action, Annotation, BlockState, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot,
     SnapshotError, TraceEntry,
 };
+use super::{sniff, undump};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 
@@ -31,15 +32,19 @@ pub struct Recording {
     pub(super) blocks: Vec<RecordedBlock>,
     pub(super) segments: Vec<RecordedSegment>,
     pub(super) traces: Vec<Trace>,
+    /// The same with what they lack.
+    pub(super) mended: Vec<Mended>,
     pub(super) host_segments: Vec<RecordedSegment>,
     pub(super) host_trace: Trace,
     pub(super) settings: Vec<(Arc<str>, SettingValue)>,
     pub(super) annotations: Vec<Annotation>,
     pub(super) file_bytes: u64,
+    /// What was not understood and left out, and how often.
+    pub(super) left_out: Vec<(String, u64)>,
 }
 
 /// What several entries have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(super) struct Context {
     pub(super) stream: u64,
     pub(super) compile_context: Option<u32>,
@@ -100,7 +105,7 @@ pub(super) struct RecordedSegment {
 pub(super) struct Trace(pub(super) Vec<Range<u32>>);
 
 impl Trace {
-    fn indices(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + '_ {
+    pub(super) fn indices(&self) -> impl DoubleEndedIterator<Item = u32> + Clone + '_ {
         self.0.iter().cloned().flatten()
     }
 
@@ -192,8 +197,14 @@ impl Recording {
     pub fn read(reader: impl Read) -> Result<Self, SnapshotError> {
         let mut source = Source::new(reader);
         let mut builder = Builder::new();
+        let first = source.peek()?;
+        if let Some(other) = sniff::what_else(source.ahead()) {
+            return Err(SnapshotError::new(format!(
+                "this is {other}, and no memory snapshot; torch.cuda.memory._dump_snapshot writes one"
+            )));
+        }
         let is_pickle =
-            source.peek()?.is_some_and(|first| !matches!(first, b'{' | b'[' | b' ' | b'\t' | b'\r' | b'\n'));
+            first.is_some_and(|first| !matches!(first, b'{' | b'[' | b' ' | b'\t' | b'\r' | b'\n'));
         source.mark();
         let root = if is_pickle {
             super::pickle::run(&mut source, &mut builder)?
@@ -225,14 +236,36 @@ impl Recording {
 
     /// How many entries the trace of a device has; 0 if there is none.
     pub fn trace_len(&self, device: usize) -> usize {
-        self.traces.get(device).map_or(0, Trace::len)
+        self.mended.get(device).map_or(0, |mended| mended.trace.len())
     }
 
-    /// The trace of a device, oldest first; empty if there is none.
+    /// The trace of a device, oldest first; empty if there is none. Where it has a [gap](Self::gap), the frees and allocations that
+    /// must have been in it are there; where it never says when a free is over, a request to free is the end of it.
     pub fn trace(&self, device: usize) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
-        static NONE: Trace = Trace(Vec::new());
-        let trace = self.traces.get(device).unwrap_or(&NONE);
-        trace.indices().map(|index| self.event(self.entries[index as usize]))
+        static NONE: Mended = Mended { trace: Trace(Vec::new()), gap: None, ends_at_request: false };
+        let Mended { trace, ends_at_request, .. } = self.mended.get(device).unwrap_or(&NONE);
+        trace.indices().map(|index| {
+            let event = self.event(self.entries[index as usize]);
+            match event.action {
+                Action::FreeRequested if *ends_at_request => Event { action: Action::FreeCompleted, ..event },
+                _ => event,
+            }
+        })
+    }
+
+    /// Where the trace of a device does not fit together, since entries in its middle are missing.
+    pub fn gap(&self, device: usize) -> Option<Gap> {
+        self.mended.get(device)?.gap
+    }
+
+    /// Whether the trace of a device never says when a free is over (`free_completed` was left out of the recording).
+    pub fn leaves_out_ends(&self, device: usize) -> bool {
+        self.mended.get(device).is_some_and(|mended| mended.ends_at_request)
+    }
+
+    /// What in the file was not understood and is left out, and how often: entries with an action that a later version has, say.
+    pub fn left_out(&self) -> &[(String, u64)] {
+        &self.left_out
     }
 
     /// What happened to pinned host memory, oldest first.

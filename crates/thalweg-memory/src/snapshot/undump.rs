@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::build::{Builder, Outcome, Value};
+use super::mend::Mended;
 use super::recording::{RecordedSegment, Recording, Trace};
 use super::{Annotation, SettingValue};
 
@@ -22,7 +23,7 @@ pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> Outcome<
     };
     recording.file_bytes = file_bytes;
     let Recording { segments, traces, host_segments, host_trace, settings, annotations, .. } = recording;
-    Ok(Recording {
+    let mut whole = Recording {
         segments,
         traces,
         host_segments,
@@ -31,7 +32,9 @@ pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> Outcome<
         annotations,
         file_bytes,
         ..builder.recording
-    })
+    };
+    whole.mended = (0..whole.traces.len()).map(|device| Mended::of(&mut whole, device)).collect();
+    Ok(whole)
 }
 
 struct Reader<'b> {
@@ -129,9 +132,9 @@ impl<'b> Reader<'b> {
     fn annotations(&mut self, value: Value) -> Outcome<Vec<Annotation>> {
         let mut annotations = Vec::new();
         for &item in self.items(value)? {
-            if self.builder.pairs(item).is_none() {
-                return Err("expected a list of dictionaries".into());
-            }
+            let pairs = self.builder.pairs(item).ok_or("expected a list of dictionaries")?;
+            // One dictionary can stand in many places, and is gone through in each.
+            self.pay(pairs.len())?;
             let text = |key| self.get(item, key).and_then(|value| self.text(value)).cloned();
             let int = |key| match self.get(item, key) {
                 Some(Value::Int(value)) => value,

@@ -1,9 +1,11 @@
 //! The allocators from outside, on the fake upstream.
 
 mod aliases;
+mod broken_histories;
 mod captures;
 mod checkpoint;
 mod conformance;
+mod cuts;
 mod decisions;
 mod direct;
 mod exact;

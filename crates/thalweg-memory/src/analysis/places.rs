@@ -1,0 +1,154 @@
+//! Which line of a stack a reader is shown.
+//!
+//! A stack goes from the allocator outwards: functions of the library, the user's, the interpreter's. The innermost line of the
+//! user's own is what most is learnt from. Where there is none, as on the threads of the autograd engine, the node of the backward
+//! pass says which operator it was.
+
+use crate::snapshot::{FrameView, Recording, StackId};
+
+/// The frame of a stack that tells a reader most: see [`telling`].
+pub fn telling_frame(recording: &Recording, stack: StackId) -> Option<FrameView<'_>> {
+    telling(recording.stack(stack))
+}
+
+/// Of frames, innermost first, the one that tells a reader most. The first kind that there is counts, and of that the innermost:
+/// the user's own Python code, Python code that a compiler wrote, other Python code, a node of the backward pass, a C++ function
+/// that is not PyTorch's, an operator, anything with a file.
+pub fn telling<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
+    frames.min_by_key(|frame| kind_of(frame))
+}
+
+fn kind_of(frame: &FrameView<'_>) -> u8 {
+    let FrameView { filename, name, .. } = *frame;
+    if filename.ends_with(".py") || filename.starts_with('<') {
+        return match filename {
+            _ if is_compiled(filename) => 1,
+            _ if is_library(filename) => 2,
+            _ => 0,
+        };
+    }
+    match name {
+        _ if backward_node(name).is_some() => 3,
+        _ if operator(name).is_some() => 5,
+        "" | "??" if matches!(filename, "" | "??") => 7,
+        _ if is_internal(name) => 6,
+        _ => 4,
+    }
+}
+
+/// Whether a Python file belongs to no user: Python's own, what was installed, PyTorch itself.
+fn is_library(file: &str) -> bool {
+    let is_part = |part: &str| {
+        matches!(part, "site-packages" | "dist-packages" | "torch") || part.starts_with("python3")
+    };
+    let mut parts = file.split(['/', '\\']);
+    // The last part is the file itself.
+    parts.next_back();
+    let is_windows = file.as_bytes().get(1) == Some(&b':');
+    file.starts_with('<') || parts.any(|part| is_part(part) || is_windows && part == "Lib")
+}
+
+/// Whether a compiler wrote a Python file: `torch.compile` keeps them in a cache, in folders of two letters that are the second and
+/// third of the file's name.
+fn is_compiled(file: &str) -> bool {
+    let mut parts = file.rsplit(['/', '\\']);
+    let (name, folder) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    let is_hashed = name.len() >= 40 && folder.len() == 2 && name.get(1..3) == Some(folder);
+    is_hashed || file.contains("torchinductor_")
+}
+
+/// The node of the backward pass that a C++ function belongs to: `BmmBackward0`.
+pub fn backward_node(function: &str) -> Option<&str> {
+    let path = function.split('(').next().unwrap_or(function);
+    let path = path.strip_suffix("::apply").or_else(|| path.strip_suffix("::operator"))?;
+    let node = path.rsplit("::").next()?;
+    let is_name = node.chars().all(|character| character.is_ascii_alphanumeric() || character == '_');
+    (is_name && (node.contains("Backward") || node == "AccumulateGrad")).then_some(node)
+}
+
+/// The operator that a C++ function calls, if it is more than memory for a result: `at::_ops::bmm::call` is `bmm`.
+fn operator(function: &str) -> Option<&str> {
+    let operator = function.strip_prefix("at::_ops::")?.split("::").next()?;
+    let makes_room = operator.starts_with("empty") || operator.starts_with("resize");
+    (!makes_room).then_some(operator)
+}
+
+/// Whether a C++ function is PyTorch's, Python's, CUDA's or the system's.
+fn is_internal(function: &str) -> bool {
+    const INSIDE: [&str; 14] = [
+        "torch::",
+        "at::",
+        "c10::",
+        "caffe2::",
+        "std::",
+        "pybind11::",
+        "void ",
+        "Py",
+        "_Py",
+        "THP",
+        "cuda",
+        "__libc",
+        "__gnu",
+        "call_function",
+    ];
+    const THREADS: [&str; 8] = [
+        "start_thread",
+        "clone",
+        "__clone",
+        "__clone3",
+        "execute_native_thread_routine",
+        "_start",
+        "main",
+        "thread_start",
+    ];
+    let function = function.split('(').next().unwrap_or(function);
+    INSIDE.iter().any(|part| function.starts_with(part)) || THREADS.contains(&function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(frames: &[(&'static str, &'static str)]) -> &'static str {
+        let frames = frames.iter().map(|&(filename, name)| FrameView { filename, line: 1, name });
+        telling(frames).expect("there are frames").name
+    }
+
+    #[test]
+    fn the_users_own_line_comes_first() {
+        let library = ("/venv/lib/python3.12/site-packages/torch/nn/functional.py", "linear");
+        let windows = ("D:\\x\\.venv\\Lib\\site-packages\\torch\\functional.py", "einsum");
+        let compiled = ("/var/cache/p6/cp6jhjznabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqr.py", "call");
+        let user = ("train.py", "step");
+        assert_eq!(chosen(&[("", "malloc"), library, user, ("main.py", "main")]), "step");
+        assert_eq!(chosen(&[windows, ("D:\\x\\train.py", "mine")]), "mine");
+        assert_eq!(chosen(&[("C:\\Python311\\Lib\\threading.py", "run"), user]), "step");
+        assert_eq!(chosen(&[compiled, library, user]), "step");
+        assert_eq!(chosen(&[library, compiled]), "call");
+        assert_eq!(chosen(&[("c10/x.cpp", "c10::malloc"), library]), "linear");
+    }
+
+    #[test]
+    fn without_python_the_backward_node_or_the_operator_is_told() {
+        let inner = [
+            ("memory_snapshot.cpp", "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
+            ("", "at::_ops::empty_memory_format::call(c10::ArrayRef<long>)"),
+        ];
+        let node = ("", "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor>&&)");
+        let outer = [
+            ("", "torch::autograd::Engine::thread_main(x)"),
+            ("", "execute_native_thread_routine"),
+            ("", "clone"),
+        ];
+        let operator = ("", "at::_ops::bmm::call(at::Tensor const&, at::Tensor const&)");
+        let all = [&inner[..], &[operator, node], &outer].concat();
+        assert_eq!(chosen(&all), node.1);
+        assert_eq!(backward_node(node.1), Some("BmmBackward0"));
+        assert_eq!(chosen(&[&inner[..], &[operator], &outer].concat()), operator.1);
+        assert_eq!(
+            chosen(&[&inner[..], &[operator, ("app.cpp", "app::Net::forward()")], &outer].concat()),
+            "app::Net::forward()"
+        );
+        assert_eq!(backward_node("torch::autograd::Node::operator()(x)"), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Histories with a part missing in the middle.
+//!
+//! A history can be switched off and on again, and some actions can be left out of it. Then a block is allocated where one is
+//! live, or freed where none is. Whoever follows the trace would count blocks that are long gone, and a replay could not go on.
+//! So the entries that must have been are put in:
+//!
+//! - If one gap explains all, it is looked for: behind the last entry that knows nothing of it and before the first that shows
+//!   it, where the most time passed. What was freed in it is freed there, and what came in it is allocated there. Then the end of
+//!   the file counts as well: what is not live there and was never freed went in the gap.
+//! - If not, each entry is put right before the one that shows that it is missing.
+//!
+//! Where a trace never says when a free is over, it is over when it is requested.
+//!
+//! What is not here: what was taken from the driver and given back during a gap. Nothing shows it.
+
+use rustc_hash::FxHashMap;
+
+use super::recording::{Context, Entry, Recording, Trace};
+use super::{Action, BlockState};
+
+/// A part of a history that is missing in its middle: see [`Recording::gap`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    /// The entry before which it is; the first of several.
+    pub entry: usize,
+    /// Whether one gap explains all that does not fit together.
+    pub is_one: bool,
+    /// How many blocks must have been freed meanwhile.
+    pub freed_blocks: usize,
+    /// How many blocks must have been allocated meanwhile.
+    pub allocated_blocks: usize,
+}
+
+/// The trace of a device with what it lacks.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Mended {
+    pub(super) trace: Trace,
+    pub(super) gap: Option<Gap>,
+    /// Whether frees are over when they are requested.
+    pub(super) ends_at_request: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Live,
+    Pending,
+    Free,
+}
+
+/// What was seen last at an address.
+#[derive(Clone, Copy)]
+struct Seen {
+    at: usize,
+    state: State,
+    size_bytes: u64,
+    context: u32,
+}
+
+/// An entry that must have been behind `from` and at `until` at the latest, counted in entries of the trace.
+struct Missing {
+    from: usize,
+    until: usize,
+    action: Action,
+    address: u64,
+    size_bytes: u64,
+    context: u32,
+}
+
+impl Mended {
+    pub(super) fn of(recording: &mut Recording, device: usize) -> Self {
+        let trace = recording.traces[device].clone();
+        let actions = || trace.indices().map(|index| recording.entries[index as usize].action);
+        let ends_at_request = !actions().any(|action| action == Action::FreeCompleted)
+            && actions().any(|action| action == Action::FreeRequested);
+        let mut walk = Walk { ends_at_request, ..Walk::default() };
+        for (at, index) in trace.indices().enumerate() {
+            walk.entry(at, recording.entries[index as usize], recording);
+        }
+        if walk.missing.is_empty() {
+            return Self { trace, gap: None, ends_at_request };
+        }
+        let shown = walk.missing.len();
+        walk.compare_with_end(recording, device, trace.len());
+        let mut missing = walk.missing;
+        let place = the_gap(&missing, &trace, recording);
+        match place {
+            Some(place) => missing.iter_mut().for_each(|entry| entry.until = place),
+            None => missing.truncate(shown),
+        }
+        // Frees first: what came may lie where something went.
+        missing.sort_by_key(|entry| (entry.until, entry.action == Action::Alloc));
+        let of = |action| missing.iter().filter(|entry| entry.action == action).count();
+        let gap = Gap {
+            entry: missing[0].until,
+            is_one: place.is_some(),
+            freed_blocks: of(Action::FreeCompleted),
+            allocated_blocks: of(Action::Alloc),
+        };
+        Self { trace: insert(recording, &trace, &missing), gap: Some(gap), ends_at_request }
+    }
+}
+
+#[derive(Default)]
+struct Walk {
+    ends_at_request: bool,
+    seen: FxHashMap<u64, Seen>,
+    missing: Vec<Missing>,
+}
+
+impl Walk {
+    fn entry(&mut self, at: usize, entry: Entry, recording: &mut Recording) {
+        let Entry { address, size_bytes, context, action, .. } = entry;
+        let state = match action {
+            Action::Alloc => State::Live,
+            Action::FreeRequested if !self.ends_at_request => State::Pending,
+            Action::FreeRequested | Action::FreeCompleted => State::Free,
+            _ => return,
+        };
+        let before = self.seen.insert(address, Seen { at, state, size_bytes, context });
+        let Some(before) = before else { return };
+        match (before.state, state) {
+            (State::Live, State::Live) => self.freed(before, address, at),
+            (State::Free, State::Pending | State::Free) => {
+                // Its free says on which stream it was, and nothing of where it was allocated.
+                let context = Context { frames: None, ..recording.contexts[context as usize] };
+                let context = add_context(recording, context);
+                let (from, action) = (before.at, Action::Alloc);
+                self.missing.push(Missing { from, until: at, action, address, size_bytes, context });
+            }
+            _ => {}
+        }
+    }
+
+    fn freed(&mut self, before: Seen, address: u64, until: usize) {
+        let Seen { at: from, size_bytes, context, .. } = before;
+        let action = Action::FreeCompleted;
+        self.missing.push(Missing { from, until, action, address, size_bytes, context });
+    }
+
+    /// Finds what went, and what came, without an entry that shows it: the segments at the end do.
+    fn compare_with_end(&mut self, recording: &mut Recording, device: usize, length: usize) {
+        let mut live: FxHashMap<u64, Context> = FxHashMap::default();
+        let of_device =
+            |segment: &&super::recording::RecordedSegment| usize::try_from(segment.device) == Ok(device);
+        let mut is_empty = true;
+        for segment in recording.segments.iter().filter(of_device) {
+            is_empty = false;
+            for index in segment.blocks.iter().cloned().flatten() {
+                let block = &recording.blocks[index as usize];
+                if block.state != BlockState::Inactive {
+                    let context =
+                        Context { stream: segment.stream, frames: block.frames, ..Context::default() };
+                    live.insert(block.address, context);
+                }
+            }
+        }
+        if is_empty {
+            // The file says nothing of its end.
+            return;
+        }
+        let mut seen: Vec<(u64, Seen)> = self.seen.iter().map(|(&address, &seen)| (address, seen)).collect();
+        seen.sort_unstable_by_key(|(_, seen)| seen.at);
+        for (address, before) in seen {
+            match (before.state, live.get(&address)) {
+                (State::Live | State::Pending, None) => self.freed(before, address, length),
+                (State::Free, Some(context)) => {
+                    let is_timed = recording.contexts[before.context as usize].is_timed;
+                    let context = add_context(recording, Context { is_timed, ..*context });
+                    let Seen { at: from, size_bytes, .. } = before;
+                    let action = Action::Alloc;
+                    self.missing.push(Missing { from, until: length, action, address, size_bytes, context });
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn add_context(recording: &mut Recording, context: Context) -> u32 {
+    recording.contexts.push(context);
+    recording.contexts.len() as u32 - 1
+}
+
+/// Where the one gap is that explains all, if there can be one.
+fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<usize> {
+    let first = missing.iter().map(|entry| entry.from).max()? + 1;
+    let last = missing.iter().map(|entry| entry.until).min()?;
+    let times = || trace.indices().map(|index| recording.entries[index as usize].time_us);
+    let waits = times().zip(times().skip(1)).map(|(before, behind)| behind.saturating_sub(before));
+    // Of equal ones the first.
+    let places = waits.enumerate().skip(first - 1).take((last + 1).saturating_sub(first));
+    let longest = places.fold(None, |best: Option<(usize, i64)>, (at, wait)| match best {
+        Some((_, longest)) if longest >= wait => best,
+        _ => Some((at + 1, wait)),
+    });
+    match longest {
+        Some((place, _)) => Some(place),
+        None => (first <= last).then_some(first),
+    }
+}
+
+/// The trace with the entries that it lacks.
+fn insert(recording: &mut Recording, trace: &Trace, missing: &[Missing]) -> Trace {
+    let mut ranges = trace.0.iter().cloned();
+    let mut range = ranges.next().unwrap_or(0..0);
+    let (mut out, mut at) = (Vec::new(), 0);
+    for entry in missing {
+        while at < entry.until {
+            let count = (entry.until - at).min(range.len());
+            out.push(range.start..range.start + count as u32);
+            (range.start, at) = (range.start + count as u32, at + count);
+            if range.is_empty() {
+                match ranges.next() {
+                    Some(next) => range = next,
+                    None => break,
+                }
+            }
+        }
+        let index = recording.entries.len() as u32;
+        let &Missing { address, size_bytes, context, action, .. } = entry;
+        let before = out.last().map(|range| recording.entries[range.end as usize - 1].time_us);
+        let time_us = before.unwrap_or(0);
+        recording.entries.push(Entry { address, size_bytes, time_us, context, action });
+        match out.last_mut() {
+            Some(last) if last.end == index => last.end += 1,
+            _ => out.push(index..index + 1),
+        }
+    }
+    out.push(range);
+    out.extend(ranges);
+    out.retain(|range: &std::ops::Range<u32>| !range.is_empty());
+    Trace(out)
+}
