@@ -91,6 +91,10 @@ pub struct Examples {
     pub reference: fn(&[f64], &[f64]) -> f64,
 }
 
+/// The gradient of each input, in the compute dtype, from the result and its gradient. Scalars are those of the operator.
+pub type FromResult =
+    for<'b> fn(&'b BodyBuilder, &Signature, Value<'b>, Value<'b>) -> SmallVec<[Value<'b>; 2]>;
+
 /// An operator that is a loop over points: an entry of the table.
 #[derive(Clone, Copy)]
 pub struct LoopOp {
@@ -112,6 +116,9 @@ pub struct LoopOp {
     pub outputs: &'static [Place],
     /// Writes the body for a signature.
     pub build: fn(&BodyBuilder, &Signature),
+    /// The gradients of the inputs, where they are better written by the result than derived: a result is often kept by the
+    /// next operator anyway, and an input would be kept for this one alone.
+    pub from_result: Option<FromResult>,
     /// For tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
 }

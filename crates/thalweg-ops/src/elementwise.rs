@@ -8,6 +8,7 @@
 //! /// What it computes, in a sentence: this becomes the method's documentation.
 //! name(x, y; number) Rule {
 //!     body: a formula over the inputs, in the primitives of `thalweg_ir::Value`,
+//!     gradient(y, g): optional: the input's gradient by the result y and its gradient g, so that y is kept and not x,
 //!     reference: the same function over f64, written independently,
 //!     samples: [[x, y], …] inputs clear of kinks and poles,
 //!     numbers: [values of the scalar arguments],
@@ -35,15 +36,45 @@ macro_rules! elementwise_operators {
             /// x².
             square(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
             /// 1 / x.
-            reciprocal(x) Floating { body: 1.0 / x, reference: x.recip(), samples: [[-2.0], [0.5]], numbers: [] }
+            reciprocal(x) Floating {
+                body: 1.0 / x,
+                gradient(y, g): -(g * y * y),
+                reference: x.recip(),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
             /// √x.
-            sqrt(x) Floating { body: x.sqrt(), reference: x.sqrt(), samples: [[0.25], [2.0]], numbers: [] }
+            sqrt(x) Floating {
+                body: x.sqrt(),
+                gradient(y, g): g / (y * 2.0),
+                reference: x.sqrt(),
+                samples: [[0.25], [2.0]],
+                numbers: [],
+            }
             /// 1 / √x.
-            rsqrt(x) Floating { body: 1.0 / x.sqrt(), reference: x.powf(-0.5), samples: [[0.25], [2.0]], numbers: [] }
+            rsqrt(x) Floating {
+                body: 1.0 / x.sqrt(),
+                gradient(y, g): -0.5 * (g * y * y * y),
+                reference: x.powf(-0.5),
+                samples: [[0.25], [2.0]],
+                numbers: [],
+            }
             /// eˣ.
-            exp(x) Floating { body: x.exp(), reference: x.exp(), samples: [[-2.0], [0.5]], numbers: [] }
+            exp(x) Floating {
+                body: x.exp(),
+                gradient(y, g): g * y,
+                reference: x.exp(),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
             /// eˣ − 1, exact near 0.
-            expm1(x) Floating { body: x.expm1(), reference: x.exp_m1(), samples: [[-2.0], [0.001]], numbers: [] }
+            expm1(x) Floating {
+                body: x.expm1(),
+                gradient(y, g): g * (y + 1.0),
+                reference: x.exp_m1(),
+                samples: [[-2.0], [0.001]],
+                numbers: [],
+            }
             /// The natural logarithm.
             log(x) Floating { body: x.log(), reference: x.ln(), samples: [[0.25], [2.0]], numbers: [] }
             /// ln (1 + x), exact near 0.
@@ -53,7 +84,13 @@ macro_rules! elementwise_operators {
             /// The cosine.
             cos(x) Floating { body: x.cos(), reference: x.cos(), samples: [[-2.0], [0.5]], numbers: [] }
             /// The hyperbolic tangent.
-            tanh(x) Floating { body: x.tanh(), reference: x.tanh(), samples: [[-2.0], [0.5]], numbers: [] }
+            tanh(x) Floating {
+                body: x.tanh(),
+                gradient(y, g): g * (1.0 - y * y),
+                reference: x.tanh(),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
             /// 1 / (1 + e⁻ˣ), without overflow in value or gradient.
             sigmoid(x) Floating {
                 // e^−|x|, with a derivative at 0 as well: |x| has none there.
@@ -62,6 +99,7 @@ macro_rules! elementwise_operators {
                     let small = negative.select(x, -x).exp();
                     negative.select(small, x.like(1.0)) / (1.0 + small)
                 },
+                gradient(y, g): g * y * (1.0 - y),
                 reference: 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-200.0], [-2.0], [0.5]],
                 numbers: [],
@@ -119,6 +157,7 @@ macro_rules! elementwise_operators {
             /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
             relu(x) Numeric {
                 body: x.le(0.0).select(x.like(0.0), x),
+                gradient(y, g): y.le(0.0).select(g.like(0.0), g),
                 reference: x.max(0.0),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
@@ -297,6 +336,7 @@ macro_rules! define {
         $(#[doc = $doc:literal])+
         $name:ident($($input:ident),+ $(; $($number:ident),+)?) $rule:ident {
             body: $body:expr,
+            $(gradient($result:ident, $gradient:ident): $slope:expr,)?
             reference: $reference:expr,
             samples: [$([$($sample:expr),+]),+],
             numbers: [$($value:expr),*] $(,)?
@@ -307,7 +347,9 @@ macro_rules! define {
         pub mod table {
             use thalweg_ir::{BodyBuilder, Place, Value};
 
-            use crate::definition::{DTypeRule, Examples, LoopOp, Signature, Sizes, Space};
+            use smallvec::SmallVec;
+
+            use crate::definition::{DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
 
             $(
                 $(#[doc = $doc])+
@@ -333,6 +375,17 @@ macro_rules! define {
                         }
                         build
                     },
+                    from_result: [$({
+                        fn from_result<'b>(
+                            _: &'b BodyBuilder,
+                            _: &Signature,
+                            $result: Value<'b>,
+                            $gradient: Value<'b>,
+                        ) -> SmallVec<[Value<'b>; 2]> {
+                            SmallVec::from_elem($slope, 1)
+                        }
+                        Some(from_result as FromResult)
+                    },)? None][0],
                     examples: Some(Examples {
                         inputs: &[$(&[$($sample),+]),+],
                         scalars: &[$($value),*],

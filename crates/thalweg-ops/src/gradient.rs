@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ir::{Body, Node};
+use thalweg_ir::{Body, BodyBuilder, Node};
 
-use crate::definition::{LoopOp, Signature};
+use crate::definition::{FromResult, LoopOp, Signature};
 
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,9 +46,11 @@ pub struct GradientBody {
     pub id: u64,
     /// The inputs of the operator that it reads, by their number; the gradients of the outputs follow them.
     pub saved_inputs: SmallVec<[usize; 4]>,
+    /// The outputs of the operator that it reads, by their number; they follow the inputs.
+    pub saved_outputs: SmallVec<[usize; 1]>,
     /// The outputs of the operator whose gradients it reads, by their number.
     pub used_outputs: SmallVec<[usize; 2]>,
-    /// The body: saved inputs, then used gradients; one output a wanted input.
+    /// The body: saved inputs and outputs, then used gradients; one output a wanted input.
     pub body: Body,
 }
 
@@ -63,18 +65,40 @@ pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derive
 fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     let wrt: SmallVec<[usize; 4]> =
         (0..signature.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
+    // The number of a derived body: the operator's, mixed with which inputs are wanted.
+    let id = (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    if let Some(from_result) = operator.from_result {
+        let body = by_result(operator, signature, &wrt, from_result);
+        let (saved_inputs, saved_outputs) = (SmallVec::new(), SmallVec::from_slice(&[0]));
+        let used_outputs = SmallVec::from_slice(&[0]);
+        return Ok(Arc::new(GradientBody { id, saved_inputs, saved_outputs, used_outputs, body }));
+    }
     let body = operator.body(signature);
     let gradient = thalweg_ir::grad::gradient(&body, &wrt)
         .map_err(|reason| format!("{} is not differentiable: {reason}", operator.name))?;
     let (body, kept) = without_unused_inputs(&gradient.body);
     let inputs = signature.inputs.len();
     Ok(Arc::new(GradientBody {
-        // The number of a derived body: the operator's, mixed with which inputs are wanted.
-        id: (operator.id() ^ u64::from(wanted)).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        id,
+        saved_outputs: SmallVec::new(),
         saved_inputs: kept.iter().copied().filter(|&input| input < inputs).collect(),
         used_outputs: kept.iter().filter_map(|&input| input.checked_sub(inputs)).collect(),
         body,
     }))
+}
+
+/// The body that an entry writes by its result.
+fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_result: FromResult) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let value = || builder.input(signature.outputs[0]).to(signature.compute);
+        let (result, gradient) = (value(), value());
+        let gradients = from_result(&builder, signature, result, gradient);
+        for &input in wrt {
+            builder.output(gradients[input], signature.inputs[input], operator.outputs[0]);
+        }
+    }
+    builder.finish().pruned()
 }
 
 /// The body without the inputs that nothing reads, and the numbers of those that stay.

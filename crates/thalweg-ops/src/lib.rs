@@ -19,7 +19,7 @@ mod plan;
 pub mod structured;
 
 pub use definition::{
-    DTypeError, DTypeRule, DTypes, Examples, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
+    DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
 };
 pub use elementwise::{ELEMENTWISE, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient};

@@ -22,6 +22,7 @@ pub use normalization::{
 pub use optimizer::{ADAM_STEP, ADAM_TICK, ADAMW_STEP, adam_foreach};
 pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
 
+use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
@@ -80,6 +81,7 @@ pub static COPY: LoopOp = LoopOp {
         let result = b.input(signature.inputs[0]);
         b.output(result, signature.outputs[0], Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -94,6 +96,7 @@ pub static FULL: LoopOp = LoopOp {
     space: Space::Elementwise,
     outputs: &[Place::Row],
     build: |b, signature| b.output(scalar(b, signature.compute), signature.outputs[0], Place::Row),
+    from_result: None,
     examples: None,
 };
 
@@ -112,6 +115,7 @@ pub static ARANGE: LoopOp = LoopOp {
         let result = start + b.index(Dimension::Row(0)).to(signature.compute) * step;
         b.output(result, signature.outputs[0], Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -133,6 +137,7 @@ const fn reduction(
         space: Space::Rows,
         outputs: &[Place::Row],
         build,
+        from_result: None,
         examples: None,
     }
 }
@@ -188,9 +193,15 @@ fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Val
     (shifted, b.reduce(ReduceOp::Sum, shifted.exp()))
 }
 
+/// The gradient of a softmax: y · (g − Σ g · y).
+fn softmax_gradient<'b>(b: &'b BodyBuilder, y: Value<'b>, g: Value<'b>) -> Value<'b> {
+    y * (g - b.reduce(ReduceOp::Sum, g * y))
+}
+
 /// eˣ over its sum along one dimension.
 pub static SOFTMAX: LoopOp = LoopOp {
     outputs: &[Place::Point],
+    from_result: Some(|b, _, y, g| SmallVec::from_elem(softmax_gradient(b, y, g), 1)),
     sizes: Sizes::Dimension,
     ..reduction(
         "softmax",
@@ -208,6 +219,7 @@ pub static SOFTMAX: LoopOp = LoopOp {
 /// The logarithm of softmax along one dimension, without overflow.
 pub static LOG_SOFTMAX: LoopOp = LoopOp {
     outputs: &[Place::Point],
+    from_result: Some(|b, _, y, g| SmallVec::from_elem(g - y.exp() * b.reduce(ReduceOp::Sum, g), 1)),
     sizes: Sizes::Dimension,
     ..reduction(
         "log_softmax",
@@ -329,6 +341,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
         let value = b.gather(image, place, y_inside.and(x_inside), Scalar::F64(0.0));
         b.output(value, signature.outputs[0], Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -356,6 +369,7 @@ pub static FOLD2D: LoopOp = LoopOp {
         let value = b.gather(columns, place, y_exists.and(x_exists), Scalar::F64(0.0));
         b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -388,6 +402,7 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
         b.output(greatest, signature.outputs[0], Place::Row);
         b.output(first, DType::I64, Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -423,5 +438,6 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
             Place::Row,
         );
     },
+    from_result: None,
     examples: None,
 };

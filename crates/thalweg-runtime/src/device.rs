@@ -155,7 +155,9 @@ impl Device {
         self.0.id
     }
 
-    /// The driver; while a region is [audited](crate::graph::audit()), one around it that takes notes.
+    /// The driver; while a region is [audited](crate::graph::audit()), one around it that takes notes. A graph does not see what
+    /// a capturing stream is given through it, and refuses its replays unless [`Stream::declare`](crate::Stream::declare) says
+    /// what that touches.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
     }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_device::{CaptureStatus, Code, Driver, ForeignStream, Label, StreamHandle};
+use thalweg_device::{Access, CaptureStatus, Code, Driver, ForeignStream, Label, Launch, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
@@ -363,6 +363,22 @@ impl Stream {
         called(&self.device, Label::here("is_capturing"));
         let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
         Ok(info.status != CaptureStatus::None)
+    }
+
+    /// Launches a kernel of the program's own, asynchronously: what [`Driver::launch`] does, as a command of this stream. So it is
+    /// a suspect of what fails later, and a graph knows what it touches.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch_kernel(&self, launch: &Launch<'_>) -> Result<()> {
+        self.submit(Command::Launch(launch), || self.device.driver().launch(self.handle(), launch))
+    }
+
+    /// Says what the commands touch that the stream was given past Thalweg since its last command: through
+    /// [`Device::driver`], or by a library that has the native stream. A graph that they are captured into then watches that
+    /// memory; without it the graph refuses its replays. Outside captures nothing is to be said.
+    pub fn declare(&self, accesses: &[Access], label: Label) {
+        self.device.captures().declared(self, accesses, label);
     }
 
     /// Submits a command: remembers its label, makes the call, tells the capture that it became part of, waits where

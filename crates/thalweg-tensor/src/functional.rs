@@ -16,7 +16,7 @@ pub use normalization::{layer_norm, layer_norm_fork};
 
 use crate::caller::{in_call, label_at};
 use crate::dispatch::{Arguments, find_operator};
-use crate::kernels::windows::{Window, output_plane};
+use crate::kernels::windows::Window;
 use crate::random::DeviceGenerator;
 use crate::tensor::Tensor;
 
@@ -102,7 +102,7 @@ impl Default for PoolOptions {
 
 /// The convolution of images (images, in, height, width) with a weight (out, in, height, width), plus a bias (out).
 ///
-/// As one matrix product over the windows as columns. The result is a view whose images and channels are swapped in memory;
+/// As one matrix product over the windows as columns, which are made again for the gradient. The result is a view whose images and channels are swapped in memory;
 /// elementwise operators take it as it is.
 #[track_caller]
 pub fn conv2d(
@@ -129,12 +129,9 @@ pub fn conv2d(
                 window.channels
             )));
         }
-        let unfold = find_operator("unfold2d")?;
-        let columns = unfold.call(&[input], &window.arguments(), None, label_at("unfold2d", location))?;
-        let [rows, _] = window.column_shape();
-        let product = weight.reshape(&[out, rows])?.matmul(&columns[0])?;
-        let shape: Shape = [out].into_iter().chain(output_plane(&window)).collect();
-        let result = product.reshape(&shape)?.permute(&[1, 0, 2, 3])?;
+        let operator = find_operator("conv2d")?;
+        let label = label_at("conv2d", location);
+        let result = operator.call(&[input, weight], &window.arguments(), None, label)?.swap_remove(0);
         match bias {
             Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
             Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),

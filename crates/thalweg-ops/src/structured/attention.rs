@@ -3,8 +3,10 @@
 //! A row of which everything is masked gives zeros rather than NaN, as in PyTorch's composite of
 //! `scaled_dot_product_attention`.
 
+use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
 
+use super::softmax_gradient;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
 
 const fn attention(
@@ -23,8 +25,20 @@ const fn attention(
         space: Space::Rows,
         outputs: &[Place::Point],
         build,
+        from_result: Some(from_result),
         examples: None,
     }
+}
+
+/// The gradients of scores and mask; of what is masked the result is 0, and so is its gradient.
+fn from_result<'b>(
+    b: &'b BodyBuilder,
+    signature: &Signature,
+    y: Value<'b>,
+    g: Value<'b>,
+) -> SmallVec<[Value<'b>; 2]> {
+    let of_mask = softmax_gradient(b, y, g);
+    SmallVec::from_slice(&[of_mask * b.scalar(DType::F64).to(signature.compute), of_mask])
 }
 
 /// The first input times the scale.

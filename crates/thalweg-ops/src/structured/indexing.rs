@@ -23,6 +23,7 @@ const fn indexing(
         space: Space::Coordinates,
         outputs: &[Place::Row],
         build,
+        from_result: None,
         examples: None,
     }
 }

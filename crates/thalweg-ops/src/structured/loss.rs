@@ -25,6 +25,7 @@ const fn loss(
         space: Space::Rows,
         outputs: &[Place::Row],
         build,
+        from_result: None,
         examples: None,
     }
 }

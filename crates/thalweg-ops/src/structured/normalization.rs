@@ -55,6 +55,7 @@ const fn affine(
         space: Space::Rows,
         outputs,
         build,
+        from_result: None,
         examples: None,
     }
 }

@@ -23,6 +23,7 @@ pub static ADAM_TICK: LoopOp = LoopOp {
         let [steps, found_inf] = [0, 1].map(|input| b.input(signature.inputs[input]));
         b.output(steps + (1.0 - found_inf), signature.outputs[0], Place::Row);
     },
+    from_result: None,
     examples: None,
 };
 
@@ -37,6 +38,7 @@ const fn adam(name: &'static str, doc: &'static str, build: fn(&BodyBuilder, &Si
         space: Space::Elementwise,
         outputs: &[Place::Row, Place::Row, Place::Row],
         build,
+        from_result: None,
         examples: None,
     }
 }

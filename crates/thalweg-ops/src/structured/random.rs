@@ -27,6 +27,7 @@ const fn drawn(
         space: Space::Coordinates,
         outputs: &[Place::Row],
         build,
+        from_result: None,
         examples: None,
     }
 }

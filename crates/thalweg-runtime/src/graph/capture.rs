@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 use smallvec::SmallVec;
-use thalweg_device::{CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
-use thalweg_memory::{Block, PoolId, StreamFilter, StreamId, planted};
+use thalweg_device::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
+use thalweg_memory::{Backend, Block, PoolId, StreamFilter, StreamId, planted};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
@@ -145,6 +145,19 @@ impl Captures {
             capture.steps.submitted(&before.dependencies, &after.dependencies, command);
             capture.footprint.touched(command.accesses(), label);
         });
+    }
+
+    /// The stream was given commands past the runtime, and this is what they touch.
+    pub(crate) fn declared(&self, stream: &Stream, accesses: &[Access], label: Label) {
+        self.note(stream, |capture, info| {
+            capture.steps.declare(&info.dependencies);
+            capture.footprint.touched(accesses, label);
+        });
+    }
+
+    /// What the stream has been given so far must be known: what comes next looks at nothing.
+    pub(super) fn look(&self, stream: &Stream) {
+        self.note(stream, |capture, info| capture.steps.look(&info.dependencies));
     }
 
     /// A block was handed out. If it is of the pool of a capture, it is the capture's own.
@@ -396,7 +409,10 @@ impl Capture {
             captures.take(self.id).expect("it is under way until it is taken here, or dropped");
         // No stream takes part any more.
         lock(&ids).clear();
-        let Traces { contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
+        let Traces { mut contract, written, left, occupied_bytes, allocated_bytes } = footprint.finish();
+        // The stream-ordered allocator puts nodes of its own into a capture.
+        let is_watched = device.allocator().settings().backend() == Backend::Native;
+        contract.has_undeclared = is_watched && steps.has_undeclared();
         let memory = GraphMemory {
             reserved_before_bytes: self.reserved_before_bytes,
             reserved_after_bytes: self.pool.reserved_bytes(),

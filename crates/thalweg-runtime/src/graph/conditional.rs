@@ -156,8 +156,10 @@ impl Node<'_> {
             stream.submit(command, call)
         };
         set(stream)?;
+        device.captures().look(stream);
         let added = driver.conditional_node_add(stream.handle(), condition, conditional, label);
         let bodies = device.check(added).map_err(named)?;
+        device.captures().declared(stream, &[], label);
         let body_stream = device.captures().body_stream(stream)?;
         for (body, region) in bodies.into_iter().zip(regions) {
             let open = Body::begin(device, stream, &body_stream, body).map_err(named)?;
@@ -195,6 +197,7 @@ impl<'a> Body<'a> {
 
     fn end(mut self) -> Result<()> {
         let unjoined = self.device.captures().unjoined(self.stream, self.id);
+        self.device.captures().look(self.stream);
         self.is_open = false;
         let ended = self.device.check(self.device.driver().stream_end_capture(self.stream.handle()));
         ended.map(drop).map_err(|error| super::capture::explain(error, unjoined))

@@ -6,7 +6,9 @@
 //! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::Vigil`]).
 //!
 //! It is derived from the ranges that every command carries, so it needs no declaration and misses nothing that Thalweg
-//! submits. What other libraries put into the capture by themselves is not in it.
+//! submits. What is given to the driver directly, by the program or by a library that has the native stream, carries none that
+//! Thalweg sees: such a graph cannot vouch for its replays and refuses them, unless what they touch is declared
+//! ([`Stream::declare`](crate::Stream::declare)).
 
 use std::fmt;
 use std::ops::Range;
@@ -26,6 +28,8 @@ pub struct Contract {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     vigil: Arc<Vigil>,
+    /// Whether there are commands of which it is not known what they touch.
+    pub(super) has_undeclared: bool,
 }
 
 /// Memory that a graph uses and did not allocate: one buffer, or a part of unknown memory.
@@ -80,7 +84,7 @@ impl Output {
 
 impl Contract {
     pub(super) fn new(inputs: Vec<Input>, outputs: Vec<Output>, vigil: Arc<Vigil>) -> Self {
-        Self { inputs, outputs, vigil }
+        Self { inputs, outputs, vigil, has_undeclared: false }
     }
 
     /// The memory that the graph uses and did not allocate, in the order of first use.
@@ -116,17 +120,31 @@ impl Contract {
         self.vigil.died().into_iter().flat_map(of_address).collect()
     }
 
+    /// Whether there are commands that were given to the driver directly, and of which nobody has declared what they touch: then
+    /// the graph cannot tell whether a replay would run on memory of others.
+    pub fn has_undeclared_commands(&self) -> bool {
+        self.has_undeclared
+    }
+
     /// Whether the graph may be launched.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do.
+    /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do; or if the graph has
+    /// [commands that nobody has declared](Self::has_undeclared_commands).
     #[inline]
     pub fn check(&self) -> Result<()> {
-        if self.is_kept() { Ok(()) } else { Err(self.broken()) }
+        if self.is_kept() && !self.has_undeclared { Ok(()) } else { Err(self.broken()) }
     }
 
     #[cold]
     fn broken(&self) -> Error {
+        if self.is_kept() {
+            return Error::invalid(
+                "the graph has commands that were given to the driver directly (through `Device::driver`, or by a library), so it \
+                 cannot tell whether the memory that they touch is still there: launch kernels with `Stream::launch_kernel`, or \
+                 say behind such commands, in the capture, what they touch (`Stream::declare`)",
+            );
+        }
         let dead = self.dead_inputs();
         let mut text = match dead.len() {
             1 => "an input of the graph has died: ".to_owned(),

@@ -5,11 +5,12 @@
 //! differ, only those need to be told to an executable ([`update`](super::update)).
 //!
 //! Libraries may put nodes into a capture by themselves. Such a node is noticed when something that we see depends on it, the
-//! end of the capture at last; then the list is *partial*, and nothing is concluded from it.
+//! end of the capture at last; then the list is *partial*, and nothing is concluded from it. Unless somebody has declared what
+//! such nodes touch ([`Stream::declare`](crate::Stream::declare)), the graph cannot vouch for its replays either.
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_device::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch};
 
@@ -93,9 +94,28 @@ pub(super) struct Steps {
     steps: Vec<Step>,
     places: FxHashMap<GraphNodeHandle, u32>,
     is_partial: bool,
+    /// Nodes that are no steps, and of which it is known what they touch.
+    declared: FxHashSet<GraphNodeHandle>,
+    has_undeclared: bool,
 }
 
 impl Steps {
+    /// Looks whether all of these nodes are known.
+    pub(super) fn look(&mut self, nodes: &[GraphNodeHandle]) {
+        let is_known = |node| self.places.contains_key(node) || self.declared.contains(node);
+        self.has_undeclared |= !nodes.iter().all(is_known);
+    }
+
+    /// It is known what these nodes touch, and those between them and the last known ones.
+    pub(super) fn declare(&mut self, nodes: &[GraphNodeHandle]) {
+        self.declared.extend(nodes);
+    }
+
+    /// Whether the capture has nodes of which it is not known what they touch.
+    pub(super) fn has_undeclared(&self) -> bool {
+        self.has_undeclared
+    }
+
     /// A command was submitted behind the nodes `before`, and its stream now ends at the nodes `after`.
     pub(super) fn submitted(
         &mut self,
@@ -103,6 +123,8 @@ impl Steps {
         after: &[GraphNodeHandle],
         command: &Command<'_>,
     ) {
+        self.look(before);
+        self.declare(after);
         let known = before.iter().map(|node| self.places.get(node).copied());
         let known: Option<SmallVec<[u32; 2]>> = known.collect();
         let (Some(predecessors), &[node]) = (known, after) else {
@@ -133,6 +155,7 @@ impl Steps {
 
     /// The capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be updated.)
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
+        self.look(nodes);
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));
     }
 

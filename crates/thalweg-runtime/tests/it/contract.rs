@@ -1,6 +1,6 @@
 //! The replay contract: what a graph says of its inputs and outputs, and what it refuses.
 
-use thalweg_device::FillPattern;
+use thalweg_device::{Access, AccessMode, FillPattern};
 use thalweg_runtime::graph::{CapturedGraph, InputKind};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Result, Stream};
 
@@ -237,4 +237,67 @@ fn inputs_are_watched_under_every_schedule() {
         drop(heir);
         Ok(())
     });
+}
+
+#[test]
+fn commands_past_the_runtime_are_declared_or_not_replayed() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let label = Label::here("foreign");
+    let fill = |stream: &Stream, target: &Buffer| -> Result<()> {
+        let fill =
+            thalweg_device::Fill { target: target.pointer(), pattern: FillPattern::U32(0), count: 1, label };
+        Ok(device.driver().fill_async(stream.handle(), &fill)?)
+    };
+    // Alone, before, between and behind commands of ours, on a stream that is joined.
+    for place in 0..5 {
+        for declares in [false, true] {
+            let (data, foreign) = (buffer_of(&stream, &[1.0; 4]), buffer_of(&stream, &[7.0; 4]));
+            let (captured, ()) = capture(&device, None, |stream| {
+                let ours = || launch_sum(stream, &[data.pointer()], data.pointer(), 4);
+                let theirs = |stream: &Stream| -> Result<()> {
+                    fill(stream, &foreign)?;
+                    if declares {
+                        stream.declare(
+                            &[Access::new(foreign.pointer().address(), 4, AccessMode::Write)],
+                            label,
+                        );
+                    }
+                    Ok(())
+                };
+                match place {
+                    0 => theirs(stream),
+                    1 => theirs(stream).and_then(|()| ours()),
+                    2 => ours().and_then(|()| theirs(stream)),
+                    3 => ours().and_then(|()| theirs(stream)).and_then(|()| ours()),
+                    _ => {
+                        let side = Stream::new(&device)?;
+                        side.wait_stream(stream)?;
+                        theirs(&side)?;
+                        stream.wait_stream(&side)?;
+                        ours()
+                    }
+                }
+            });
+            assert_eq!(captured.contract().has_undeclared_commands(), !declares, "place {place}");
+            let graph = captured.instantiate().unwrap();
+            if declares {
+                graph.replay_on(&stream).unwrap();
+                assert_eq!(read(&stream, &foreign), [0.0, 7.0, 7.0, 7.0]);
+                drop(foreign);
+                let error = graph.replay_on(&stream).unwrap_err().to_string();
+                assert!(
+                    error.contains("input of the graph has died") && error.contains("foreign"),
+                    "{error}"
+                );
+            } else {
+                let error = graph.replay_on(&stream).unwrap_err();
+                assert!(
+                    error.is_invalid_argument() && error.to_string().contains("Stream::declare"),
+                    "{error}"
+                );
+                assert_eq!(read(&stream, &foreign), [7.0; 4]);
+            }
+        }
+    }
 }

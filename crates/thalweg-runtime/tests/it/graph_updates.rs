@@ -1,6 +1,6 @@
 //! One executable for several captures: what an update comes to, and that it does the new work.
 
-use thalweg_device::{DevicePointer, FillPattern, UpdateReason};
+use thalweg_device::{Access, AccessMode, DevicePointer, FillPattern, UpdateReason};
 use thalweg_runtime::graph::{CapturedGraph, Update, UpdateCounts};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, Label, Result, Stream};
 
@@ -147,7 +147,9 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
                 count: 1,
                 label: Label::here("foreign"),
             };
-            Ok(device.driver().fill_async(stream.handle(), &fill)?)
+            device.driver().fill_async(stream.handle(), &fill)?;
+            stream.declare(&[Access::new(data.pointer().address(), 4, AccessMode::Write)], fill.label);
+            Ok(())
         })
     };
     let mut graph = with_foreign(0).instantiate().unwrap();

@@ -377,7 +377,10 @@ pub(crate) fn node(
     let derived = gradient(operator, &signature, wanted).map_err(Error::invalid)?;
     Ok(LoopBackward {
         operator,
-        saved: derived.saved_inputs.iter().map(|&input| Saved::new(call.tensors[input])).collect(),
+        saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
+            .chain(derived.saved_outputs.iter().map(|&output| &results[output]))
+            .map(Saved::new)
+            .collect(),
         shapes: call.tensors.iter().map(|tensor| tensor.shape().into()).collect(),
         scalars: bits_of(&forward(operator, &signature).body, call.arguments),
         extents: Extents::new(operator, call.tensors, call.arguments)?,

@@ -6,6 +6,7 @@
 //! from the simulator.
 
 pub(crate) mod attention;
+mod convolution;
 pub(crate) mod creation;
 pub(crate) mod dropout;
 pub(crate) mod indexing;
@@ -67,6 +68,8 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) 
     define("linear", Schema { tensors: 2..=4, ..Schema::new(2, 0, Sizes::Numbers(2)) }, linear);
     let matmul = kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd)));
     define("matmul", Schema::new(2, 0, Sizes::None), matmul);
+    let convolution = kernels(Arc::new(convolution::backend), Some(Arc::new(convolution::autograd)));
+    define("conv2d", Schema::new(2, 0, Sizes::Numbers(WINDOW_SCALARS.len())), convolution);
     let window = Schema::new(1, 0, Sizes::Numbers(WINDOW_SCALARS.len()));
     windows::define(&mut |name, backend, autograd| {
         define(name, window.clone(), kernels(backend, Some(autograd)));

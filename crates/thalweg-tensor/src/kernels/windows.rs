@@ -88,7 +88,7 @@ impl Window {
         ]
     }
 
-    fn from_arguments(arguments: &Arguments) -> Result<Self> {
+    pub(crate) fn from_arguments(arguments: &Arguments) -> Result<Self> {
         let &[
             images,
             channels,

@@ -2,6 +2,7 @@
 //!
 //! They run on the simulator, and on a card where `THALWEG_TEST_DEVICE=cuda` is set.
 
+mod activations;
 mod audit;
 mod autograd;
 mod bad_input;

@@ -1,0 +1,107 @@
+//! Convolution as a product over the windows as columns. The columns are many times the images, so they are made again for the
+//! gradient rather than kept.
+
+use smallvec::SmallVec;
+use thalweg_runtime::{Error, Label, Result};
+
+use super::windows::{Window, output_plane};
+use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::dispatch::{Arguments, Call, find_operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// A window operator or a product, called for a convolution.
+fn run(name: &str, tensors: &[&Tensor], arguments: &Arguments, label: Label) -> Result<Tensor> {
+    Ok(find_operator(name)?.call(tensors, arguments, None, label)?.swap_remove(0))
+}
+
+fn product(a: &Tensor, b: &Tensor, label: Label) -> Result<Tensor> {
+    run("matmul", &[a, b], &Arguments::default(), label)
+}
+
+/// A weight (out, in, height, width) as a matrix with a row for each result.
+fn matrix(weight: &Tensor) -> Result<Tensor> {
+    weight.reshape(&[weight.shape()[0], weight.shape()[1..].iter().product()])
+}
+
+/// Images and weight; the result is a view whose images and channels are swapped in memory.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let window = Window::from_arguments(call.arguments)?;
+    let [input, weight] = [0, 1].map(|place| call.tensors[place].detach());
+    let kernel = [window.channels, window.kernel[0], window.kernel[1]];
+    if input.shape() != window.image_shape() || weight.rank() != 4 || weight.shape()[1..] != kernel {
+        return Err(Error::invalid(format!(
+            "images {:?} and weight {:?} do not fit the window, which takes {:?} and (out, {}, {}, {})",
+            input.shape(),
+            weight.shape(),
+            window.image_shape(),
+            kernel[0],
+            kernel[1],
+            kernel[2]
+        )));
+    }
+    if input.dtype() != weight.dtype() {
+        return Err(Error::invalid(format!(
+            "the images are {}, the weight {}; convert one with `to_dtype`",
+            input.dtype(),
+            weight.dtype()
+        )));
+    }
+    let columns = run("unfold2d", &[&input], call.arguments, call.label)?;
+    let result = product(&matrix(&weight)?, &columns, call.label)?;
+    let shape: SmallVec<[usize; 4]> = [weight.shape()[0]].into_iter().chain(output_plane(&window)).collect();
+    Ok(SmallVec::from_elem(result.reshape(&shape)?.permute(&[1, 0, 2, 3])?.detach(), 1))
+}
+
+/// Runs it, and records a node that keeps images and weight.
+pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
+    let mut results = call.redispatch()?;
+    let [input, weight] = [0, 1].map(|place| call.tensors[place]);
+    let node = ConvolutionBackward {
+        input: Saved::new(input),
+        weight: Saved::new(weight),
+        wanted: [input.requires_grad(), weight.requires_grad()],
+        arguments: call.arguments.clone(),
+        label: call.label,
+    };
+    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+struct ConvolutionBackward {
+    input: Saved,
+    weight: Saved,
+    /// Whether the gradient of each is wanted.
+    wanted: [bool; 2],
+    arguments: Arguments,
+    label: Label,
+}
+
+impl Backward for ConvolutionBackward {
+    fn name(&self) -> &'static str {
+        "conv2d"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let mut results = Gradients::from_elem(None, 2);
+        let Some(gradient) = &gradients[0] else { return Ok(results) };
+        let weight = self.weight.get()?;
+        let gradient = gradient.permute(&[1, 0, 2, 3])?;
+        let places = gradient.shape()[1..].iter().product();
+        let gradient = gradient.reshape(&[gradient.shape()[0], places])?;
+        if self.wanted[0] {
+            let columns = product(&matrix(&weight)?.transpose(0, 1)?, &gradient, self.label)?;
+            results[0] = Some(run("fold2d", &[&columns], &self.arguments, self.label)?);
+        }
+        if self.wanted[1] {
+            let columns = run("unfold2d", &[&self.input.get()?], &self.arguments, self.label)?;
+            let of_weight = product(&gradient, &columns.transpose(0, 1)?, self.label)?;
+            results[1] = Some(of_weight.reshape(weight.shape())?);
+        }
+        Ok(results)
+    }
+
+    fn release(&self) {
+        self.input.release();
+        self.weight.release();
+    }
+}

@@ -1,0 +1,94 @@
+//! What a graph keeps for backward, in bytes: what PyTorch keeps (its table, by `saved_tensors_hooks`, beside each case).
+
+use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Environment, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::functional::{WindowOptions, conv2d, linear, packed_attention};
+
+const MIB: u64 = 1 << 20;
+
+fn allocated(device: &Device) -> u64 {
+    device.allocator().statistics().allocated_bytes.all.current
+}
+
+fn leaf(shape: &[usize], device: &Device) -> Tensor {
+    Tensor::full(shape, 0.01, DType::F32, device).unwrap().requires_grad_().unwrap()
+}
+
+/// The bytes that live as long as the result of a function of a leaf does, the result included; and that its gradient runs.
+fn held(shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u64 {
+    let driver = SimDriver::new(SimConfig::default()).unwrap();
+    let device = Device::all_of(driver, Environment::get()).unwrap().remove(0);
+    let x = leaf(shape, &device);
+    let before = allocated(&device);
+    let result = function(&x).unwrap();
+    let held = allocated(&device) - before;
+    result.sum(&[], false).unwrap().backward().unwrap();
+    assert!(x.grad().is_some());
+    held
+}
+
+/// As [`held`], beside parameters that the function makes.
+fn held_beside(parameters: u64, shape: &[usize], function: impl FnOnce(&Tensor) -> Result<Tensor>) -> u64 {
+    held(shape, function) - parameters
+}
+
+#[test]
+fn convolutions_keep_no_columns() {
+    let images = [16, 16, 32, 32];
+    let weight = |device: &Device| leaf(&[16, 16, 3, 3], device);
+    // A weight of 9 KiB, as it is rounded up.
+    let one = 9 << 10;
+    let options = WindowOptions { padding: 1, ..WindowOptions::default() };
+    // PyTorch: nothing beside images, weight and result.
+    assert_eq!(held_beside(one, &images, |x| conv2d(x, &weight(x.device()), None, options)), MIB);
+    // PyTorch: the three results of relu, of which the last is the result.
+    let three = |x: &Tensor| {
+        (0..3).try_fold(x.clone(), |x, _| conv2d(&x, &weight(x.device()), None, options)?.relu())
+    };
+    assert_eq!(held_beside(3 * one, &images, three), 3 * MIB);
+}
+
+#[test]
+fn activations_keep_what_the_next_layer_keeps() {
+    let weight = |device: &Device| leaf(&[256, 256], device);
+    let layers = |x: &Tensor, activation: &dyn Fn(&Tensor) -> Result<Tensor>| {
+        (0..3).try_fold(x.clone(), |x, _| activation(&linear(&x, &weight(x.device()), None)?))
+    };
+    let weights = 3 * (256 << 10);
+    // PyTorch: 3 of each.
+    type Activation = fn(&Tensor) -> Result<Tensor>;
+    let all: [Activation; 4] = [Tensor::relu, Tensor::tanh, Tensor::sigmoid, |x| x.softmax(1)];
+    for activation in all {
+        assert_eq!(held_beside(weights, &[1024, 256], |x| layers(x, &activation)), 3 * MIB);
+    }
+}
+
+#[test]
+fn operators_that_can_keep_their_result_do() {
+    type Operator = fn(&Tensor) -> Result<Tensor>;
+    let all: [(&str, Operator); 10] = [
+        ("exp", Tensor::exp),
+        ("expm1", Tensor::expm1),
+        ("sqrt", Tensor::sqrt),
+        ("rsqrt", Tensor::rsqrt),
+        ("reciprocal", Tensor::reciprocal),
+        ("sigmoid", Tensor::sigmoid),
+        ("tanh", Tensor::tanh),
+        ("relu", Tensor::relu),
+        ("softmax", |x| x.softmax(-1)),
+        ("log_softmax", |x| x.log_softmax(-1)),
+    ];
+    for (name, operator) in all {
+        // Of a tensor that nobody else keeps: the result alone is left.
+        let held = held(&[1024, 256], |x| operator(&x.mul_scalar(2.0)?));
+        assert_eq!(held, MIB, "{name}");
+    }
+}
+
+#[test]
+fn attention_keeps_its_weights_and_not_its_scores() {
+    // (tokens, heads, 3, features): weights of 8 · 256 · 256 are 2 MiB, the result is 256 KiB.
+    assert_eq!(held(&[256, 8, 3, 32], |x| packed_attention(x, true)), 2 * MIB + (256 << 10));
+}
