@@ -5,9 +5,11 @@
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
 //! - No file names a folder of somebody's machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
 //! - The texts of both licences are there.
+//! - Every crate can be published ([`packages`]).
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
+mod packages;
 mod scan;
 
 use std::fs;
@@ -83,6 +85,7 @@ pub fn run() -> Result<bool, String> {
             what: "is missing".into(),
         });
     }
+    packages::check(&root, &mut findings);
     findings.sort();
     Ok(print(&findings, files.len(), lines))
 }

@@ -36,6 +36,7 @@
 //! an idle stream is complete at once, whatever the schedule.
 
 mod apart;
+#[cfg_attr(miri, path = "backing_miri.rs")]
 mod backing;
 mod capture;
 mod code;

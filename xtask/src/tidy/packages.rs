@@ -1,0 +1,166 @@
+//! What a registry asks of the crates that are published: each can be packed alone, and its page there says what it is.
+//!
+//! It reads manifests by their lines, as this workspace writes them: one key a line, in `[package]` at the top.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Finding, LICENCES, Level};
+
+/// The keys of `[package]` that every published crate has, with what they are for.
+const KEYS: [(&str, &str); 6] = [
+    ("description", "what the crate is"),
+    ("keywords", "how it is found"),
+    ("categories", "where it is listed"),
+    ("documentation", "where its documentation is"),
+    ("readme", "its page"),
+    ("license", "how it may be used"),
+];
+
+/// Checks every crate below `crates`.
+pub fn check(root: &Path, findings: &mut Vec<Finding>) {
+    let workspace = fs::read_to_string(root.join("Cargo.toml")).unwrap_or_default();
+    for line in internal_without_version(&workspace) {
+        add(
+            findings,
+            "Cargo.toml",
+            line,
+            "names a crate of ours without a version, which a registry asks for".into(),
+        );
+    }
+    let mut crates: Vec<_> =
+        fs::read_dir(root.join("crates")).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    crates.sort();
+    for folder in crates {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let place = |file: &str| format!("crates/{name}/{file}");
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+        for lack in lacks(&manifest) {
+            add(findings, &place("Cargo.toml"), 0, lack);
+        }
+        for licence in LICENCES {
+            let text = fs::read(folder.join(licence)).ok();
+            if text.is_none() || text != fs::read(root.join(licence)).ok() {
+                add(
+                    findings,
+                    &place(licence),
+                    0,
+                    "is not the text of the licence that lies at the root".into(),
+                );
+            }
+        }
+        match fs::read_to_string(folder.join("README.md")) {
+            Ok(text) => {
+                for (line, target) in relative_links(&text) {
+                    add(
+                        findings,
+                        &place("README.md"),
+                        line,
+                        format!("has a link that a registry's page breaks: {target}"),
+                    );
+                }
+            }
+            Err(_) => add(findings, &place("README.md"), 0, "is missing: it is the crate's page".into()),
+        }
+    }
+}
+
+fn add(findings: &mut Vec<Finding>, file: &str, line: usize, what: String) {
+    findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
+}
+
+/// The lines of the workspace's dependencies that name a path and no version.
+fn internal_without_version(manifest: &str) -> Vec<usize> {
+    let lines = (1..).zip(manifest.lines());
+    lines
+        .filter(|(_, line)| line.contains("path = ") && !line.contains("version = "))
+        .map(|(n, _)| n)
+        .collect()
+}
+
+/// What a manifest lacks.
+fn lacks(manifest: &str) -> Vec<String> {
+    let package = manifest.split("\n[").next().unwrap_or_default();
+    let has = |key: &str| {
+        package.lines().any(|line| {
+            line.strip_prefix(key)
+                .is_some_and(|rest| rest.starts_with(" = ") || rest.starts_with(".workspace"))
+        })
+    };
+    let mut lacks: Vec<String> = KEYS
+        .into_iter()
+        .filter(|(key, _)| !has(key))
+        .map(|(key, what)| format!("has no `{key}` in [package]: {what}"))
+        .collect();
+    if !manifest.contains("\n[package.metadata.docs.rs]\n") {
+        lacks.push("has no [package.metadata.docs.rs]: how its documentation is built".to_owned());
+    }
+    if manifest.lines().any(|line| line.contains("path = \"../")) {
+        lacks.push("names a crate by its path: take it from the workspace, with its version".to_owned());
+    }
+    lacks
+}
+
+/// The targets of Markdown links and pictures that are neither whole addresses nor places in the same page, with lines.
+fn relative_links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for (place, _) in line.match_indices("](") {
+            let target: String =
+                line[place + 2..].chars().take_while(|character| *character != ')').collect();
+            if !target.starts_with("https://") && !target.starts_with('#') {
+                found.push((number, target));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "\
+[package]
+name = \"x\"
+description = \"X\"
+license.workspace = true
+keywords = [\"x\"]
+categories = [\"science\"]
+documentation = \"https://docs.rs/x\"
+readme = \"README.md\"
+
+[package.metadata.docs.rs]
+targets = []
+
+[dependencies]
+y.workspace = true
+";
+
+    #[test]
+    fn each_lack_of_a_manifest_is_seen() {
+        assert_eq!(lacks(GOOD), [const { String::new() }; 0]);
+        for (key, _) in KEYS {
+            let without: String =
+                GOOD.lines().filter(|line| !line.starts_with(key)).map(|line| format!("{line}\n")).collect();
+            let lacks = lacks(&without);
+            assert!(lacks.len() == 1 && lacks[0].contains(key), "{key}: {lacks:?}");
+        }
+        assert_eq!(lacks(&GOOD.replace("docs.rs]", "docs]")).len(), 1);
+        assert_eq!(lacks(&GOOD.replace("y.workspace = true", "y = { path = \"../y\" }")).len(), 1);
+        let late = GOOD.replace("keywords = [\"x\"]\n", "") + "keywords = 1\n";
+        assert_eq!(lacks(&late).len(), 1, "a key of another table is no key of the package");
+    }
+
+    #[test]
+    fn crates_of_ours_need_versions() {
+        let text = "[workspace.dependencies]\na = { path = \"a\" }\nb = { path = \"b\", version = \"1\" }\nc = \"1\"\n";
+        assert_eq!(internal_without_version(text), [2]);
+    }
+
+    #[test]
+    fn links_that_stand_on_the_repository_are_seen() {
+        let text = "[a](https://x) [b](#b)\n![c](docs/c.png) and [d](../d.md)\n";
+        assert_eq!(relative_links(text), [(2, "docs/c.png".to_owned()), (2, "../d.md".to_owned())]);
+    }
+}
