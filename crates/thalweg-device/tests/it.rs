@@ -21,4 +21,5 @@ mod it {
     mod sim_memory;
     mod sim_order;
     mod sim_support;
+    mod small_machines;
 }
