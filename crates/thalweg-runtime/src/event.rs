@@ -95,7 +95,12 @@ impl Event {
     /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which goes on unharmed.
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        called(stream.device(), Label::here("wait"));
+        self.wait_as(stream, Label::here("wait"))
+    }
+
+    /// [`Event::wait`] as a call of another name.
+    pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
+        called(stream.device(), label);
         match planted!(WaitEventDropped, self.recorded(), None) {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
@@ -107,7 +112,11 @@ impl Event {
                 }
                 let captures = stream.device().captures();
                 captures.check_wait(stream, recorded.capture.load(Ordering::Relaxed))?;
-                stream.check(stream.device().driver().stream_wait_event(stream.handle(), recorded.handle))?;
+                let driver = stream.device().driver();
+                if let Some(instrument) = driver.instrument() {
+                    instrument.label_next(label);
+                }
+                stream.check(driver.stream_wait_event(stream.handle(), recorded.handle))?;
                 captures.joined(stream);
                 Ok(())
             }

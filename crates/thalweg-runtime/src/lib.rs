@@ -48,6 +48,7 @@ pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
+pub use thalweg_device::check::{Within, within};
 pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};
 
 /// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

@@ -215,17 +215,35 @@ impl Stream {
     }
 
     /// A stream of the pool with the default priority. The 33rd is the first again, as in PyTorch.
+    #[track_caller]
     pub fn new(device: &Device) -> Result<Self> {
-        Self::with_priority(device, 0)
+        Self::made(device, 0, Label::here("Stream::new"))
     }
 
     /// A stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
     /// ([`thalweg_device::DeviceProperties::stream_priority_range`]).
+    #[track_caller]
     pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
+        Self::made(device, priority, Label::here("Stream::with_priority"))
+    }
+
+    fn made(device: &Device, priority: i32, label: Label) -> Result<Self> {
         let (least, greatest) = device.properties().stream_priority_range;
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         let state = device.check(device.stream_pool().take(device.driver(), device.index(), priority))?;
+        if let Some(instrument) = device.driver().instrument() {
+            instrument.stream_made(state.handle, label);
+        }
         Ok(Self::from_state(device, state))
+    }
+
+    /// Names the stream, and with it all clones and whoever gets it from the pool again, in the reports of a
+    /// [checker](thalweg_device::check). Nothing, where there is none. A name that is an identifier goes into the calls that a
+    /// report advises, so name it as the variable.
+    pub fn set_name(&self, name: &str) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.name_stream(self.handle(), name);
+        }
     }
 
     /// The stream on which a device's captures run that were given none: always the same, so that a region that is captured
@@ -340,13 +358,14 @@ impl Stream {
     /// Later work on this stream waits for the event's latest record so far.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        event.wait(self)
+        event.wait_as(self, Label::here("wait_event"))
     }
 
     /// Later work on this stream waits for all work that the other has now.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
-        planted!(WaitStreamOnItself, other, self).record_event()?.wait(self)
+        let event = planted!(WaitStreamOnItself, other, self).record_event()?;
+        event.wait_as(self, Label::here("wait_stream"))
     }
 
     /// Records a new event (without timing) behind the work that the stream has now.

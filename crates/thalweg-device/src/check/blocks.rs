@@ -215,6 +215,12 @@ impl Model {
                 }
             }
         }
+        let has_line = self.sites.get(site).is_some_and(|site| site.location.is_some());
+        let site = if !has_line && (self.traces_drops || !troubles.is_empty()) {
+            self.sites.traced("drop")
+        } else {
+            site
+        };
         let number = self.number + 1;
         let mut mark = self.mark(stream, number, site, MarkKind::Free);
         (mark.start, mark.bytes, mark.mode) = (block.start, block.bytes, AccessMode::Write);

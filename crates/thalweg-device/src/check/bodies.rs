@@ -87,7 +87,7 @@ impl Model {
                 node.work.clone()
             };
             places.push(nodes.len() as u32);
-            nodes.push(Node { predecessors, site: node.site, work });
+            nodes.push(Node { predecessors, site: node.site, within: node.within, work });
         }
         places
     }

@@ -67,7 +67,8 @@ impl Model {
                 .map(|&node| learn(driver, before.graph, &mut graph, node))
                 .collect();
             let work = self.work(graph.capture, site, call);
-            graph.push(handle, Node { predecessors, site, work });
+            let within = self.sites.within();
+            graph.push(handle, Node { predecessors, site, within, work });
         }
         self.captures[position] = graph;
     }
@@ -132,6 +133,7 @@ impl Model {
         let (start, bytes, mode) = (access.start, access.bytes, access.mode);
         let mark = Mark {
             strand,
+            within: 0,
             site,
             number,
             start,
@@ -169,6 +171,7 @@ impl Model {
     pub(super) fn launched(&mut self, handle: u64, id: StreamId, host: HostId, launch: SiteId) {
         self.submit(id, host);
         let Some(mut executable) = self.executables.remove(&handle) else { return };
+        self.launched.insert(executable.capture);
         let mut entry = self.streams[id as usize].clock.clone();
         entry.join(&executable.last);
         let mut ends: SmallVec<[Option<Clock>; 2]> = executable.strands.iter().map(|_| None).collect();
@@ -190,6 +193,7 @@ impl Model {
             let mode = AccessMode::Read;
             let mark = Mark {
                 strand,
+                within: node.within,
                 site: node.site,
                 number,
                 start: 0,
@@ -268,7 +272,7 @@ fn learn(driver: &dyn Driver, handle: Option<GraphHandle>, graph: &mut Graph, no
             Some(found) => {
                 let predecessors = found.iter().map(|before| graph.handles[before]).collect();
                 let work = NodeWork::Accesses(Vec::new());
-                graph.push(node, Node { predecessors, site: 0, work });
+                graph.push(node, Node { predecessors, site: 0, within: 0, work });
             }
         }
     }

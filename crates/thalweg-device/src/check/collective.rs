@@ -129,8 +129,18 @@ impl Model {
             clock.learn(strand, number);
             let site = self.sites.of(call.label);
             let (mode, kind) = (AccessMode::Read, MarkKind::Command);
-            let mark =
-                Mark { strand, site, number, start: 0, bytes: 0, launch: 0, mode, kind, is_certain: true };
+            let mark = Mark {
+                strand,
+                within: self.sites.within(),
+                site,
+                number,
+                start: 0,
+                bytes: 0,
+                launch: 0,
+                mode,
+                kind,
+                is_certain: true,
+            };
             for access in &accesses {
                 self.touch(&clock, mark, access, Manner::Submitted);
             }

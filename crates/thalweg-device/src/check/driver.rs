@@ -7,11 +7,8 @@
 use std::sync::atomic::Ordering;
 
 use super::capture::CapturedCall;
-use super::clock::Clock;
 use super::model::{Model, Record, StreamId};
-use super::shadow::{Mark, MarkKind};
 use super::space::ObjectKind;
-use super::touch::Manner;
 use super::{CheckedDriver, Instrument, take_label};
 use crate::collective::{Collective, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
@@ -37,186 +34,6 @@ macro_rules! forward {
             self.inner.$name($($argument),*)
         }
     )*};
-}
-
-impl CheckedDriver {
-    /// The state of the stream's capture, where it takes part in one.
-    fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
-        if self.captures.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let info = self.inner.stream_capture_info(stream).ok()?;
-        (info.status == CaptureStatus::Active).then_some(info)
-    }
-
-    /// A command on a stream, or a node of its capture.
-    fn command(
-        &self,
-        stream: StreamHandle,
-        label: Label,
-        accesses: &[Access],
-        call: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let before = self.capturing(stream);
-        call()?;
-        let after = before.as_ref().map(|_| self.inner.stream_capture_info(stream)).transpose()?;
-        let host = self.host();
-        let mut model = self.lock();
-        let found = model.findings.list.len();
-        let site = model.sites.of(label);
-        if let (Some(before), Some(after)) = (&before, &after) {
-            model.captured(&*self.inner, before, after, site, CapturedCall::Accesses(accesses));
-        } else if let Some(id) = model.stream(stream) {
-            let number = model.submit(id, host);
-            let mark = model.mark(id, number, site, MarkKind::Command);
-            work(&mut model, id, |model, clock| {
-                for access in accesses {
-                    model.touch(clock, mark, access, Manner::Submitted);
-                }
-            });
-        }
-        self.answer(&model, found, label.operator, ())
-    }
-
-    /// The host waits for work that a clock describes.
-    fn waits(
-        &self,
-        frontier: impl FnOnce(&mut Model) -> Option<Clock>,
-        call: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        self.asks(frontier, || call().map(|()| true)).map(|_| ())
-    }
-
-    /// The host asks whether work that a clock describes is done.
-    fn asks(
-        &self,
-        frontier: impl FnOnce(&mut Model) -> Option<Clock>,
-        call: impl FnOnce() -> Result<bool>,
-    ) -> Result<bool> {
-        // What others submit while this call waits is not what it waits for.
-        let clock = frontier(&mut self.lock());
-        let answer = call();
-        // Nothing runs on a lost device any more, so what it had is over.
-        let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
-        if let (true, Some(clock)) = (is_over, clock) {
-            self.seen(&mut self.lock(), &clock);
-        }
-        answer
-    }
-
-    /// Memory is given back by a call that waits for all that `frontier` describes.
-    fn gives_back(
-        &self,
-        start: u64,
-        name: &'static str,
-        frontier: impl FnOnce(&mut Model) -> Clock,
-        call: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let (clock, taken) = {
-            let mut model = self.lock();
-            let site = model.sites.labelled(take_label(), name);
-            (frontier(&mut model), model.depart(start, site))
-        };
-        let result = call();
-        let mut model = self.lock();
-        model.departed(taken, result.is_ok());
-        if result.is_ok() {
-            self.seen(&mut model, &clock);
-        }
-        result
-    }
-
-    /// A range is unmapped by a call that waits for nothing.
-    fn unmaps(
-        &self,
-        start: u64,
-        bytes: u64,
-        name: &'static str,
-        call: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let host = self.host();
-        let (taken, found) = {
-            let mut model = self.lock();
-            let found = model.findings.list.len();
-            let site = model.sites.labelled(take_label(), name);
-            model.check_unmap(start, bytes, host, site);
-            (model.depart_range(start, start.saturating_add(bytes), site), found)
-        };
-        let result = call();
-        let mut model = self.lock();
-        model.departed(taken, result.is_ok());
-        result.and_then(|()| self.answer(&model, found, name, ()))
-    }
-
-    /// The host touches pinned memory.
-    fn host_touches(&self, start: u64, bytes: usize, mode: AccessMode, name: &'static str) -> Result<()> {
-        let host = self.host();
-        let mut model = self.lock();
-        let found = model.findings.list.len();
-        let site = model.sites.labelled(take_label(), name);
-        let number = model.host_acts(host);
-        let strand = model.hosts[host as usize].strand;
-        let access = Access::new(start, bytes as u64, mode);
-        let kind = MarkKind::Host;
-        let mark = Mark {
-            strand,
-            site,
-            number,
-            start,
-            bytes: access.bytes,
-            launch: 0,
-            mode,
-            kind,
-            is_certain: true,
-        };
-        let clock = std::mem::take(&mut model.hosts[host as usize].clock);
-        model.touch(&clock, mark, &access, Manner::Submitted);
-        model.hosts[host as usize].clock = clock;
-        self.answer(&model, found, name, ())
-    }
-
-    /// Enters a stream that the driver has given a handle for.
-    fn enter_stream(&self, device: u32, handle: StreamHandle, is_legacy: bool) {
-        let known = self.lock().stream(handle).is_some();
-        if known {
-            return;
-        }
-        let native = self.inner.stream_native(handle).unwrap_or(handle.raw());
-        let is_blocking = self.inner.stream_is_blocking(handle).unwrap_or(false);
-        let is_legacy = is_legacy || native <= 1;
-        self.lock().add_stream(handle, device, native, is_legacy, is_blocking);
-    }
-
-    /// A free or an allocation in stream order.
-    fn in_stream_order(
-        &self,
-        stream: StreamHandle,
-        before: Option<&CaptureInfo>,
-        name: &'static str,
-        node: CapturedCall<'_>,
-        apply: impl FnOnce(&mut Model, &Clock, Mark),
-    ) -> Result<()> {
-        let after = before.map(|_| self.inner.stream_capture_info(stream)).transpose()?;
-        let host = self.host();
-        let mut model = self.lock();
-        let found = model.findings.list.len();
-        let site = model.sites.labelled(take_label(), name);
-        if let (Some(before), Some(after)) = (before, &after) {
-            model.captured(&*self.inner, before, after, site, node);
-        } else if let Some(id) = model.stream(stream) {
-            let number = model.submit(id, host);
-            let mark = model.mark(id, number, site, MarkKind::Command);
-            work(&mut model, id, |model, clock| apply(model, clock, mark));
-        }
-        self.answer(&model, found, name, ())
-    }
-}
-
-/// Does something with the clock of a stream's newest command.
-pub(super) fn work(model: &mut Model, id: StreamId, act: impl FnOnce(&mut Model, &Clock)) {
-    let clock = std::mem::take(&mut model.streams[id as usize].clock);
-    act(model, &clock);
-    model.streams[id as usize].clock = clock;
 }
 
 fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
@@ -253,7 +70,6 @@ impl Driver for CheckedDriver {
         fn address_reserve(device: u32, bytes: u64) -> Result<DevicePointer>;
         fn address_free(pointer: DevicePointer, bytes: u64) -> Result<()>;
         fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> Result<()>;
-        fn physical_export(physical: PhysicalHandle) -> Result<ShareableHandle>;
         fn pool_create(device: u32) -> Result<PoolHandle>;
         fn pool_destroy(pool: PoolHandle) -> Result<()>;
         fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> Result<()>;
@@ -336,13 +152,15 @@ impl Driver for CheckedDriver {
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        let label = take_label();
         self.inner.stream_wait_event(stream, event)?;
         // In a capture the driver knows what the next node depends on.
         if self.capture_of(stream) == 0 {
             let host = self.host();
             let mut model = self.lock();
             if let Some(id) = model.stream(stream) {
-                model.wait(id, event.raw(), host);
+                let site = label.map_or(0, |label| model.sites.of(label));
+                model.wait(id, event.raw(), host, site);
             }
         }
         Ok(())
@@ -407,11 +225,22 @@ impl Driver for CheckedDriver {
         Ok(physical)
     }
 
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
+        let handle = self.inner.physical_export(physical)?;
+        self.lock().gave_away(physical.raw(), &handle);
+        Ok(handle)
+    }
+
     fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
         let physical = self.inner.physical_import(device, bytes, handle)?;
         let mut model = self.lock();
-        let site = model.sites.labelled(take_label(), "physical_import");
-        let object = model.space.create(ObjectKind::Physical, device, bytes, true, site);
+        let object = match model.opened(handle) {
+            Some(known) => known,
+            None => {
+                let site = model.sites.labelled(take_label(), "physical_import");
+                model.space.create(ObjectKind::Physical, device, bytes, true, site)
+            }
+        };
         model.physical.insert(physical.raw(), object);
         Ok(physical)
     }
@@ -582,6 +411,7 @@ impl Driver for CheckedDriver {
         };
         let result =
             self.command(stream, label, &accesses, || self.inner.copy_to_host(stream, target, source, label));
+        self.note_standstill(&result);
         let is_over = result.as_ref().map_or_else(Error::is_device_lost, |()| true);
         if let (true, Some(mut frontier)) = (is_over, frontier) {
             let host = self.host();

@@ -111,6 +111,8 @@ pub struct Work {
     pub site: Site,
     /// The graph launch that it was part of.
     pub launch: Option<Site>,
+    /// The call of the program that it was part of, where that is another: a backward pass, say. See [`within`](super::within).
+    pub within: Option<Site>,
     /// How it touches the memory; `None` for work that does not (an allocation, a free).
     pub mode: Option<AccessMode>,
     /// The first address that it touches.
@@ -154,6 +156,8 @@ pub struct Finding {
     pub range: (u64, u64),
     /// What became of the memory.
     pub history: History,
+    /// Where the streams were made that it names, as far as that is known.
+    pub streams: Vec<(String, Site)>,
     /// The order that is missing, in one sentence.
     pub missing: String,
     /// The one call that would add it, and where it goes.
@@ -174,6 +178,9 @@ impl fmt::Display for Work {
             write!(f, "{some} {}", Range(self.start, self.bytes))?;
         }
         write!(f, ", on {}, as number {}", self.actor, self.number)?;
+        if let Some(within) = &self.within {
+            write!(f, ", within {within}")?;
+        }
         if let Some(launch) = &self.launch {
             write!(f, ", launched by {launch}")?;
         }
@@ -233,6 +240,10 @@ impl fmt::Display for Finding {
         memory.extend(freed.iter().map(|site| format!("freed by {site}")));
         if !memory.is_empty() {
             paragraph(f, "memory:", &memory.join("; "))?;
+        }
+        if !self.streams.is_empty() {
+            let made = self.streams.iter().map(|(stream, site)| format!("{stream} is of {site}"));
+            paragraph(f, "streams:", &made.collect::<Vec<_>>().join("; "))?;
         }
         paragraph(f, "missing:", &self.missing)?;
         paragraph(f, "to do:", &self.advice)

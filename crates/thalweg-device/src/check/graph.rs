@@ -52,6 +52,8 @@ pub(super) struct Node {
     /// Indices into the graph's nodes, all smaller than its own.
     pub(super) predecessors: SmallVec<[u32; 2]>,
     pub(super) site: SiteId,
+    /// The call that it was captured in, where that is another; 0 for none.
+    pub(super) within: SiteId,
     pub(super) work: NodeWork,
 }
 
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     fn node(predecessors: &[u32]) -> Node {
-        Node { predecessors: predecessors.into(), site: 0, work: NodeWork::Accesses(Vec::new()) }
+        Node { predecessors: predecessors.into(), site: 0, within: 0, work: NodeWork::Accesses(Vec::new()) }
     }
 
     #[test]

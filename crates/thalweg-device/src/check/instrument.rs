@@ -58,11 +58,14 @@ pub trait Instrument: Send + Sync {
     /// is lent: whoever launches it answers for it that the same bytes are there again then.
     fn capture_vouched(&self, stream: StreamHandle);
 
+    /// Says where the program made a stream. Of a stream that it is given again later, the first place counts.
+    fn stream_made(&self, stream: StreamHandle, label: Label);
+
     /// Names a stream for reports. Streams without a name are numbered in the order of their making.
     fn name_stream(&self, stream: StreamHandle, name: &str);
 
-    /// The site of the next call of this thread that has no label of its own: a graph launch, or the host's reads and writes
-    /// of pinned memory.
+    /// The site of the next call of this thread that has no label of its own: a graph launch, a stream's wait for an event, or the
+    /// host's reads and writes of pinned memory.
     fn label_next(&self, label: Label);
 
     /// Says whether the calling thread's calls from now on are an allocator's own, and gives what was so before. What such a call

@@ -8,9 +8,9 @@ use super::finding::FindingKind;
 use super::model::{HostId, Model};
 use super::shadow::{Mark, MarkKind, Seen, Written};
 use super::site::SiteId;
-use super::space::{Departed, ELSEWHERE, ObjectKind, Taken};
+use super::space::{Departed, ELSEWHERE, ObjectId, ObjectKind, Shared, Taken};
 use super::touch::{Troubles, add, trouble};
-use crate::AccessMode;
+use crate::{AccessMode, ShareableHandle};
 
 impl Model {
     /// Memory of its own, mapped at an address.
@@ -48,8 +48,27 @@ impl Model {
         }
     }
 
+    /// Physical memory was given away by a handle.
+    pub(super) fn gave_away(&mut self, physical: u64, handle: &ShareableHandle) {
+        if let (Some(&object), Some(handle)) = (self.physical.get(&physical), Shared::of(handle)) {
+            let serial = self.space.object(object).serial;
+            self.given_away.insert(handle, (object, serial));
+        }
+    }
+
+    /// The object behind a handle that was opened, kept once more, if it was given away here.
+    pub(super) fn opened(&mut self, handle: &ShareableHandle) -> Option<ObjectId> {
+        let &(object, serial) = self.given_away.get(&Shared::of(handle)?)?;
+        self.space.bytes_of(object, serial)?;
+        self.space.keep(object);
+        Some(object)
+    }
+
     /// Whether the host has seen all work complete that uses a range, which is about to be unmapped.
     pub(super) fn check_unmap(&mut self, start: u64, bytes: u64, host: HostId, site: SiteId) {
+        if self.stands_still {
+            return;
+        }
         let mut known = self.hosts[host as usize].clock.clone();
         known.join(&self.observed);
         let pieces = self.space.translate(start, bytes);
@@ -69,7 +88,8 @@ impl Model {
         let number = self.number + 1;
         let strand = self.hosts[host as usize].strand;
         let (mode, kind) = (AccessMode::Write, MarkKind::Free);
-        let mark = Mark { strand, site, number, start, bytes, launch: 0, mode, kind, is_certain: true };
+        let mark =
+            Mark { strand, within: 0, site, number, start, bytes, launch: 0, mode, kind, is_certain: true };
         for trouble in troubles {
             self.report(&trouble, &mark, &known);
         }

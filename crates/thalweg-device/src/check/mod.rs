@@ -21,7 +21,7 @@
 //! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`:
 //!   lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
 //! - `collective`: which parts meet. `told`: programs that do not go through this driver.
-//! - `finding` is the report, `report` writes it. `driver` is the trait, thin.
+//! - `finding` is the report, `report` writes it. `driver` is the trait, thin; `calls` is what its methods share.
 //!
 //! Memory is bounded by the layout of the program's memory: of each byte the last write is remembered, and those reads since
 //! which do not come before another of them.
@@ -34,6 +34,7 @@
 mod blocks;
 mod bodies;
 mod bytes;
+mod calls;
 mod capture;
 mod clock;
 mod collective;
@@ -56,11 +57,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::calls::work;
 use self::clock::Clock;
-use self::driver::work;
 pub use self::finding::{Finding, FindingKind, History, Site, SourceLine, WIDTH, Work};
 pub use self::instrument::{BlockKind, HostClock, Instrument, UseKind};
 use self::model::{HostId, Model};
+pub use self::site::{Within, within};
 pub use self::told::Completed;
 use crate::{Code, Driver, Error, Label, Result, StreamHandle};
 
@@ -106,6 +108,12 @@ impl CheckedDriver {
     /// asked for all the same.
     pub fn fail_on_findings(&self, fails: bool) {
         self.fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// Looks up the line of the program at which each block is freed from now on, for reports of what comes later. This takes
+    /// milliseconds each time; without it, the line of a drop is known where something is wrong with the drop itself.
+    pub fn trace_drops(&self, traces: bool) {
+        self.lock().traces_drops = traces;
     }
 
     /// What was found so far, in order, each once.
@@ -203,6 +211,15 @@ impl Instrument for CheckedDriver {
     fn capture_vouched(&self, stream: StreamHandle) {
         let capture = self.capture_of(stream);
         self.lock().capture_vouched(capture);
+    }
+
+    fn stream_made(&self, stream: StreamHandle, label: Label) {
+        let mut model = self.lock();
+        let site = model.site_or(|model| model.sites.of(label));
+        if let Some(stream) = model.stream(stream) {
+            let made = &mut model.streams[stream as usize].made;
+            *made = if *made == 0 { site } else { *made };
+        }
     }
 
     fn name_stream(&self, stream: StreamHandle, name: &str) {

@@ -16,7 +16,7 @@ use super::graph::{Executable, Graph};
 use super::report::Findings;
 use super::shadow::{Mark, MarkKind};
 use super::site::{SiteId, Sites};
-use super::space::Space;
+use super::space::{Shared, Space};
 use crate::{AccessMode, StreamHandle};
 
 /// The index of a host thread; 0 is everybody whom nobody has introduced.
@@ -44,6 +44,10 @@ pub(super) struct Stream {
     pub(super) is_blocking: bool,
     /// What its next command comes after.
     pub(super) clock: Clock,
+    /// Where it was made; 0 if that was not said.
+    pub(super) made: SiteId,
+    /// The last of its waits for each other stream, the latest last.
+    pub(super) waits: Vec<Wait>,
     /// The host thread, at which version of its clock, that this stream knows already.
     heard: (HostId, u64),
     /// Handles that mean it.
@@ -74,9 +78,18 @@ pub(super) enum Actor {
     },
 }
 
+/// A wait of a stream for an event of another, where the program is known to have said so.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) earlier: StreamId,
+    /// The other's last work that it is for.
+    pub(super) number: u64,
+    pub(super) site: SiteId,
+}
+
 /// The latest record of an event.
 pub(super) enum Record {
-    Live(Clock),
+    Live(Clock, StreamId),
     /// In a capture: it orders nodes, and the driver tells us of those.
     Captured,
 }
@@ -110,8 +123,16 @@ pub(super) struct Model {
     pub(super) physical: FxHashMap<u64, u32>,
     /// The plain object behind each exported handle, with its serial number.
     pub(super) exported: FxHashMap<[u8; 64], (u32, u64)>,
+    /// The physical object behind each handle that was given away, with its serial number.
+    pub(super) given_away: FxHashMap<Shared, (u32, u64)>,
     pub(super) communicators: Communicators,
     pub(super) findings: Findings,
+    /// The captures whose graphs have been launched.
+    pub(super) launched: FxHashSet<u64>,
+    /// Whether a wait was given up since nothing could go on.
+    pub(super) stands_still: bool,
+    /// Whether the line of each drop is looked up, and not only of those that something is found at.
+    pub(super) traces_drops: bool,
     /// Whether advice is written for a Python program.
     pub(super) speaks_python: bool,
 }
@@ -140,8 +161,12 @@ impl Model {
             modules: FxHashMap::default(),
             physical: FxHashMap::default(),
             exported: FxHashMap::default(),
+            given_away: FxHashMap::default(),
             communicators: Communicators::default(),
             findings: Findings::default(),
+            launched: FxHashSet::default(),
+            stands_still: false,
+            traces_drops: false,
             speaks_python: false,
         };
         model.introduce("the host");
@@ -246,6 +271,8 @@ impl Model {
             is_legacy,
             is_blocking: is_blocking && !is_legacy,
             clock,
+            made: 0,
+            waits: Vec::new(),
             heard: (0, 0),
             handles: 1,
             native,
@@ -354,21 +381,27 @@ impl Model {
     /// The event is recorded on a stream.
     pub(super) fn record(&mut self, event: u64, id: StreamId, host: HostId) {
         let clock = self.address(id, host).clock.clone();
-        self.events.insert(event, Record::Live(clock));
+        self.events.insert(event, Record::Live(clock, id));
     }
 
     /// The stream waits for the event's latest record.
-    pub(super) fn wait(&mut self, id: StreamId, event: u64, host: HostId) {
+    pub(super) fn wait(&mut self, id: StreamId, event: u64, host: HostId, site: SiteId) {
         self.address(id, host);
-        if let Some(Record::Live(clock)) = self.events.get(&event) {
-            self.streams[id as usize].clock.join(clock);
+        let Some(Record::Live(clock, earlier)) = self.events.get(&event) else { return };
+        let number = clock.of(self.streams[*earlier as usize].strand);
+        let wait = Wait { earlier: *earlier, number, site };
+        let stream = &mut self.streams[id as usize];
+        stream.clock.join(clock);
+        if site != 0 && wait.earlier != id {
+            stream.waits.retain(|other| other.earlier != wait.earlier);
+            stream.waits.push(wait);
         }
     }
 
     /// What the event's latest record comes after.
     pub(super) fn recorded(&self, event: u64) -> Option<Clock> {
         match self.events.get(&event) {
-            Some(Record::Live(clock)) => Some(clock.clone()),
+            Some(Record::Live(clock, _)) => Some(clock.clone()),
             _ => None,
         }
     }
@@ -376,11 +409,12 @@ impl Model {
     // ---- Marks ----------------------------------------------------------------------------------------------------
 
     /// A mark of the stream's command of this number.
-    pub(super) fn mark(&self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
+    pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
         Mark {
             strand,
             site,
+            within: self.sites.within(),
             number,
             start: 0,
             bytes: 0,

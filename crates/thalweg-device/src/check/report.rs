@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use super::clock::Clock;
 use super::finding::{Finding, FindingKind, History, Site, Work};
 use super::instrument::{BlockKind, UseKind};
-use super::model::{Actor, Model};
+use super::model::{Actor, Model, StreamId, Wait};
 use super::shadow::{Mark, MarkKind};
 use super::site::SiteId;
 use super::touch::Trouble;
@@ -16,7 +16,8 @@ const FINDINGS: usize = 1000;
 /// What was found, each once.
 #[derive(Default)]
 pub(super) struct Findings {
-    known: FxHashSet<(FindingKind, SiteId, SiteId)>,
+    /// The kind, and the sites of both, each with the call that it was part of.
+    known: FxHashSet<(FindingKind, [SiteId; 4])>,
     pub(super) list: Vec<Finding>,
     pub(super) observer: Option<Observer>,
 }
@@ -36,15 +37,14 @@ impl Model {
         let block = self.blocks.get(trouble.block);
         if trouble.kind == FindingKind::Uninitialised
             && mark.launch == 0
-            && block.is_some_and(|block| block.capture != 0)
+            && block.is_some_and(|block| block.capture != 0 && !self.launched.contains(&block.capture))
         {
             trouble.kind = FindingKind::OutputBeforeLaunch;
         }
         let origin = block.map_or(0, |block| block.allocated);
-        let other = trouble.other.map_or(origin, |other| other.site);
-        if self.findings.list.len() >= FINDINGS
-            || !self.findings.known.insert((trouble.kind, other, mark.site))
-        {
+        let (other, around) = trouble.other.map_or((origin, 0), |other| (other.site, other.within));
+        let sites = [other, around, mark.site, mark.within];
+        if self.findings.list.len() >= FINDINGS || !self.findings.known.insert((trouble.kind, sites)) {
             return;
         }
         let finding = Finding {
@@ -55,6 +55,7 @@ impl Model {
             second: self.work_of(mark),
             range: (trouble.start, trouble.end - trouble.start),
             history: self.history(&trouble),
+            streams: self.made(&trouble, mark),
             missing: self.missing(&trouble, mark, clock),
             advice: self.advice(&trouble, mark),
         };
@@ -75,6 +76,7 @@ impl Model {
         Work {
             site: self.site(mark.site),
             launch: self.sites.get(mark.launch),
+            within: self.sites.get(mark.within),
             mode: touches.then_some(mark.mode),
             start: mark.start,
             bytes: mark.bytes,
@@ -82,6 +84,34 @@ impl Model {
             actor: self.actor_name(mark),
             number: mark.number,
         }
+    }
+
+    /// The call of the program that the work is part of: where a wait belongs.
+    fn call(&self, mark: &Mark) -> Site {
+        let around = self.sites.get(mark.launch).or_else(|| self.sites.get(mark.within));
+        around.unwrap_or_else(|| self.site(mark.site))
+    }
+
+    fn stream_of(&self, mark: &Mark) -> Option<StreamId> {
+        match self.actors[mark.strand.index()] {
+            Actor::Host(_) => None,
+            Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(stream),
+        }
+    }
+
+    /// Where the streams of a trouble were made.
+    fn made(&self, trouble: &Trouble, mark: &Mark) -> Vec<(String, Site)> {
+        let owner = self.blocks.get(trouble.block).map(|block| block.stream);
+        let streams = [trouble.other.and_then(|other| self.stream_of(&other)), self.stream_of(mark), owner];
+        let mut list: Vec<(String, Site)> = Vec::new();
+        for stream in streams.iter().flatten().map(|&id| &self.streams[id as usize]) {
+            if let Some(site) = self.sites.get(stream.made)
+                && !list.iter().any(|(name, _)| *name == stream.name)
+            {
+                list.push((stream.name.clone(), site));
+            }
+        }
+        list
     }
 
     fn actor_name(&self, mark: &Mark) -> String {
@@ -96,10 +126,7 @@ impl Model {
 
     /// The stream that carries an actor's work; `None` for the host.
     fn stream_name(&self, mark: &Mark) -> Option<&str> {
-        match self.actors[mark.strand.index()] {
-            Actor::Host(_) => None,
-            Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(&self.streams[stream as usize].name),
-        }
+        Some(&self.streams[self.stream_of(mark)? as usize].name)
     }
 
     fn history(&mut self, trouble: &Trouble) -> History {
@@ -214,12 +241,28 @@ impl Model {
     /// How far the second actor knows the first.
     fn reach(&self, first: &Mark, second: &Mark, clock: &Clock) -> String {
         let (a, b) = (self.actor_name(first), self.actor_name(second));
+        let (earlier, later) = (self.stream_of(first), self.stream_of(second));
+        let waits = later.map_or(&[][..], |later| &self.streams[later as usize].waits);
         match clock.of(first.strand) {
-            0 => format!("At that moment {b} had not waited for any work of {a}."),
-            known => format!(
-                "At that moment {b} had waited for {a} only up to number {known}, and this is number {}.",
-                first.number
-            ),
+            0 => {
+                let elsewhere = waits.last().filter(|wait| Some(wait.earlier) != earlier).map(|wait| {
+                    let stream = &self.streams[wait.earlier as usize].name;
+                    format!(" Its last wait, {}, was for {stream}.", self.site(wait.site))
+                });
+                format!(
+                    "At that moment {b} had not waited for any work of {a}.{}",
+                    elsewhere.unwrap_or_default()
+                )
+            }
+            known => {
+                let is_that = |wait: &&Wait| Some(wait.earlier) == earlier && wait.number == known;
+                let by = waits.iter().find(is_that).map(|wait| format!(" (by {})", self.site(wait.site)));
+                format!(
+                    "At that moment {b} had waited for {a} only up to number {known}{}, and this is number {}.",
+                    by.unwrap_or_default(),
+                    first.number
+                )
+            }
         }
     }
 
@@ -260,7 +303,10 @@ impl Model {
     }
 
     fn advice_for_two(&self, trouble: &Trouble, other: &Mark, mark: &Mark) -> String {
-        let (first, second) = (self.site(other.site), self.site(mark.site));
+        let (first, second) = match self.is_one_launch(other, mark) {
+            true => (self.site(other.site), self.site(mark.site)),
+            false => (self.call(other), self.call(mark)),
+        };
         let earlier = self.stream_name(other);
         let record = |stream: &str| {
             format!(

@@ -44,6 +44,8 @@ pub(super) enum MarkKind {
 pub(super) struct Mark {
     pub(super) strand: Strand,
     pub(super) site: SiteId,
+    /// The call that it was part of, where that is another; 0 for none.
+    pub(super) within: SiteId,
     pub(super) number: u64,
     /// The range that the work touched, as an address.
     pub(super) start: u64,

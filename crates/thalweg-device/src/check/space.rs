@@ -7,14 +7,39 @@
 //! Invariant: mappings do not overlap.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 use smallvec::SmallVec;
 
 use super::shadow::Shadow;
 use super::site::SiteId;
+use crate::ShareableHandle;
 
 /// How many ranges are remembered after they were given back.
 const DEPARTED: usize = 256;
+
+/// What tells handles of physical memory apart: whoever opens an equal one has the same memory.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Shared {
+    /// A file, by its device and number.
+    File(u64, u64),
+    Fabric(Box<[u8; 64]>),
+}
+
+impl Shared {
+    /// `None` for a file that has no number of its own, as the drivers of cards export them: memory that comes by it counts as
+    /// another's.
+    pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
+        match handle {
+            ShareableHandle::Fabric(bytes) => Some(Self::Fabric(bytes.clone())),
+            ShareableHandle::FileDescriptor(descriptor) => {
+                let file = File::from(descriptor.try_clone().ok()?).metadata().ok()?;
+                file.is_file().then(|| Self::File(file.dev(), file.ino()))
+            }
+        }
+    }
+}
 
 /// The index of an object.
 pub(super) type ObjectId = u32;

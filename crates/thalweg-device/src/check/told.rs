@@ -73,7 +73,8 @@ impl CheckedDriver {
         let host = self.host();
         let mut model = self.lock();
         if let Some(id) = model.stream(stream) {
-            model.wait(id, key(event), host);
+            let site = TOLD.get().map_or(0, |site| model.sites.told(site));
+            model.wait(id, key(event), host, site);
         }
     }
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_runtime::{Error, Result, Stream};
+use thalweg_runtime::{Error, Label, Result, Stream, within};
 
 use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded};
@@ -125,6 +125,7 @@ impl Tensor {
     /// device.
     #[track_caller]
     pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
+        let _call = within(Label::here("backward"));
         at_line(Location::caller(), || {
             if gradient.is_none() && self.elements() != 1 {
                 return Err(Error::invalid(format!(
@@ -186,6 +187,7 @@ pub fn gradients_with(
     inputs: &[Tensor],
     options: BackwardOptions,
 ) -> Result<Vec<Option<Tensor>>> {
+    let _call = within(Label::here("gradients"));
     at_line(Location::caller(), || {
         if outputs.len() != output_gradients.len() {
             return Err(Error::invalid(format!(

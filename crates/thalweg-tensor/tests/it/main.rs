@@ -23,6 +23,7 @@ mod linear;
 mod networks;
 mod optimizers;
 mod reductions;
+mod referee;
 mod rules;
 mod step;
 mod stream_order;

@@ -1,0 +1,250 @@
+//! What the referee says of operators on views, of rows that data chooses, and whose line it names. These run on the simulator
+//! alone.
+
+use thalweg_device::check::{Finding, FindingKind};
+use thalweg_ir::DType;
+use thalweg_runtime::sim::{Check, Gpu, Problem};
+use thalweg_runtime::{Result, Stream};
+use thalweg_tensor::module::{Linear, Module};
+use thalweg_tensor::random::Generator;
+use thalweg_tensor::{Tensor, functional};
+
+fn on<T>(stream: &Stream, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _current = stream.make_current();
+    work()
+}
+
+#[track_caller]
+fn passes(program: impl Fn(&Gpu) -> Result<()>) {
+    Check::new().seeds(0..6).run(program);
+}
+
+/// What is found first.
+#[track_caller]
+fn finds(kind: FindingKind, program: impl Fn(&Gpu) -> Result<()>) -> Finding {
+    let failure = Check::new().seeds(0..1).find(program).expect_err("the program has a bug");
+    let Problem::Finding(finding) = failure.problem() else { panic!("{failure}") };
+    assert_eq!(finding.kind, kind, "{failure}");
+    Finding::clone(finding)
+}
+
+/// A part of a tensor.
+type Part<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
+
+/// Two streams write parts of one tensor, each after it was made and before it is read.
+fn two_writers(gpu: &Gpu, shape: &[usize], parts: [Part<'_>; 2]) -> Result<()> {
+    let device = gpu.device();
+    let main = device.current_stream();
+    let whole = Tensor::zeros(shape, DType::F32, device)?;
+    let sides = [Stream::new(device)?, Stream::new(device)?];
+    for (side, part) in sides.iter().zip(parts) {
+        side.wait_stream(&main)?;
+        on(side, || {
+            let part = part(&whole)?;
+            part.copy_(&Tensor::ones(part.shape(), DType::F32, device)?).map(drop)
+        })?;
+    }
+    sides.iter().try_for_each(|side| main.wait_stream(side))?;
+    whole.to_vec::<f32>()?;
+    Ok(())
+}
+
+#[test]
+fn columns_of_many_rows_meet_only_where_they_are_the_same() {
+    let columns = |first: usize| move |whole: &Tensor| whole.narrow(1, first, 2);
+    passes(|gpu| two_writers(gpu, &[5000, 4], [&columns(0), &columns(2)]));
+    let finding = finds(FindingKind::Race, |gpu| two_writers(gpu, &[5000, 4], [&columns(0), &columns(1)]));
+    assert!(finding.is_certain, "{finding}");
+    assert_eq!(finding.range.1, 4, "one column is in both: {finding}");
+}
+
+#[test]
+fn blocks_of_three_dimensions_meet_only_where_they_are_the_same() {
+    let block = |first: usize| move |whole: &Tensor| whole.narrow(1, 0, 4)?.narrow(2, first, 4);
+    passes(|gpu| two_writers(gpu, &[4, 8, 8], [&block(0), &block(4)]));
+    let finding = finds(FindingKind::Race, |gpu| two_writers(gpu, &[4, 8, 8], [&block(0), &block(3)]));
+    assert!(finding.is_certain, "{finding}");
+}
+
+#[test]
+fn batch_and_heads_are_split_over_streams() {
+    // (batch, tokens, heads, features): half of the heads of half of the batch, each.
+    let part =
+        |batch: usize, head: usize| move |whole: &Tensor| whole.narrow(0, batch, 2)?.narrow(2, head, 2);
+    passes(|gpu| two_writers(gpu, &[4, 6, 4, 8], [&part(0, 0), &part(0, 2)]));
+    passes(|gpu| two_writers(gpu, &[4, 6, 4, 8], [&part(0, 1), &part(2, 1)]));
+    finds(FindingKind::Race, |gpu| two_writers(gpu, &[4, 6, 4, 8], [&part(0, 0), &part(1, 1)]));
+}
+
+#[test]
+fn rows_and_columns_of_one_matrix_meet() {
+    let row = |whole: &Tensor| whole.narrow(0, 3, 1);
+    let column = |whole: &Tensor| whole.narrow(1, 2, 1);
+    finds(FindingKind::Race, |gpu| two_writers(gpu, &[64, 8], [&column, &row]));
+    let transposed = |whole: &Tensor| whole.transpose(0, 1)?.narrow(0, 5, 2);
+    passes(|gpu| two_writers(gpu, &[64, 8], [&column, &transposed]));
+}
+
+fn empty(gpu: &Gpu, shape: &[usize]) -> Result<Tensor> {
+    Tensor::empty(shape, DType::F32, gpu.device())
+}
+
+fn indices(gpu: &Gpu, rows: &[i64]) -> Result<Tensor> {
+    Tensor::from_slice(rows, &[rows.len()], gpu.device())
+}
+
+#[test]
+fn what_nobody_has_written_is_not_read_through_any_view() {
+    let uninitialised = |program: &dyn Fn(&Gpu) -> Result<()>| finds(FindingKind::Uninitialised, program);
+    uninitialised(&|gpu| empty(gpu, &[4, 8, 8])?.narrow(1, 0, 4)?.narrow(2, 0, 4)?.exp().map(drop));
+    passes(|gpu| {
+        let whole = empty(gpu, &[4, 8, 8])?;
+        let part = whole.narrow(1, 0, 4)?.narrow(2, 0, 4)?;
+        part.copy_(&Tensor::ones(&[4, 4, 4], DType::F32, gpu.device())?)?;
+        part.exp().map(drop)
+    });
+    let column = |gpu: &Gpu, written: usize, read: usize| {
+        let whole = empty(gpu, &[5000, 4])?;
+        let ones = Tensor::ones(&[5000, 1], DType::F32, gpu.device())?;
+        whole.narrow(1, written, 1)?.copy_(&ones)?;
+        whole.narrow(1, read, 1)?.exp().map(drop)
+    };
+    uninitialised(&|gpu| column(gpu, 0, 1));
+    passes(|gpu| column(gpu, 1, 1));
+}
+
+#[test]
+fn a_table_of_which_no_row_was_written_is_not_read() {
+    finds(FindingKind::Uninitialised, |gpu| {
+        functional::embedding(&indices(gpu, &[1, 2])?, &empty(gpu, &[8, 4])?, None).map(drop)
+    });
+    passes(|gpu| {
+        let table = empty(gpu, &[8, 4])?;
+        table.narrow(0, 1, 2)?.copy_(&Tensor::ones(&[2, 4], DType::F32, gpu.device())?)?;
+        functional::embedding(&indices(gpu, &[1, 2])?, &table, None).map(drop)
+    });
+}
+
+#[test]
+fn more_rows_are_read_than_index_copy_has_written() {
+    let program = |gpu: &Gpu, rows: usize| {
+        let whole = empty(gpu, &[8, 4])?;
+        let source = Tensor::ones(&[2, 4], DType::F32, gpu.device())?;
+        whole.index_copy_(0, &indices(gpu, &[1, 5])?, &source)?;
+        whole.narrow(0, 1, rows)?.exp().map(drop)
+    };
+    finds(FindingKind::Uninitialised, |gpu| program(gpu, 7));
+    passes(|gpu| program(gpu, 1));
+}
+
+#[test]
+fn rows_that_data_chooses_may_overlap_and_the_report_says_so() {
+    let finding = finds(FindingKind::Race, |gpu| {
+        let device = gpu.device();
+        let (main, side) = (device.current_stream(), Stream::new(device)?);
+        let table = Tensor::zeros(&[8, 4], DType::F32, device)?;
+        let rows = indices(gpu, &[6])?;
+        side.wait_stream(&main)?;
+        on(&side, || table.narrow(0, 1, 2)?.copy_(&Tensor::ones(&[2, 4], DType::F32, device)?).map(drop))?;
+        functional::embedding(&rows, &table, None)?;
+        main.wait_stream(&side)
+    });
+    assert!(!finding.is_certain);
+    let text = finding.to_string();
+    assert!(text.contains("which they may both touch") && text.contains("reads some of"), "{text}");
+}
+
+#[test]
+fn a_backward_kernel_is_named_with_the_call_of_backward() {
+    let line = std::cell::Cell::new(0);
+    let finding = finds(FindingKind::Race, |gpu| {
+        let device = gpu.device();
+        let side = Stream::new(device)?;
+        side.set_name("side");
+        let weight = Tensor::ones(&[64], DType::F32, device)?.requires_grad_()?;
+        let squares = weight.square()?;
+        let gradient = on(&side, || Tensor::full(&[64], 2.0, DType::F32, device))?;
+        line.set(line!() + 1);
+        squares.backward_with(&gradient)
+    });
+    let text = finding.to_string();
+    let within = finding.second.within.expect("it is part of the backward pass");
+    assert_eq!((within.operator, within.location.expect("known").line), ("backward", line.get()), "{text}");
+    assert!(finding.advice.contains("before `backward` at"), "{text}");
+    assert!(finding.advice.contains("wait_stream(&side)"), "streams have names: {text}");
+}
+
+#[test]
+fn a_modules_work_is_of_the_line_that_calls_it() {
+    let lines = std::cell::Cell::new([0; 2]);
+    let check = |gpu: &Gpu| {
+        let device = gpu.device();
+        let side = Stream::new(device)?;
+        let mut generator = Generator::new(1);
+        let layers = [Linear::new(4, 4, &mut generator, device)?, Linear::new(4, 4, &mut generator, device)?];
+        let x = on(&side, || Tensor::ones(&[2, 4], DType::F32, device))?;
+        let y = on(&side, || Tensor::ones(&[2, 4], DType::F32, device))?;
+        lines.set([line!() + 1, line!() + 2]);
+        layers[0].forward(&x)?;
+        layers[1].forward(&y)?;
+        device.synchronize()
+    };
+    let finding = finds(FindingKind::Race, check);
+    let at = finding.second.site.location.expect("known");
+    assert_eq!((at.file.ends_with("referee.rs"), at.line), (true, lines.get()[0]), "{finding}");
+    let made = &finding.streams.iter().find(|(name, _)| name.starts_with("stream")).expect("it was made").1;
+    assert!(made.to_string().contains("`Stream::new` at"), "{finding}");
+}
+
+#[test]
+fn the_wait_that_was_no_use_is_named() {
+    let (early, elsewhere) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    // Before the work that it should be for.
+    let finding = finds(FindingKind::Race, |gpu| {
+        let device = gpu.device();
+        let (main, side) = (device.current_stream(), Stream::new(device)?);
+        let x = on(&side, || Tensor::zeros(&[64], DType::F32, device))?;
+        early.set(line!() + 1);
+        main.wait_stream(&side)?;
+        on(&side, || x.copy_(&Tensor::ones(&[64], DType::F32, device)?).map(drop))?;
+        x.to_vec::<f32>().map(drop)
+    });
+    assert!(
+        finding.missing.contains(&format!("(by `wait_stream` at {}:{})", file!(), early.get())),
+        "{finding}"
+    );
+    // For another stream.
+    let finding = finds(FindingKind::Race, |gpu| {
+        let device = gpu.device();
+        let (main, side, other) = (device.current_stream(), Stream::new(device)?, Stream::new(device)?);
+        let x = on(&side, || Tensor::zeros(&[64], DType::F32, device))?;
+        elsewhere.set(line!() + 1);
+        main.wait_stream(&other)?;
+        x.to_vec::<f32>().map(drop)
+    });
+    let wait = format!("Its last wait, `wait_stream` at {}:{}, was for stream 2", file!(), elsewhere.get());
+    assert!(finding.missing.contains(&wait), "{finding}");
+}
+
+#[test]
+fn a_drop_is_named_with_its_line() {
+    let line = std::cell::Cell::new(0);
+    let finding = finds(FindingKind::MissingRecord, |gpu| {
+        let device = gpu.device();
+        let (main, side) = (device.current_stream(), Stream::new(device)?);
+        let x = Tensor::zeros(&[64], DType::F32, device)?;
+        side.wait_stream(&main)?;
+        let y = on(&side, || x.exp())?;
+        line.set(line!() + 1);
+        drop(x);
+        main.wait_stream(&side)?;
+        drop(y);
+        Ok(())
+    });
+    let at = finding.second.site.location.expect("the stack tells it");
+    assert!(
+        at.file.ends_with("referee.rs") && at.line.abs_diff(line.get()) < 2,
+        "line {}: {finding}",
+        line.get()
+    );
+}
