@@ -41,9 +41,12 @@ impl Process {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 
-    /// An error of `call` where this is a child of that process; `what` was opened there.
+    /// An error of `call` ([`Code::Forked`]) where this is a child of that process; `what` was opened there.
+    ///
+    /// # Errors
+    /// That one.
     #[inline]
-    pub(crate) fn check(self, call: &'static str, what: &str) -> Result<()> {
+    pub fn check(self, call: &'static str, what: &str) -> Result<()> {
         if self.is_left() { Err(forked(call, what)) } else { Ok(()) }
     }
 }

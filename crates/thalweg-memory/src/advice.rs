@@ -7,7 +7,6 @@
 //!
 //! | change | what it costs |
 //! |---|---|
-//! | ask again: others have freed memory meanwhile | nothing |
 //! | wait for uses on other streams | time |
 //! | `empty_cache`, where nothing is given back now | time |
 //! | end the capture, which holds frees back | the capture |
@@ -48,8 +47,6 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Advice {
-    /// Nothing: it would fit now.
-    AskAgain,
     /// Let other streams finish with memory that was freed.
     WaitForUses {
         /// What they hold.
@@ -110,7 +107,6 @@ pub enum Advice {
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::AskAgain => f.write_str("It would fit now: memory was freed meanwhile, so ask again."),
             Self::WaitForUses { bytes } => write!(
                 f,
                 "It would fit when other streams are done with the {} that was freed: synchronise them first.",
@@ -258,7 +254,10 @@ impl Situation {
             foreign: arena.source.is_some(),
             policy,
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
-            reserve_bytes: allocator.segment_reserve_bytes(arena.home.stream).unwrap_or(0),
+            reserve_bytes: match cold.addresses_are_short {
+                true => 0,
+                false => allocator.full_reserve_bytes(arena.home.stream).unwrap_or(0),
+            },
             arenas: common.all_arenas().into_iter().map(copy).collect(),
             spare: common.spare.copy(),
             reserved_bytes: figures.reserved_bytes,
@@ -390,7 +389,7 @@ impl Situation {
     }
 
     /// Whether the request would be served, with all that the allocator does by itself.
-    fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         if self.is_served() {
             return true;
         }
@@ -540,8 +539,11 @@ impl Situation {
         if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.foreign {
             return Some(Advice::Divide);
         }
-        let tries: [fn(&Self) -> Option<Advice>; 13] = [
-            |now| now.fits().then_some(Advice::AskAgain),
+        if self.fits() {
+            // The allocator has asked again by itself, and it did not: something is short that is not known here.
+            return None;
+        }
+        let tries: [fn(&Self) -> Option<Advice>; 12] = [
             Self::wait_for_uses,
             Self::empty_cache,
             Self::end_capture,

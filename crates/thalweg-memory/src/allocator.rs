@@ -8,7 +8,6 @@
 //! is the one lock that all streams share.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -24,12 +23,17 @@ use crate::ledger::Ledger;
 use crate::order::{Uses, use_of};
 use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
+use crate::reentry;
 use crate::settings::Settings;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::{DeviceStatistics, SizeClass};
 use crate::upstream::{StreamId, Upstream};
 
-/// Called when memory is short; whether it freed any. It may drop blocks, and must not call the allocator otherwise.
+/// No segment that grows reserves more addresses than this (4 TiB, which is more than any device has) without need, so that there
+/// are enough for thousands of streams and pools.
+const MOST_RESERVE_BYTES: u64 = 4 << 40;
+
+/// Called when memory is short; whether it freed any. It may drop blocks; other calls of the allocator are refused.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What stands behind the lock of the slow path.
@@ -40,6 +44,8 @@ pub(crate) struct Cold {
     pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
     /// Events that concern no arena.
     pub(crate) ring: Ring,
+    /// The request that is looked for found no range of addresses to grow in.
+    pub(crate) addresses_are_short: bool,
 }
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
@@ -60,7 +66,7 @@ pub struct DeviceAllocator {
 impl DeviceAllocator {
     /// An allocator that holds nothing yet.
     pub fn new(upstream: Arc<dyn Upstream>, settings: Settings) -> Arc<Self> {
-        let allocator = Self {
+        let mut allocator = Self {
             common: Common::new(upstream),
             directory: Directory::default(),
             scopes: Scopes::default(),
@@ -69,8 +75,9 @@ impl DeviceAllocator {
             reserve_classes: RwLock::default(),
             total_bytes: OnceLock::new(),
         };
-        allocator.cold().ledger.allowed_bytes =
-            allocator.allowed_bytes(settings.per_process_memory_fraction());
+        let allowed_bytes = allocator.allowed_bytes(settings.per_process_memory_fraction());
+        let cold = allocator.cold.get_mut().unwrap_or_else(PoisonError::into_inner);
+        cold.ledger.allowed_bytes = allowed_bytes;
         Arc::new(allocator)
     }
 
@@ -123,7 +130,7 @@ impl DeviceAllocator {
     }
 
     fn private_arena(&self, pool: PoolId, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
-        let arena = self.cold().pools.arena(pool, stream, |options| {
+        let arena = self.enter()?.pools.arena(pool, stream, |options| {
             let home = Home { stream, owner: Owner::Private(pool) };
             Arena::new(&self.common, home, options.source.clone(), self.policy(options.no_split))
         });
@@ -140,7 +147,7 @@ impl DeviceAllocator {
         if bytes == 0 || bytes > MAX_REQUEST_BYTES {
             return self.obtain_oddly(arena, bytes);
         }
-        let stack = self.common.watch.stack_of_allocation();
+        let stack = self.common.watch.stack_of_allocation()?;
         let mut state = arena.lock_with_hand();
         if state.policy.processes_all {
             drop(state);
@@ -164,6 +171,7 @@ impl DeviceAllocator {
         stack: Option<StackId>,
         span: &mut Span,
     ) -> Result<Arc<Arena>, AllocationError> {
+        reentry::check()?;
         let state = arena.lock();
         let request = Request { stack, ..state.request(bytes) };
         let direct = state.policy.direct;
@@ -184,7 +192,7 @@ impl DeviceAllocator {
             return Ok(Arc::clone(arena));
         }
         // Nothing of this size is rounded: a sum with it could overflow.
-        let stack = self.common.watch.stack_of_allocation();
+        let stack = self.common.watch.stack_of_allocation()?;
         let request = Request {
             requested_bytes: bytes,
             size_bytes: bytes,
@@ -192,7 +200,7 @@ impl DeviceAllocator {
             stack,
             exact_address: false,
         };
-        let error = self.out_of_memory(&mut self.cold(), arena, &request);
+        let error = self.out_of_memory(&mut *self.enter()?, arena, &request);
         Err(self.tell_of_failure(error))
     }
 
@@ -217,7 +225,7 @@ impl DeviceAllocator {
 
     fn empty(&self, call: &'static str, pool: Option<PoolId>) -> Result<(), AllocationError> {
         let stack = self.common.watch.stack_of_free();
-        let mut cold = self.cold();
+        let mut cold = self.enter()?;
         if self.common.is_capturing() {
             return Err(Kind::Capturing { call }.into());
         }
@@ -246,7 +254,7 @@ impl DeviceAllocator {
             .upstream
             .memory_info()
             .map_err(|error| AllocationError::upstream("memory_info", error))?;
-        self.cold().ledger.allowed_bytes = self.allowed_bytes(fraction);
+        self.enter()?.ledger.allowed_bytes = self.allowed_bytes(fraction);
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
         Ok(())
     }
@@ -268,6 +276,9 @@ impl DeviceAllocator {
 
     /// The same, with options.
     pub fn create_pool_with(&self, options: PoolOptions) -> PoolId {
+        if options.source.is_some() {
+            self.common.watch.note_calls_out();
+        }
         self.cold().pools.create(options)
     }
 
@@ -276,7 +287,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn set_pool_use_on_oom(&self, pool: PoolId, value: bool) -> Result<(), AllocationError> {
-        self.cold().pools.change_options(pool, |options| options.use_on_oom = value)?;
+        self.enter()?.pools.change_options(pool, |options| options.use_on_oom = value)?;
         Ok(())
     }
 
@@ -285,7 +296,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn set_pool_no_split(&self, pool: PoolId, value: bool) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
+        let mut cold = self.enter()?;
         for arena in cold.pools.change_options(pool, |options| options.no_split = value)? {
             arena.lock().set_policy(&arena, self.policy(value));
         }
@@ -297,7 +308,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn retain_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        Ok(self.cold().pools.retain(pool)?)
+        Ok(self.enter()?.pools.retain(pool)?)
     }
 
     /// Takes a reference away. After the last, the pool's memory may be given back as soon as it is free; its live blocks
@@ -306,7 +317,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn release_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        Ok(self.cold().pools.release(pool)?)
+        Ok(self.enter()?.pools.release(pool)?)
     }
 
     /// The same for a pool whose memory work of other streams than its blocks' own may still touch, beyond the life of any
@@ -316,7 +327,7 @@ impl DeviceAllocator {
     /// # Errors
     /// Those of [`release_pool`](Self::release_pool).
     pub fn release_pool_behind(&self, pool: PoolId, streams: &[StreamId]) -> Result<(), AllocationError> {
-        Ok(self.cold().pools.release_behind(pool, streams)?)
+        Ok(self.enter()?.pools.release_behind(pool, streams)?)
     }
 
     /// Gives a pool whose last reference has gone a new one, so that what memory it still has serves again; `false` if it
@@ -346,12 +357,15 @@ impl DeviceAllocator {
     /// that are freed with uses on other streams wait for the end. Call it before the capture begins. Pools nest; the one
     /// begun last goes first. The pool is retained meanwhile.
     ///
+    /// *Blocks* until calls that touch events are through with that. If no other capture is under way, what is left of pools
+    /// that nobody holds any more goes back to the upstream, behind the work that may touch it: a capture could not have it.
+    ///
     /// # Errors
     /// If there is no such pool, or allocations go to it already.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
+        let mut cold = self.enter()?;
         self.open_scope(&mut cold, pool, Requests::OnStreams(filter))?;
-        self.common.captures.fetch_add(1, Ordering::AcqRel);
+        self.announce_capture(&mut cold);
         Ok(())
     }
 
@@ -361,12 +375,12 @@ impl DeviceAllocator {
     /// # Errors
     /// If no allocations go to this pool.
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
+        // Held to the end, so that no other capture begins before the events are recorded.
+        let mut cold = self.enter()?;
         self.scopes.end_streams(pool)?;
         // First of all, so that a panic of the upstream below does not leave a capture under way for ever.
-        let last = self.common.captures.fetch_sub(1, Ordering::AcqRel) == 1;
+        let last = self.common.end_capture();
         cold.pools.release(pool)?;
-        drop(cold);
         if last {
             self.common.end_captures();
         }
@@ -439,7 +453,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If the backend would change: memory of one cannot be given to the other.
     pub fn set_settings(&self, settings: Settings) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
+        let mut cold = self.enter()?;
         let before = self.settings();
         if settings.backend() != before.backend() || settings.caching() != before.caching() {
             return Err(Kind::Fixed { what: "the backend" }.into());
@@ -457,8 +471,16 @@ impl DeviceAllocator {
         Ok(())
     }
 
+    /// # Panics
+    /// If the calling thread is in a function that is called with a lock held ([`reentry`](crate::reentry)): it may be this one.
     pub(crate) fn cold(&self) -> MutexGuard<'_, Cold> {
-        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
+        self.enter().unwrap_or_else(|refusal| panic!("{}", AllocationError::from(refusal)))
+    }
+
+    /// The same, with an error in that case.
+    pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Cold>, Kind> {
+        reentry::check()?;
+        Ok(self.cold.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What the settings come to on this upstream.
@@ -509,11 +531,19 @@ impl DeviceAllocator {
         sizes.fold((0, 0), |(bytes, count), size_bytes| (bytes + size_bytes, count + 1))
     }
 
-    /// The addresses to reserve for a segment that grows.
-    pub(crate) fn segment_reserve_bytes(&self, stream: StreamId) -> Option<u64> {
+    /// The addresses to reserve for a segment that grows, in which `bytes` fit; `None` if so many are not to be reserved.
+    pub(crate) fn segment_reserve_bytes(&self, stream: StreamId, bytes: u64) -> Option<u64> {
+        let reserve_bytes =
+            self.full_reserve_bytes(stream).filter(|reserve_bytes| *reserve_bytes >= bytes)?;
+        Some(reserve_bytes.min(MOST_RESERVE_BYTES.max(bytes)))
+    }
+
+    /// The most addresses that a segment may reserve.
+    pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Option<u64> {
         let total_bytes = self.total_bytes()?;
         let class = self.expandable_segment_reserve_class(stream);
-        Some(self.settings().expandable_segments_reserve_bytes(class.as_deref(), total_bytes))
+        let bytes = self.settings().expandable_segments_reserve_bytes(class.as_deref(), total_bytes);
+        Some(bytes.min(MAX_REQUEST_BYTES))
     }
 
     pub(crate) fn common(&self) -> &Arc<Common> {
@@ -636,8 +666,13 @@ impl Block {
         if stream == self.stream || self.is_null() {
             return;
         }
-        let around = self.arena().common.surroundings();
+        if reentry::check().is_err() {
+            return self.record_stream(stream);
+        }
         let mut uses = self.uses();
+        // Held so that no capture begins between the look and the record.
+        let _state = self.arena().state();
+        let around = self.arena().common.surroundings();
         let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
             return;
@@ -660,6 +695,12 @@ impl Block {
                 around.events.release_event(before.event);
             }
         }
+    }
+
+    /// Never gives the memory back: for a forked child, to which it does not belong, and where a drop could wait for a thread that is
+    /// not there. To be called before the drop, and no other call is to follow.
+    pub fn abandon(&mut self) {
+        std::mem::forget(self.arena.take());
     }
 
     /// Its arena, and its name there.

@@ -48,6 +48,7 @@ use crate::inbox::Inbox;
 use crate::order::{Order, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
+use crate::reentry::Outside;
 use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
@@ -100,7 +101,7 @@ impl Request {
 
 /// One pool's memory on one stream.
 pub(crate) struct Arena {
-    pub(crate) number: u32,
+    pub(crate) number: u64,
     pub(crate) home: Home,
     pub(crate) common: Arc<Common>,
     /// Where its segments come from, if not from the upstream.
@@ -312,6 +313,7 @@ impl Arena {
     /// Gives everything back, at the end. What the upstream refuses now cannot be offered again, and there is nobody to
     /// tell: a lost device is the usual reason, and its memory is gone with it. *Blocks*.
     fn release_everything(&self) {
+        let _gate = self.common.hold_gate();
         let mut state = self.state();
         self.take_in(&mut state);
         state.empty_hand(self);
@@ -346,21 +348,22 @@ impl Arena {
     /// Takes a plain segment from where this arena's segments come from.
     pub(crate) fn take_segment(&self, bytes: u64) -> Result<u64, UpstreamError> {
         let address = match &self.source {
-            Some(source) => source.allocate(bytes, self.home.stream),
+            Some(source) => {
+                let _outside = Outside::enter();
+                source.allocate(bytes, self.home.stream)
+            }
             None => self.common.upstream.allocate(bytes, self.home.stream),
         }?;
-        if let Err(refusal) = bins::check_range(address, bytes) {
-            // It is nobody's then; a source that breaks its contract may break it here too.
-            let _ = self.return_segment(address, bytes);
-            return Err(UpstreamError::Other(refusal.into()));
-        }
-        Ok(address)
+        bins::checked(address, bytes, || self.return_segment(address, bytes))
     }
 
     /// Gives one back.
     pub(crate) fn return_segment(&self, address: u64, size_bytes: u64) -> Result<(), UpstreamError> {
         match &self.source {
-            Some(source) => source.free(address, size_bytes, self.home.stream),
+            Some(source) => {
+                let _outside = Outside::enter();
+                source.free(address, size_bytes, self.home.stream)
+            }
             None => self.common.upstream.free(address, size_bytes, self.home.stream),
         }
     }
@@ -370,6 +373,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // No block is left, so no thread is inside.
         self.release_everything();
+        self.common.forget(self.number);
     }
 }
 

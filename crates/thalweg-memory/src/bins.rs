@@ -21,6 +21,7 @@
 use std::collections::BTreeMap;
 
 use crate::blocks::{BlockId, Span};
+use crate::upstream::UpstreamError;
 
 /// A free block as its bin knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,15 +50,22 @@ struct Key {
 const GRANULE_SHIFT: u32 = UNIT_BYTES.ilog2();
 
 impl Key {
+    /// # Panics
+    /// If the size or the address is no multiple of 512, or too large: what comes in from outside is [checked](checked).
     #[inline]
     fn new(size_bytes: u64, registration: u32, address: u64) -> Self {
+        Self::checked(size_bytes, registration, address)
+            .expect("sizes and addresses are multiples of 512 below 2^57")
+    }
+
+    #[inline]
+    fn checked(size_bytes: u64, registration: u32, address: u64) -> Option<Self> {
         let rest = (size_bytes | address).rotate_right(GRANULE_SHIFT);
-        assert!(rest < 1 << 48, "sizes and addresses are multiples of 512 below 2^57");
         let registration = u64::from(registration);
-        Self {
+        (rest < 1 << 48).then_some(Self {
             high: (size_bytes >> GRANULE_SHIFT) << 16 | registration >> 16,
             low: registration << 48 | address >> GRANULE_SHIFT,
-        }
+        })
     }
 
     #[inline]
@@ -188,16 +196,25 @@ const UNIT_BYTES: u64 = 512;
 /// No device has addresses of more bits.
 const ADDRESS_BITS: u32 = 57;
 
-/// Checks that blocks of a range can be kept here: what a source of segments hands out is not ours to assert.
-pub(crate) fn check_range(address: u64, size_bytes: u64) -> Result<(), String> {
-    let is_unit = |value: u64| value.is_multiple_of(UNIT_BYTES) && value < 1 << ADDRESS_BITS;
-    if address > 0 && is_unit(address) && is_unit(size_bytes) {
-        return Ok(());
+/// The address of a range, after a check that its blocks can be kept here: what an upstream hands out is not ours to assert.
+/// A range that cannot be is given back.
+pub(crate) fn checked(
+    address: u64,
+    size_bytes: u64,
+    give_back: impl FnOnce() -> Result<(), UpstreamError>,
+) -> Result<u64, UpstreamError> {
+    let are_units = address.is_multiple_of(UNIT_BYTES) && size_bytes.is_multiple_of(UNIT_BYTES);
+    let ends = address.checked_add(size_bytes).is_some_and(|end| end <= 1 << ADDRESS_BITS);
+    if address > 0 && are_units && ends {
+        return Ok(address);
     }
-    Err(format!(
-        "a source of segments handed out {size_bytes} bytes at {address:#x}: addresses are positive multiples of \
-         {UNIT_BYTES} below 2^{ADDRESS_BITS}"
-    ))
+    // It is nobody's then; who breaks the contract may break it here too.
+    let _ = give_back();
+    let refusal = format!(
+        "an upstream, or a source of segments, handed out {size_bytes} bytes at {address:#x}: ranges begin at positive \
+         multiples of {UNIT_BYTES} and end at 2^{ADDRESS_BITS} at the latest"
+    );
+    Err(UpstreamError::Other(refusal.into()))
 }
 const LINEAR_BINS: usize = (LINEAR_BYTES / UNIT_BYTES) as usize;
 /// Bins an octave, as a power of two.
@@ -255,10 +272,10 @@ impl Bins {
         self.occupied[index / 64] &= !(u64::from(empty) << (index % 64));
     }
 
-    /// The first block in the order that has at least `size_bytes`.
+    /// The first block in the order that has at least `size_bytes`. No block has 2^57 or more: a setting may ask for one.
     #[inline(always)]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
-        self.first_from(Key::new(size_bytes, 0, 0).number(), bin_of(size_bytes))
+        self.first_from(Key::checked(size_bytes, 0, 0)?.number(), bin_of(size_bytes))
     }
 
     /// The block after this one in the order.

@@ -7,8 +7,9 @@
 //! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
 //! all streams together. What it reads does not change then.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use rustc_hash::FxHashSet;
 
@@ -31,7 +32,10 @@ pub(crate) struct Common {
     pub(crate) watch: Watch,
     pub(crate) spare: SparePages,
     /// How many captures are under way on the device.
-    pub(crate) captures: AtomicUsize,
+    captures: AtomicUsize,
+    /// Held to read by whoever touches events with no arena's lock held, because it goes, or there is none: no capture begins
+    /// meanwhile.
+    gate: RwLock<()>,
     /// Places for recorded events.
     sequence: AtomicU64,
     /// How often a free block of the shared pool was looked for, by class and on all streams: PyTorch's clock. Only
@@ -45,8 +49,10 @@ pub(crate) struct Common {
     pub(crate) imports: Imports,
     /// Streams whose uses of memory may go unrecorded.
     unrecorded: RwLock<Vec<StreamId>>,
-    /// All arenas, by number. They are not owned here: an arena owns this.
-    arenas: RwLock<Vec<Weak<Arena>>>,
+    /// All arenas that are alive, by number, so the oldest first. They are not owned here: an arena owns this.
+    arenas: RwLock<BTreeMap<u64, Weak<Arena>>>,
+    /// How many arenas there were.
+    numbered: AtomicU64,
 }
 
 impl Common {
@@ -57,6 +63,7 @@ impl Common {
             watch: Watch::default(),
             spare: SparePages::default(),
             captures: AtomicUsize::new(0),
+            gate: RwLock::default(),
             sequence: AtomicU64::new(1),
             searches: Default::default(),
             waits: AtomicU64::new(0),
@@ -64,9 +71,12 @@ impl Common {
             imports: Imports::default(),
             unrecorded: RwLock::default(),
             arenas: RwLock::default(),
+            numbered: AtomicU64::new(0),
         })
     }
 
+    /// Whether a capture is under way. One may begin at any moment, but for who holds the lock of the slow path, an arena's, or
+    /// the [gate](Self::hold_gate).
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures.load(Ordering::Acquire) > 0
     }
@@ -76,6 +86,24 @@ impl Common {
         for arena in self.all_arenas() {
             arena.end_captures();
         }
+    }
+
+    /// From now on a capture is under way. *Waits* for those who have seen that there was none, and still touch events: else one
+    /// could be recorded in the capture, and never pass. The lock of the slow path is held, and no other.
+    pub(crate) fn begin_capture(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
+        self.all_arenas().iter().for_each(|arena| drop(arena.state()));
+    }
+
+    /// A capture is over; whether it was the last one.
+    pub(crate) fn end_capture(&self) -> bool {
+        self.captures.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// No capture begins as long as this is held.
+    pub(crate) fn hold_gate(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn surroundings(&self) -> Surroundings<'_> {
@@ -112,7 +140,7 @@ impl Common {
     }
 
     /// How [`Totals`] gets at one arena's gauges.
-    pub(crate) fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+    pub(crate) fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
         |number, change| self.change_gauges(number, change)
     }
 
@@ -122,7 +150,7 @@ impl Common {
     }
 
     /// Runs `change` on the gauges of the arena with a number, under its lock.
-    fn change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+    fn change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
         if let Some(arena) = self.arena(number) {
             change(&mut arena.state().gauges);
         }
@@ -130,22 +158,27 @@ impl Common {
     }
 
     /// The same, unless the lock is taken.
-    pub(crate) fn try_change_gauges(&self, number: u32, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+    pub(crate) fn try_change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
         let Some(arena) = self.arena(number) else { return true };
         arena.try_state().map(|mut state| change(&mut state.gauges)).is_some()
     }
 
     /// Adds the arena that is made for the next number.
-    pub(crate) fn add(&self, make: impl FnOnce(u32) -> Arena) -> Arc<Arena> {
-        let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
-        let number = u32::try_from(arenas.len()).expect("there are fewer than 2^32 arenas");
+    pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arena) -> Arc<Arena> {
+        let number = self.numbered.fetch_add(1, Ordering::Relaxed);
         let arena = Arc::new(make(number));
-        arenas.push(Arc::downgrade(&arena));
+        let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        arenas.insert(number, Arc::downgrade(&arena));
         arena
     }
 
-    pub(crate) fn arena(&self, number: u32) -> Option<Arc<Arena>> {
-        self.arenas.read().unwrap_or_else(PoisonError::into_inner)[number as usize].upgrade()
+    /// Forgets the arena of this number, which goes.
+    pub(crate) fn forget(&self, number: u64) {
+        self.arenas.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    pub(crate) fn arena(&self, number: u64) -> Option<Arc<Arena>> {
+        self.arenas.read().unwrap_or_else(PoisonError::into_inner).get(&number)?.upgrade()
     }
 
     /// The pages that are mapped in holes.
@@ -203,7 +236,7 @@ impl Common {
     /// All arenas that are alive, oldest first.
     pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
-        arenas.iter().filter_map(Weak::upgrade).collect()
+        arenas.values().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -227,5 +260,31 @@ impl Drop for Common {
         if let Some(memory) = self.upstream.virtual_memory() {
             let _ = self.destroy_spare_pages(memory, |_| {});
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::fake::FakeUpstream;
+    use crate::pools::StreamFilter;
+    use crate::settings::Settings;
+
+    #[test]
+    fn arenas_that_are_gone_are_not_listed() {
+        let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 30));
+        let allocator = DeviceAllocator::new(upstream, Settings::default());
+        let stream = StreamId::from_raw(1);
+        for _ in 0..100 {
+            let pool = allocator.create_pool();
+            allocator.begin_allocate_to_pool(pool, StreamFilter::All).expect("the pool is there");
+            drop(allocator.allocate(1000, stream).expect("there is room"));
+            allocator.end_allocate_to_pool(pool).expect("it was begun");
+            allocator.release_pool(pool).expect("one reference");
+            let listed = allocator.common().arenas.read().expect("nobody panics").len();
+            assert!(listed <= 1, "{listed} arenas are listed, and one pool has memory");
+        }
+        drop(allocator.allocate(1000, stream).expect("there is room"));
+        assert_eq!(allocator.common().all_arenas().len(), 2, "that of the stream, and the last pool's");
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use crate::allocator::DeviceAllocator;
 use crate::arena::{Arena, ArenaState, Request, Tag};
+use crate::bins;
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
 use crate::gauges::Quantity;
@@ -32,18 +33,21 @@ impl DeviceAllocator {
         if let Some(span) = self.try_directly(arena, request)? {
             return Ok(span);
         }
-        // The driver may hold memory that was freed in stream order and is not free yet.
-        self.cold().ledger.statistics.num_alloc_retries += 1;
+        // The driver may hold memory that was freed in stream order and is not free yet. With the lock held no capture begins.
+        let mut cold = self.cold();
+        cold.ledger.statistics.num_alloc_retries += 1;
         if !self.common().is_capturing() {
             for other in self.common().all_arenas() {
                 other.synchronize()?;
             }
             self.trim_driver()?;
+            drop(cold);
             if let Some(span) = self.try_directly(arena, request)? {
                 return Ok(span);
             }
+            cold = self.cold();
         }
-        Err(self.out_of_memory(&mut self.cold(), arena, request))
+        Err(self.out_of_memory(&mut cold, arena, request))
     }
 
     /// Gives back what the driver's own allocator has and nobody uses. *Blocks* until the device is idle. No capture may be under
@@ -72,11 +76,17 @@ impl DeviceAllocator {
         if allowed.is_some_and(|allowed| live().saturating_add(request.size_bytes) > allowed) {
             return Ok(None);
         }
+        let (bytes, stream) = (request.size_bytes, arena.home.stream);
         let address = match upstream.stream_ordered().filter(|_| arena.lock().policy.stream_ordered) {
             Some(driver) => {
-                found("allocate_async", driver.allocate_async(request.size_bytes, arena.home.stream))?
+                let checked = |address| bins::checked(address, bytes, || driver.free_async(address, stream));
+                found("allocate_async", driver.allocate_async(bytes, stream).and_then(checked))?
             }
-            None => found("allocate", upstream.allocate(request.size_bytes, arena.home.stream))?,
+            None => {
+                let checked =
+                    |address| bins::checked(address, bytes, || upstream.free(address, bytes, stream));
+                found("allocate", upstream.allocate(bytes, stream).and_then(checked))?
+            }
         };
         let Some(address) = address else { return Ok(None) };
         let mut state = arena.lock();

@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     PoolInUse(PoolId),
     PoolNotInUse(PoolId),
     Capturing { call: &'static str },
+    Reentered,
     Fixed { what: &'static str },
     Settings(SettingsError),
     OutOfRange { what: &'static str, value: String, allowed: &'static str },
@@ -119,13 +120,15 @@ impl AllocationError {
         matches!(*self.0, Kind::OutOfMemory(_))
     }
 
-    /// Whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range.
+    /// Whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range, or was in a
+    /// function that the allocator calls with its locks held.
     pub fn is_invalid_argument(&self) -> bool {
         matches!(
             *self.0,
             Kind::UnknownPool(_)
                 | Kind::PoolInUse(_)
                 | Kind::PoolNotInUse(_)
+                | Kind::Reentered
                 | Kind::Fixed { .. }
                 | Kind::Settings(_)
                 | Kind::OutOfRange { .. }
@@ -215,6 +218,10 @@ impl fmt::Display for AllocationError {
             Kind::Capturing { call } => write!(
                 f,
                 "{call} is not possible while a capture is under way; call it before the capture begins or after it ends"
+            ),
+            Kind::Reentered => f.write_str(
+                "the allocator was called by a function that it calls itself with its locks held (an observer of events, a \
+                 callback for want of memory, a source of segments); take note there, and call it afterwards",
             ),
             Kind::Fixed { what } => write!(
                 f,

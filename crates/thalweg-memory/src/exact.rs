@@ -46,7 +46,7 @@ impl DeviceAllocator {
             let reason = "no block is that large; ask for less".to_owned();
             return Err(refused(AddressProblem::Occupied, reason));
         }
-        let stack = self.common().watch.stack_of_allocation();
+        let stack = self.common().watch.stack_of_allocation()?;
         let taken = {
             let mut state = arena.lock();
             state.process_events(&arena);

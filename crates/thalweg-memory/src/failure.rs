@@ -13,6 +13,7 @@ use crate::gauges::Quantity;
 use crate::history::Event;
 use crate::observe::OutOfMemoryEvent;
 use crate::pools::Owner;
+use crate::reentry;
 use crate::snapshot::Action;
 
 impl DeviceAllocator {
@@ -61,20 +62,39 @@ impl DeviceAllocator {
             free_bytes: device.map_or(0, |device| device.free_bytes),
         };
         let watch = &self.common().watch;
-        if figures.rejected {
-            watch.rejections.notify(&event);
-            return error;
-        }
-        watch.failures.notify(&event);
-        if let Some(files) = watch.files() {
-            let written = files.write(|| self.memory_snapshot());
-            figures.snapshot = written.map_err(|error| error.to_string()).transpose();
-        }
+        reentry::tell_of_failure(|| {
+            if figures.rejected {
+                return watch.rejections.notify(&event);
+            }
+            watch.failures.notify(&event);
+            if let Some(files) = watch.files() {
+                let written = files.write(|| self.memory_snapshot());
+                figures.snapshot = written.map_err(|error| error.to_string()).transpose();
+            }
+        });
         error
     }
 
-    /// What the memory looks like to a request that cannot be served.
+    /// Whether a request that was not served would be now: others may have freed memory meanwhile.
+    pub(crate) fn would_fit_now(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> bool {
+        self.look(cold, arena, request, false).1.fits()
+    }
+
     fn figures(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request, rejected: bool) -> OutOfMemory {
+        let (mut figures, situation) = self.look(cold, arena, request, rejected);
+        figures.segment_bytes = situation.segment_bytes();
+        figures.advice = situation.advice();
+        figures
+    }
+
+    /// What the memory looks like to a request that cannot be served.
+    fn look(
+        &self,
+        cold: &mut Cold,
+        arena: &Arc<Arena>,
+        request: &Request,
+        rejected: bool,
+    ) -> (OutOfMemory, Situation) {
         let settings = self.settings();
         let mut figures = OutOfMemory {
             label: settings.label().to_owned(),
@@ -107,8 +127,6 @@ impl DeviceAllocator {
             false => figures.allocated_bytes + figures.pending_bytes,
         };
         let situation = Situation::of(self, cold, arena, request, &figures);
-        figures.segment_bytes = situation.segment_bytes();
-        figures.advice = situation.advice();
-        figures
+        (figures, situation)
     }
 }

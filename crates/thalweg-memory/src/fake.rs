@@ -12,6 +12,7 @@ mod driver_pool;
 mod graph;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::graph::Graphs;
@@ -126,19 +127,28 @@ impl Calls {
     }
 }
 
+/// Invented addresses: of pinned memory, of growing segments and of plain ones. What these regions lack is further up.
+const HOST: Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
+const GROWING: Range<u64> = 0x4000_0000_0000..0x7000_0000_0000;
+const PLAIN: Range<u64> = 0x7000_0000_0000..1 << 48;
+const MORE_GROWING: Range<u64> = 1 << 48..1 << 56;
+const MORE_PLAIN: Range<u64> = 1 << 56..1 << 57;
+
 /// Ranges of invented addresses, the lowest first.
 #[derive(Debug)]
 struct Ranges {
     capacity_bytes: u64,
     used_bytes: u64,
+    /// Those that are out: their bytes, by address.
     live: BTreeMap<u64, u64>,
-    /// Before this there is no gap.
-    full_to: u64,
+    /// The others. No two of them touch.
+    gaps: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
-    fn new(base: u64, capacity_bytes: u64) -> Self {
-        Self { capacity_bytes, used_bytes: 0, live: BTreeMap::new(), full_to: base }
+    fn new(regions: &[Range<u64>], capacity_bytes: u64) -> Self {
+        let gaps = regions.iter().map(|region| (region.start, region.end - region.start)).collect();
+        Self { capacity_bytes, used_bytes: 0, live: BTreeMap::new(), gaps }
     }
 
     fn take(&mut self, bytes: u64) -> Result<(), UpstreamError> {
@@ -150,17 +160,12 @@ impl Ranges {
     }
 
     fn allocate(&mut self, bytes: u64) -> Result<u64, UpstreamError> {
+        let gap = self.gaps.iter().find(|(_, gap_bytes)| **gap_bytes >= bytes);
+        let (&address, &gap_bytes) = gap.ok_or(UpstreamError::OutOfMemory)?;
         self.take(bytes)?;
-        // The lowest gap. There is always one: no end is set to the addresses, only to the bytes.
-        let mut address = self.full_to;
-        for (&start, &size) in self.live.range(address..) {
-            if start - address >= bytes {
-                break;
-            }
-            address = start + size;
-            if start == self.full_to {
-                self.full_to = address;
-            }
+        self.gaps.remove(&address);
+        if gap_bytes > bytes {
+            self.gaps.insert(address + bytes, gap_bytes - bytes);
         }
         self.live.insert(address, bytes);
         Ok(address)
@@ -169,8 +174,17 @@ impl Ranges {
     fn free(&mut self, address: u64, bytes: u64) -> Result<(), UpstreamError> {
         let size = self.live.remove(&address);
         assert_eq!(size, Some(bytes), "the fake upstream is given back what it gave, at {address:#x}");
-        self.full_to = self.full_to.min(address);
         self.used_bytes -= bytes;
+        let (mut start, mut end) = (address, address + bytes);
+        if let Some(behind) = self.gaps.remove(&end) {
+            end += behind;
+        }
+        if let Some((&before, &gap_bytes)) = self.gaps.range(..start).next_back()
+            && before + gap_bytes == start
+        {
+            start = before;
+        }
+        self.gaps.insert(start, end - start);
         Ok(())
     }
 }
@@ -190,7 +204,7 @@ struct Inner {
     host: Ranges,
     /// How the memory at each address of `host` was pinned.
     host_methods: BTreeMap<u64, HostMethod>,
-    /// Reserved addresses. There is no end of them.
+    /// Reserved addresses.
     addresses: Ranges,
     /// Physical pages by name: their size, and at how many addresses they are mapped.
     pages: BTreeMap<PageId, (u64, usize)>,
@@ -224,10 +238,10 @@ impl FakeUpstream {
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             inner: Mutex::new(Inner {
-                device: Ranges::new(0x7000_0000_0000, capacity_bytes),
-                host: Ranges::new(0x1000_0000_0000, capacity_bytes),
+                device: Ranges::new(&[PLAIN, MORE_PLAIN], capacity_bytes),
+                host: Ranges::new(&[HOST], capacity_bytes),
                 host_methods: BTreeMap::new(),
-                addresses: Ranges::new(0x4000_0000_0000, u64::MAX),
+                addresses: Ranges::new(&[GROWING, MORE_GROWING], u64::MAX),
                 pages: BTreeMap::new(),
                 next_page: 1,
                 mapped: BTreeMap::new(),

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
 
 use crate::stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
-use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, thread};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, thread};
 
 /// How far a published sum of bytes may be above the true one, for each class of each arena.
 const SLACK_BYTES: u64 = 512 << 10;
@@ -51,14 +51,14 @@ const SLACK: [u64; QUANTITIES] =
     [SLACK_COUNT, SLACK_COUNT, SLACK_COUNT, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_BYTES, SLACK_COUNT];
 
 /// No arena is exclusive, and none will be.
-const SHARED: u32 = u32::MAX;
+const SHARED: u64 = u64::MAX;
 /// No arena has been used yet.
-const UNUSED: u32 = u32::MAX - 1;
+const UNUSED: u64 = u64::MAX - 1;
 
 type Row = [u64; QUANTITIES];
 
 /// Runs a function on the gauges of the arena with a number, under its lock; whether it could.
-pub(crate) type With<'a> = dyn Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
+pub(crate) type With<'a> = dyn Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + 'a;
 /// Runs a function on the gauges of all arenas, one after the other, each under its lock.
 pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&mut Gauges)) + 'a;
 
@@ -218,7 +218,7 @@ struct Calm {
 #[derive(Debug)]
 pub(crate) struct Totals {
     /// The number of the arena that alone changes, or [`SHARED`], or [`UNUSED`].
-    exclusive: AtomicU32,
+    exclusive: AtomicU64,
     /// The sums of what arenas have published, by class.
     published: [[AtomicU64; QUANTITIES]; 2],
     /// The peaks of these sums: small, large, both together.
@@ -229,7 +229,7 @@ pub(crate) struct Totals {
 impl Default for Totals {
     fn default() -> Self {
         Self {
-            exclusive: AtomicU32::new(UNUSED),
+            exclusive: AtomicU64::new(UNUSED),
             published: Default::default(),
             peak: Default::default(),
             calm: Mutex::default(),
@@ -245,7 +245,7 @@ impl Totals {
     /// Whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
     /// any arena's lock, and ask again. Under the arena's lock the answer, if it is yes, stays so.
     #[inline]
-    pub(crate) fn is_quiet(&self, number: u32) -> bool {
+    pub(crate) fn is_quiet(&self, number: u64) -> bool {
         let exclusive = self.exclusive.load(Ordering::Relaxed);
         exclusive == number || exclusive == SHARED
     }
@@ -254,7 +254,7 @@ impl Totals {
     /// lock, and says whether it could. `false` if it could not, or if `patient` is not set and another thread is in here:
     /// then nothing has changed.
     #[cold]
-    pub(crate) fn turn_to(&self, number: u32, patient: bool, with: &With<'_>) -> bool {
+    pub(crate) fn turn_to(&self, number: u64, patient: bool, with: &With<'_>) -> bool {
         let mut calm = match self.calm.try_lock() {
             Ok(calm) => calm,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -289,7 +289,7 @@ impl Totals {
 
     /// To be called under the lock of arena `number` after its gauges have changed in `class`.
     #[inline]
-    pub(crate) fn changed(&self, number: u32, gauges: &mut Gauges, class: SizeClass) {
+    pub(crate) fn changed(&self, number: u64, gauges: &mut Gauges, class: SizeClass) {
         if self.exclusive.load(Ordering::Relaxed) != number {
             self.publish(gauges, class as usize);
         }
@@ -482,14 +482,14 @@ mod loom_tests {
     }
 
     impl Model {
-        fn with(&self) -> impl Fn(u32, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+        fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
             |number, change| {
                 change(&mut self.arenas[number as usize].lock().expect("no thread panics"));
                 true
             }
         }
 
-        fn change(&self, number: u32, class: SizeClass, added: u64, removed: u64) {
+        fn change(&self, number: u64, class: SizeClass, added: u64, removed: u64) {
             let mut gauges = self.arenas[number as usize].lock().expect("no thread panics");
             while !self.totals.is_quiet(number) {
                 drop(gauges);
@@ -521,7 +521,7 @@ mod loom_tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn check(threads: &'static [&'static [(u32, SizeClass, u64, u64)]]) {
+    fn check(threads: &'static [&'static [(u64, SizeClass, u64, u64)]]) {
         let mut builder = Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {

@@ -40,12 +40,12 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::allocator::Cold;
 use crate::arena::{Arena, ArenaState, Request, Tag};
+use crate::bins;
 use crate::blocks::{BlockId, BlockUse, Span};
 use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::ledger::Ledger;
 use crate::order::Use;
-use crate::policy::MIN_BLOCK_BYTES;
 use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
@@ -199,10 +199,6 @@ impl ArenaState {
         address: u64,
         size_bytes: u64,
     ) -> Span {
-        assert!(
-            address > 0 && address.is_multiple_of(MIN_BLOCK_BYTES),
-            "an upstream's address is a positive multiple of 512, not {address:#x}"
-        );
         let registration = match arena.source {
             // Addresses of a foreign source mean nothing; what was registered first is used first.
             Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
@@ -248,9 +244,9 @@ impl ArenaState {
     ) -> Result<bool, AllocationError> {
         let page_bytes = self.policy.page_bytes[class as usize];
         let bytes = bytes.next_multiple_of(page_bytes);
-        let Some(address) = found("reserve_addresses", memory.reserve_addresses(bytes))? else {
-            return Ok(false);
-        };
+        let checked = |address| bins::checked(address, bytes, || memory.free_addresses(address, bytes));
+        let reserved = memory.reserve_addresses(bytes).and_then(checked);
+        let Some(address) = found("reserve_addresses", reserved)? else { return Ok(false) };
         let tag = Tag { class, grows: true, registration: 0 };
         let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
         let segment = self.blocks.segment_of(span.block).id;
@@ -352,9 +348,9 @@ impl ArenaState {
             }
             let part = Span { size_bytes: bytes, ..target };
             span = self.mapped(part, &supply[pages..]);
+            supply.truncate(pages);
             let part = Span { block: span.block, ..part };
             self.tell_gained(arena, Action::SegmentMap, part, request.stack);
-            supply.truncate(pages);
             ranges += 1;
         }
         self.free[class].remove(span, 0);

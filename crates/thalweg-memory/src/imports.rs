@@ -62,12 +62,25 @@ impl DeviceAllocator {
                     .map_err(|error| AllocationError::upstream("import_allocation", error))?;
                 SharedMemory::new(self.common(), address)
             }
-            MemoryHandle::Pages { process, page_bytes, handles } => {
+            MemoryHandle::Pages { process, page_bytes, handles, .. } => {
                 self.open_pages(sharing, *process, *page_bytes, handles)?
             }
         });
         imports.insert(handle.clone(), Arc::downgrade(&memory));
         Ok(memory)
+    }
+
+    /// Lets go of opened memory. If the caller was the last to have it, he is given it back, to keep it until work that may read it
+    /// is through: from then on it is not found open any more, since its handle may stand for other memory as soon as the other
+    /// process hears of this.
+    pub fn retire_shared(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
+        // With the lock held nobody finds it, and of two that let go at once the second sees that he is the last.
+        let mut imports = self.common().imports.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::strong_count(&memory) > 1 {
+            return None;
+        }
+        imports.retain(|_, open| !std::ptr::eq(open.as_ptr(), Arc::as_ptr(&memory)));
+        Some(memory)
     }
 
     fn open_pages(
@@ -123,6 +136,7 @@ impl SharedMemory {
     /// *Blocks* until the streams that used the memory are through with it; whether they could be waited for.
     fn wait(&mut self) -> bool {
         let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.common.hold_gate();
         let events = &self.common.upstream;
         let wait = |stream: &StreamId| {
             let Ok(event) = events.record_event(*stream) else { return false };

@@ -18,7 +18,7 @@
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
-//! be waited for or given back, so rungs 2, 4, 5 and 8 to 10 are left out, and rung 11 looks at the
+//! be waited for or given back, so rungs 2 to 5 and 8 to 10 are left out, and rung 11 looks at the
 //! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::aliases)) are stitched then too.
 //!
 //! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
@@ -37,6 +37,7 @@ use crate::gauges::Quantity;
 use crate::grow::{Legal, PageOrder, found};
 use crate::policy::Policy;
 use crate::pools::Owner;
+use crate::reentry::Outside;
 use crate::settings::CrossStreamReuse;
 use crate::snapshot::Action;
 use crate::spare::SparePage;
@@ -84,17 +85,33 @@ impl<'a> Climb<'a> {
         self.cold.as_mut().expect("the lock is held between two steps")
     }
 
-    /// The whole climb.
+    /// The whole climb; and once more, if others have freed enough meanwhile.
     pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.cold().ledger.given_back_at = self.request.stack;
-        let obtained = self.climb();
+        let obtained = self.climb_twice();
         self.cold().ledger.given_back_at = None;
         obtained
     }
 
-    fn climb(&mut self) -> Result<Obtained, AllocationError> {
-        let captured = self.arena.common.is_capturing();
-        let rungs: [fn(&mut Self) -> Step; 8] = [
+    fn climb_twice(&mut self) -> Result<Obtained, AllocationError> {
+        let (allocator, arena, request) = (self.allocator, self.arena, self.request);
+        if let Some(obtained) = self.climb()? {
+            return Ok(obtained);
+        }
+        // PyTorch does not look again.
+        if !self.policy.processes_all
+            && allocator.would_fit_now(self.cold(), arena, &request)
+            && let Some(obtained) = self.climb()?
+        {
+            return Ok(obtained);
+        }
+        Err(allocator.out_of_memory(self.cold(), arena, &request))
+    }
+
+    fn climb(&mut self) -> Step {
+        self.is_last_resort = false;
+        self.cold().addresses_are_short = false;
+        let rungs: [fn(&mut Self) -> Step; 13] = [
             Self::cached,
             Self::after_callbacks,
             Self::order_oldest,
@@ -103,39 +120,24 @@ impl<'a> Climb<'a> {
             Self::borrow_idle,
             Self::take_more,
             Self::helping_pools,
+            Self::release_oversize,
+            Self::order_anything,
+            Self::release_some,
+            Self::release_cached,
+            Self::last_resort,
         ];
         for rung in rungs {
             if let Some(obtained) = rung(self)? {
-                return Ok(obtained);
+                return Ok(Some(obtained));
             }
         }
-        if !captured {
-            if let Some(obtained) = self.release_oversize()? {
-                return Ok(obtained);
-            }
-            if let Some(obtained) = self.order_anything()? {
-                return Ok(obtained);
-            }
-            if let Some(obtained) = self.release_some()? {
-                return Ok(obtained);
-            }
-            self.release_cached()?;
-            self.cold().ledger.statistics.num_alloc_retries += 1;
-            if let Some(obtained) = self.take_more()? {
-                return Ok(obtained);
-            }
-            // PyTorch does not look again at what the wait has made free.
-            if !self.policy.processes_all
-                && let Some(obtained) = self.cached()?
-            {
-                return Ok(obtained);
-            }
-        }
-        if let Some(obtained) = self.last_resort()? {
-            return Ok(obtained);
-        }
-        let (allocator, arena, request) = (self.allocator, self.arena, self.request);
-        Err(allocator.out_of_memory(self.cold(), arena, &request))
+        Ok(None)
+    }
+
+    /// Whether a capture is under way. Each rung that waits, or gives anything back, asks for itself: the lock may have been given
+    /// up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
+    fn is_capturing(&self) -> bool {
+        self.arena.common.is_capturing()
     }
 
     /// Hands a found block out of `arena`.
@@ -152,8 +154,10 @@ impl<'a> Climb<'a> {
 
     fn after_callbacks(&mut self) -> Step {
         let callbacks = self.cold().free_memory_callbacks.clone();
+        let outside = Outside::enter();
         // Every one is called: each may free what the others cannot.
         let freed = callbacks.iter().filter(|callback| callback()).count();
+        drop(outside);
         if freed > 0 { self.cached() } else { Ok(None) }
     }
 
@@ -170,7 +174,7 @@ impl<'a> Climb<'a> {
     }
 
     fn order_before(&self, state: &mut ArenaState, block: BlockId) -> Step {
-        if self.arena.common.is_capturing() {
+        if self.is_capturing() {
             return Ok(None);
         }
         let around = self.arena.common.surroundings();
@@ -189,7 +193,7 @@ impl<'a> Climb<'a> {
     /// than the average, again and again, until there is enough.
     fn collect_garbage(&mut self) -> Step {
         let threshold = self.policy.garbage_collection_threshold;
-        let allowed = self.cold().ledger.allowed_bytes.filter(|_| threshold > 0.0);
+        let allowed = self.cold().ledger.allowed_bytes.filter(|_| threshold > 0.0 && !self.is_capturing());
         let Some(allowed) = allowed else { return Ok(None) };
         let limit = (threshold * allowed as f64) as u64;
         let reserved = self.cold().ledger.reserved_bytes();
@@ -232,7 +236,7 @@ impl<'a> Climb<'a> {
             Ok(None)
         } else if self.cold().pools.may_alias(owner) {
             self.grow_with(Donors::Own)
-        } else if self.arena.common.is_capturing() {
+        } else if self.is_capturing() {
             // A page leaves its old address when an event has passed, and there are none now.
             Ok(None)
         } else {
@@ -331,17 +335,17 @@ impl<'a> Climb<'a> {
         if missing.is_some() {
             return Ok(missing);
         }
-        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream);
-        let Some(mut reserve_bytes) = reserve_bytes.filter(|bytes| *bytes >= self.request.size_bytes) else {
-            return Ok(None);
-        };
+        let size_bytes = self.request.size_bytes;
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream, size_bytes);
+        let Some(mut reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut state = self.arena.lock();
         while !state.add_growing(self.request.class, reserve_bytes, memory)? {
             // Addresses are short. Fewer serve as well, as long as the request fits in.
-            if !self.policy.stitching || reserve_bytes == self.request.size_bytes {
+            if !self.policy.stitching || reserve_bytes == size_bytes {
+                self.cold().addresses_are_short = true;
                 return Ok(None);
             }
-            reserve_bytes = (reserve_bytes / 2).max(self.request.size_bytes);
+            reserve_bytes = (reserve_bytes / 2).max(size_bytes);
         }
         Ok(state.missing_pages(&self.request))
     }
@@ -435,7 +439,7 @@ impl<'a> Climb<'a> {
                 if self.may_alias_more() {
                     all.push(Arc::clone(self.arena));
                 }
-                if self.arena.common.is_capturing() {
+                if self.is_capturing() {
                     all.extend(self.arena.common.arenas_of(Owner::Shared));
                 }
                 all
@@ -461,7 +465,7 @@ impl<'a> Climb<'a> {
     fn lenders(&self) -> Vec<Arc<Arena>> {
         let mut lenders = vec![Arc::clone(self.arena)];
         // What makes another stream's memory legal is an event, and there are none while a capture is under way.
-        if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.arena.common.is_capturing() {
+        if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
             let Home { owner, .. } = self.arena.home;
             let all = self.arena.common.all_arenas().into_iter();
             lenders.extend(all.filter(|one| one.home.owner == owner && one.number != self.arena.number));
@@ -552,7 +556,7 @@ impl<'a> Climb<'a> {
     /// A free block of a stream that is done with it.
     fn borrow_idle(&mut self) -> Step {
         let reuse = self.policy.cross_stream_reuse;
-        if reuse == CrossStreamReuse::Never || self.arena.common.is_capturing() {
+        if reuse == CrossStreamReuse::Never || self.is_capturing() {
             return Ok(None);
         }
         self.borrow(Donors::Idle, false)
@@ -587,7 +591,14 @@ impl<'a> Climb<'a> {
             return Ok(None);
         }
         if grows {
-            return self.grow_with(Donors::Nobody);
+            let grown = self.grow_with(Donors::Nobody)?;
+            if grown.is_some() || !self.cold().addresses_are_short {
+                return Ok(grown);
+            }
+            // There is no range of addresses left to grow in. The driver may have a segment all the same.
+            if asks_later && self.exceeds_limit(bytes)? {
+                return Ok(None);
+            }
         }
         if self.policy.release_lock_on_cudamalloc {
             self.cold = None;
@@ -595,6 +606,7 @@ impl<'a> Climb<'a> {
         let address = self.arena.take_segment(bytes);
         if self.cold.is_none() {
             self.cold = Some(self.allocator.cold());
+            self.cold().ledger.given_back_at = self.request.stack;
         }
         let Some(address) = found("allocate", address)? else { return Ok(None) };
         let mut state = self.arena.lock();
@@ -624,7 +636,7 @@ impl<'a> Climb<'a> {
     fn release_oversize(&mut self) -> Step {
         let max_split_bytes = self.policy.max_split_bytes;
         let owner = self.arena.home.owner;
-        if max_split_bytes == u64::MAX || !self.cold().pools.is_releasable(owner) {
+        if self.is_capturing() || max_split_bytes == u64::MAX || !self.cold().pools.is_releasable(owner) {
             return Ok(None);
         }
         let needed_bytes = self.request.size_bytes.max(max_split_bytes);
@@ -657,6 +669,9 @@ impl<'a> Climb<'a> {
 
     /// What becomes legal if this stream waits, on the device: the alternative is to let the host wait for everything.
     fn order_anything(&mut self) -> Step {
+        if self.is_capturing() {
+            return Ok(None);
+        }
         if self.policy.record_use_depth.is_some() {
             let mut state = self.arena.lock();
             for block in waiting(&state, &self.request) {
@@ -676,7 +691,7 @@ impl<'a> Climb<'a> {
 
     /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
     fn release_some(&mut self) -> Step {
-        if !self.policy.stitching || !self.grows() {
+        if self.is_capturing() || !self.policy.stitching || !self.grows() {
             return Ok(None);
         }
         let (request, page_bytes) = (self.request, self.page_bytes());
@@ -691,10 +706,19 @@ impl<'a> Climb<'a> {
         Ok(obtained)
     }
 
-    /// Waits for all events and gives all that is free back. *Blocks*.
-    fn release_cached(&mut self) -> Result<(), AllocationError> {
+    /// Waits for all events, gives all that is free back, and asks the upstream again. *Blocks*.
+    fn release_cached(&mut self) -> Step {
+        if self.is_capturing() {
+            return Ok(None);
+        }
         let allocator = self.allocator;
-        allocator.release_cached(self.cold(), None)
+        allocator.release_cached(self.cold(), None)?;
+        self.cold().ledger.statistics.num_alloc_retries += 1;
+        if let Some(obtained) = self.take_more()? {
+            return Ok(Some(obtained));
+        }
+        // PyTorch does not look again at what the wait has made free.
+        if self.policy.processes_all { Ok(None) } else { self.cached() }
     }
 
     /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),

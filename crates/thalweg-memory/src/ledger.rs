@@ -9,12 +9,15 @@ use crate::history::StackId;
 use crate::pools::{Owner, PoolId};
 use crate::stats::{DeviceStatistics, SizeClass, Statistic};
 
+/// So many entries of private pools are kept, and more only of pools that have memory.
+const MOST_PRIVATE: usize = 1024;
+
 /// The figures of the slow path.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     /// Those fields that concern segments and driver calls. The others are summed from the arenas when asked for.
     pub(crate) statistics: DeviceStatistics,
-    /// What private pools have taken. A pool's entry outlives it, until the next reset.
+    /// What private pools have taken. A pool's entry outlives it, until the next reset, or until there are many such.
     pub(crate) private: BTreeMap<PoolId, Statistic>,
     /// The most that may be taken from the upstream.
     pub(crate) allowed_bytes: Option<u64>,
@@ -81,8 +84,21 @@ impl Ledger {
         self.statistics.reserved_bytes.increase(class, bytes);
         self.statistics.num_device_alloc += 1;
         if let Owner::Private(pool) = owner {
-            self.private.entry(pool).or_default().increase(bytes);
+            self.of_pool(pool).increase(bytes);
         }
+    }
+
+    /// A pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
+    fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
+        if self.private.len() >= MOST_PRIVATE && !self.private.contains_key(&pool) {
+            let mut surplus = self.private.len() / 2;
+            self.private.retain(|_, statistic| {
+                let stays = statistic.current > 0 || surplus == 0;
+                surplus -= usize::from(!stays);
+                stays
+            });
+        }
+        self.private.entry(pool).or_default()
     }
 
     /// Pages of `owner` are nobody's now; they are not given back yet.
@@ -95,7 +111,7 @@ impl Ledger {
     /// Pages that were nobody's are those of `owner` now.
     pub(crate) fn bytes_adopted(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
-            self.private.entry(pool).or_default().increase(bytes);
+            self.of_pool(pool).increase(bytes);
         }
     }
 

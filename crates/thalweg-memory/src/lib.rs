@@ -65,6 +65,7 @@
 //! | [`analysis`] | what a recorded program did with its memory, and would do under other settings | files, terminals |
 //! | [`host`] | pinned host memory, from end to end | |
 //! | `inbox` | how a drop gets past a lock that is taken | what it brings |
+//! | `reentry` | which threads are in a function of the program's that is called with a lock held | locks |
 //!
 //! `docs/memory.md` says why it is so, and what to do at two in the morning.
 //!
@@ -136,6 +137,7 @@ mod policy;
 mod pools;
 mod raw;
 mod reach;
+mod reentry;
 mod registry;
 mod release;
 pub mod replay;

@@ -3,7 +3,7 @@
 //! [`Observers`] is a list of functions that anybody may add to at any time. Asking whether there is anybody is one load, so that
 //! an allocator can ask at every event. Which lock is held when they are told is said by whoever tells them: of a failed request
 //! ([`OutOfMemoryEvent`]) they are told with no lock held, and may do anything, even allocate; of an event
-//! ([`Event`]) with the lock of its memory held, and must not call the allocator.
+//! ([`Event`]) with the lock of its memory held, and what they ask of the allocator then is refused.
 //!
 //! [`SnapshotFiles`] is what nearly everybody does when memory runs out: it writes a snapshot, but not a thousand of them.
 

@@ -217,6 +217,12 @@ impl Pools {
         helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
+    /// The arenas of pools that nobody holds any more: they are here as long as they have memory.
+    pub(crate) fn of_nobody(&self) -> Vec<Arc<Arena>> {
+        let left = self.private.values().filter(|private| private.references == 0);
+        left.flat_map(|private| private.arenas.values().cloned()).collect()
+    }
+
     /// Changes what a pool is for; the source of its segments is for life. Its arenas, whose policy may depend on it.
     pub(crate) fn change_options(
         &mut self,
@@ -345,7 +351,7 @@ impl DeviceAllocator {
     /// If there is no such pool, or it has no reference left.
     pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
         let thread = std::thread::current().id();
-        self.open_scope(&mut self.cold(), pool, Requests::OfThread(thread))?;
+        self.open_scope(&mut *self.enter()?, pool, Requests::OfThread(thread))?;
         Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
     }
 
@@ -355,7 +361,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or requests on streams go to it already.
     pub fn begin_use_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
-        self.open_scope(&mut self.cold(), pool, Requests::OnStreams(filter))
+        self.open_scope(&mut *self.enter()?, pool, Requests::OnStreams(filter))
     }
 
     /// Ends what [`begin_use_pool`](Self::begin_use_pool) began.
@@ -363,7 +369,7 @@ impl DeviceAllocator {
     /// # Errors
     /// If no requests on streams go to this pool.
     pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        let mut cold = self.cold();
+        let mut cold = self.enter()?;
         self.scopes.end_streams(pool)?;
         Ok(cold.pools.release(pool)?)
     }
@@ -372,10 +378,16 @@ impl DeviceAllocator {
     /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
     /// begins, and dropped after it has ended.
     pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
-        let cold = self.cold();
-        self.common.captures.fetch_add(1, Ordering::AcqRel);
-        drop(cold);
+        self.announce_capture(&mut self.cold());
         CaptureScope { allocator: Arc::clone(self) }
+    }
+
+    /// From now on a capture is under way. If it is the first, what is left of pools that nobody holds goes back before.
+    pub(crate) fn announce_capture(&self, cold: &mut Cold) {
+        if !self.common.is_capturing() {
+            self.release_pools_of_nobody(cold);
+        }
+        self.common.begin_capture();
     }
 }
 
@@ -405,8 +417,10 @@ pub struct CaptureScope {
 
 impl Drop for CaptureScope {
     fn drop(&mut self) {
+        // Held to the end, so that no other capture begins before the events are recorded.
+        let _cold = self.allocator.enter();
         let common = &self.allocator.common;
-        if common.captures.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if common.end_capture() {
             common.end_captures();
         }
     }

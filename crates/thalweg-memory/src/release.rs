@@ -36,10 +36,27 @@ impl DeviceAllocator {
         for arena in self.common().all_arenas() {
             arena.synchronize()?;
         }
-        self.release_up_to(cold, u64::MAX, pool, [SizeClass::Large, SizeClass::Small])?;
+        let chosen = |arena: &Arc<Arena>| match pool {
+            Some(pool) => arena.home.owner == Owner::Private(pool),
+            None => cold.pools.is_releasable(arena.home.owner),
+        };
+        let chosen: Vec<Arc<Arena>> = self.common().all_arenas().into_iter().filter(chosen).collect();
+        self.release_up_to(cold, u64::MAX, &chosen, [SizeClass::Large, SizeClass::Small])?;
         self.trim_driver()?;
         cold.pools.forget_done();
         Ok(())
+    }
+
+    /// Gives back what is left of pools that nobody holds any more, memory and addresses, but for what waits for other streams.
+    /// *Blocks* until nothing touches it. What is refused stays until memory is short.
+    pub(crate) fn release_pools_of_nobody(&self, cold: &mut Cold) {
+        let left = cold.pools.of_nobody();
+        if left.is_empty() {
+            return;
+        }
+        left.iter().for_each(|arena| arena.lock().process_events(arena));
+        let _ = self.release_up_to(cold, u64::MAX, &left, [SizeClass::Large, SizeClass::Small]);
+        cold.pools.forget_done();
     }
 
     /// Gives back as much of what is free as makes up `bytes`, or all if there is less; first what lies in segments of the other
@@ -55,7 +72,9 @@ impl DeviceAllocator {
         class: SizeClass,
     ) -> Result<u64, AllocationError> {
         let before = cold.ledger.reserved_bytes();
-        self.release_up_to(cold, bytes, None, [class.other(), class])?;
+        let mut chosen = self.common().all_arenas();
+        chosen.retain(|arena| cold.pools.is_releasable(arena.home.owner));
+        self.release_up_to(cold, bytes, &chosen, [class.other(), class])?;
         Ok(before - cold.ledger.reserved_bytes())
     }
 
@@ -63,17 +82,11 @@ impl DeviceAllocator {
         &self,
         cold: &mut Cold,
         mut bytes: u64,
-        pool: Option<PoolId>,
+        chosen: &[Arc<Arena>],
         classes: [SizeClass; 2],
     ) -> Result<(), AllocationError> {
-        let arenas = self.common().all_arenas();
-        let chosen = |arena: &&Arc<Arena>| match pool {
-            Some(pool) => arena.home.owner == Owner::Private(pool),
-            None => cold.pools.is_releasable(arena.home.owner),
-        };
-        let chosen: Vec<&Arc<Arena>> = arenas.iter().filter(chosen).collect();
         for class in classes {
-            for arena in &chosen {
+            for arena in chosen {
                 if bytes == 0 {
                     break;
                 }

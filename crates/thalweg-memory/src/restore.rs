@@ -49,7 +49,9 @@ impl DeviceAllocator {
     ) -> Result<Option<u64>, AllocationError> {
         let upstream = Arc::clone(&arena.common.upstream);
         let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
-        let Some(reserve_bytes) = self.segment_reserve_bytes(arena.home.stream) else { return Ok(None) };
+        let ends = ranges.iter().map(|(offset, bytes)| offset.saturating_add(*bytes));
+        let reserve_bytes = self.segment_reserve_bytes(arena.home.stream, ends.max().unwrap_or(0));
+        let Some(reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut cold = self.cold();
         let mut state = arena.lock();
         if !state.add_growing(class, reserve_bytes, memory)? {

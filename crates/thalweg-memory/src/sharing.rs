@@ -137,7 +137,12 @@ impl Block {
                     pages.iter().map(|page| sharing.export_page(*page)).collect();
                 let handles = exported.map_err(|error| AllocationError::upstream("export_page", error))?;
                 let page_bytes = extent_bytes / pages.len() as u64;
-                MemoryHandle::Pages { process: std::process::id(), page_bytes, handles }
+                MemoryHandle::Pages {
+                    process: std::process::id(),
+                    serial: sharing.serial(),
+                    page_bytes,
+                    handles,
+                }
             }
         };
         Ok(SharedBlock { memory, offset_bytes, size_bytes })
@@ -153,6 +158,9 @@ pub enum MemoryHandle {
     Pages {
         /// The process that exported them, whose file descriptors they are.
         process: u32,
+        /// Its [`serial`](crate::Sharing::serial) when it exported them: descriptors of one number are the same only where this is.
+        /// PyTorch, which has none, leaves what it likes in its place.
+        serial: u64,
         /// The size of each, in bytes.
         page_bytes: u64,
         /// One for each page, all of one kind.
@@ -174,19 +182,21 @@ impl MemoryHandle {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Allocation(handle) => [&[VERSION, ALLOCATION][..], &handle[..]].concat(),
-            Self::Pages { process, page_bytes, handles } => {
+            Self::Pages { process, serial, page_bytes, handles } => {
                 let handle_type = match handles.first().expect("what is shared has a page") {
                     PageHandle::Descriptor(_) => DESCRIPTORS,
                     PageHandle::Fabric(_) => FABRIC,
                 };
                 let process = i32::try_from(*process).expect("processes are numbered by i32");
                 let mut bytes = vec![VERSION, PAGES];
+                // What PyTorch leaves unused, between its fields, has the halves of the serial number.
+                let serial = serial.to_le_bytes();
                 bytes.extend(process.to_le_bytes());
-                bytes.extend([0; 4]);
+                bytes.extend(&serial[..4]);
                 bytes.extend(page_bytes.to_le_bytes());
                 bytes.extend((handles.len() as u64).to_le_bytes());
                 bytes.extend(handle_type.to_le_bytes());
-                bytes.extend([0; 4]);
+                bytes.extend(&serial[4..]);
                 for handle in handles {
                     match (handle, handle_type) {
                         (PageHandle::Descriptor(descriptor), DESCRIPTORS) => {
@@ -262,6 +272,9 @@ impl Rest<'_> {
         let small = |bytes: [u8; 8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let header: [u8; 32] = self.array("the header")?;
         let (process, handle_type) = (small(number(&header, 0)), small(number(&header, 24)));
+        let half =
+            |at: usize| u64::from(u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes")));
+        let serial = half(4) | half(28) << 32;
         let page_bytes = u64::from_le_bytes(number(&header, 8));
         let count = u64::from_le_bytes(number(&header, 16));
         let process = u32::try_from(process).ok().filter(|process| *process > 0);
@@ -281,7 +294,7 @@ impl Rest<'_> {
         }
         let handles: Result<Vec<PageHandle>, HandleError> =
             (0..count).map(|_| self.page(handle_type)).collect();
-        Ok(MemoryHandle::Pages { process, page_bytes, handles: handles? })
+        Ok(MemoryHandle::Pages { process, serial, page_bytes, handles: handles? })
     }
 
     fn page(&mut self, handle_type: i32) -> Result<PageHandle, HandleError> {

@@ -371,6 +371,12 @@ pub trait Sharing: Send + Sync {
     /// Any.
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError>;
 
+    /// A number that is another whenever a file descriptor that was exported has been closed, so that its number may be another's
+    /// since; and another in every process.
+    fn serial(&self) -> u64 {
+        0
+    }
+
     /// A page of `bytes` that `process` exported, to be mapped as one's own, and given back by
     /// [`VirtualMemory::destroy_page`].
     ///

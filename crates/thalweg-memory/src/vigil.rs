@@ -68,7 +68,7 @@ pub struct LiveBlock {
     pub pool: Option<PoolId>,
     /// The stream of its arena.
     pub stream: StreamId,
-    arena: u32,
+    arena: u64,
     block: BlockId,
 }
 

@@ -11,7 +11,8 @@
 //!
 //! What is not here: which events there are and when they happen (`arena`, `grow`, `direct`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -19,21 +20,28 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Request};
 use crate::blocks::{BlockId, SegmentId, Span};
+use crate::error::Kind;
 use crate::history::{
     Enabled, Event, History, HistorySettings, Merge, Ring, ScopeStage, StackId, StackSource, TextId,
 };
 use crate::host::HostAllocator;
 use crate::observe::{EventObservers, ObserverId, OutOfMemoryEvent, OutOfMemoryObservers, SnapshotFiles};
 use crate::pools::PoolId;
+use crate::reentry::{self, Outside};
 use crate::settings::SnapshotValue;
 use crate::snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
 use crate::upstream::StreamId;
 
+/// Somebody wants to know of events.
+const ON: u8 = 1;
+/// A function of the program's may be called with an arena's lock held, now or some day.
+const CALLS_OUT: u8 = 2;
+
 /// What the arenas of one allocator share of all this.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Whether anybody wants to know of events.
-    on: AtomicBool,
+    /// What an allocation has to mind: [`ON`] and [`CALLS_OUT`].
+    flags: AtomicU8,
     /// Held while that changes.
     switch: Mutex<()>,
     pub(crate) history: History,
@@ -51,13 +59,25 @@ impl Watch {
     /// Whether events are to be told. Whoever takes an arena's lock after that has changed sees the change.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.flags.load(Ordering::Relaxed) & ON != 0
+    }
+
+    /// From now on a function of the program's may be called with an arena's lock held: an observer, a source of segments.
+    pub(crate) fn note_calls_out(&self) {
+        self.flags.fetch_or(CALLS_OUT, Ordering::Relaxed);
     }
 
     /// The stack of an allocation, if one is wanted. No lock may be held.
+    ///
+    /// # Errors
+    /// If it is a function that was called with one held that allocates.
     #[inline]
-    pub(crate) fn stack_of_allocation(&self) -> Option<StackId> {
-        if self.is_on() { self.history.stack_of_allocation() } else { None }
+    pub(crate) fn stack_of_allocation(&self) -> Result<Option<StackId>, Kind> {
+        if self.flags.load(Ordering::Relaxed) == 0 {
+            return Ok(None);
+        }
+        reentry::check()?;
+        Ok(if self.is_on() { self.history.stack_of_allocation() } else { None })
     }
 
     /// The stack of a free, if one is wanted. No lock may be held.
@@ -68,7 +88,11 @@ impl Watch {
 
     /// Tells the observers and the history of an event. `ring` belongs to who holds the lock.
     pub(crate) fn tell(&self, ring: &mut Ring, event: &Event) {
-        self.events.notify(event);
+        if !self.events.is_empty() {
+            let _outside = Outside::enter();
+            // Whoever tells is in the middle of a change. The panic has been reported by the hook.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.events.notify(event)));
+        }
         ring.push(&self.history, event);
     }
 
@@ -92,7 +116,11 @@ impl Watch {
         let _switch = self.switch.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(self);
         let remembers = self.history.settings().enabled != Enabled::Off;
-        self.on.store(remembers || !self.events.is_empty(), Ordering::Relaxed);
+        if remembers || !self.events.is_empty() {
+            self.flags.fetch_or(ON, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!ON, Ordering::Relaxed);
+        }
         (changed, remembers)
     }
 }
@@ -428,9 +456,11 @@ impl DeviceAllocator {
         self.common().watch.history.annotate_scope(name, stage, self.settings().device_number());
     }
 
-    /// Tells `observer` of every event from now on, recorded or not, with the lock of its memory held: it must neither call the
-    /// allocator, nor drop a block, nor panic.
+    /// Tells `observer` of every event from now on, recorded or not, with the lock of its memory held. It may drop blocks. Other
+    /// calls of an allocator are refused, with an error ([`is_invalid_argument`](crate::AllocationError::is_invalid_argument)) or,
+    /// where a call has none, by a panic. A panic of the observer goes no further than to the panic hook.
     pub fn add_event_observer(&self, observer: impl Fn(&Event) + Send + Sync + 'static) -> ObserverId {
+        self.common().watch.note_calls_out();
         self.common().watch.switch(|watch| watch.events.add(observer)).0
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_device::cuda::CudaDriver;
 use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{DeviceProperties, Driver, Label};
+use thalweg_device::{DeviceProperties, Driver, Label, Process};
 use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, planted};
 
 use crate::environment::Environment;
@@ -41,6 +41,8 @@ struct DeviceState {
     auditor: Arc<Auditor>,
     audited: Arc<dyn Driver>,
     index: u32,
+    /// In which process it was opened.
+    process: Process,
     properties: DeviceProperties,
     environment: Environment,
     upstream: Arc<DriverUpstream>,
@@ -166,6 +168,19 @@ impl Device {
         &self.0.auditor
     }
 
+    /// An error in a forked child of the process that opened the device. The allocators ask no driver for what they have, and their
+    /// locks may be held by threads that are not there.
+    #[inline]
+    pub(crate) fn check_process(&self, call: &'static str) -> Result<()> {
+        Ok(self.0.process.check(call, "the device")?)
+    }
+
+    /// Whether this is such a child.
+    #[inline]
+    pub(crate) fn is_left(&self) -> bool {
+        self.0.process.is_left()
+    }
+
     /// The driver's number of the device.
     pub fn index(&self) -> u32 {
         self.0.index
@@ -264,6 +279,7 @@ impl Device {
 
     /// Gives all memory that is cached and unused back to the driver. *Blocks* until the device is done with it.
     pub fn empty_cache(&self) -> Result<()> {
+        self.check_process("empty_cache")?;
         self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
     }
 
@@ -347,6 +363,7 @@ impl System {
             auditor: self.auditor.clone(),
             audited: self.auditor.clone(),
             index,
+            process: Process::current(),
         })))
     }
 }

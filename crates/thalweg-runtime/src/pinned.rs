@@ -61,6 +61,7 @@ impl PinnedBuffer {
     /// `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the graph's pool.
     #[track_caller]
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
+        device.check_process("PinnedBuffer::new")?;
         let (stream, label) = (device.current_stream(), Label::here("PinnedBuffer::new"));
         let block = device
             .host_allocator()

@@ -1,8 +1,9 @@
 //! The blocks that PyTorch holds, by their addresses: all that it gives back to us is a pointer.
 //!
-//! Nearly every call names the first address of a block, so the table is a hash map, cut into shards. A shard is chosen by the
+//! Nearly every call names the first address of a block. The table is ordered, and cut into shards. A shard is chosen by the
 //! upper bits of the address: blocks of one region of memory stand together, and a region belongs to one stream. So threads that
-//! work on streams of their own seldom meet at a shard, and the shard that they use stays in their cache.
+//! work on streams of their own seldom meet at a shard, and the shard that they use stays in their cache. An address further
+//! inside, or one of memory that is somebody else's, takes a look into every shard, one ordered lookup in each.
 //!
 //! # Invariants
 //!
@@ -11,11 +12,11 @@
 //!   of this crate.
 //!
 //! What is not here: `thalweg_memory` has a table of its own for callers of the same kind (`raw`). This one knows the device of a
-//! block too, so that a pointer is looked up once, and it is quicker, since it has no views to find in the usual case.
+//! block too, so that a pointer is looked up once.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustc_hash::FxHashMap;
 use thalweg_memory::Block;
 
 /// A block in PyTorch's hands.
@@ -33,7 +34,7 @@ const REGION_SHIFT: u32 = 21;
 /// A cache line of its own for each lock: neighbours in the array are used by different threads.
 #[derive(Default)]
 #[repr(align(128))]
-struct Shard(Mutex<FxHashMap<u64, Live>>);
+struct Shard(Mutex<BTreeMap<u64, Live>>);
 
 /// Blocks by address. See the [module](self).
 pub(crate) struct LiveBlocks {
@@ -48,7 +49,7 @@ impl Default for LiveBlocks {
 
 impl LiveBlocks {
     #[inline]
-    fn shard(&self, address: u64) -> MutexGuard<'_, FxHashMap<u64, Live>> {
+    fn shard(&self, address: u64) -> MutexGuard<'_, BTreeMap<u64, Live>> {
         // The product's upper bits depend on all bits of the region's number.
         let mixed = (address >> REGION_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         lock(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
@@ -80,11 +81,9 @@ impl LiveBlocks {
         }
         for shard in &self.shards {
             let shard = lock(shard);
-            let has = |live: &&Live| {
-                let start = live.block.address();
-                (start..start + live.block.size_bytes()).contains(&address)
-            };
-            if let Some(live) = shard.values().find(has) {
+            if let Some((&start, live)) = shard.range(..=address).next_back()
+                && address - start < live.block.size_bytes()
+            {
                 return Some(body(live));
             }
         }
@@ -100,6 +99,6 @@ impl LiveBlocks {
     }
 }
 
-fn lock(shard: &Shard) -> MutexGuard<'_, FxHashMap<u64, Live>> {
+fn lock(shard: &Shard) -> MutexGuard<'_, BTreeMap<u64, Live>> {
     shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -216,11 +216,8 @@ impl OpenDevice {
     /// the device is waited for before the last holder unmaps it. A capture under way would be broken by that: then the memory
     /// stays until the next is closed.
     pub(crate) fn close_shared(&self, memory: Arc<SharedMemory>) {
+        let Some(memory) = self.allocator().retire_shared(memory) else { return };
         let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
-        if Arc::strong_count(&memory) > 1 {
-            // Under the lock: of two that let go at once, the second has to see that it is the last.
-            return drop(memory);
-        }
         closing.push(memory);
         if !self.is_capturing() && self.device.synchronize().is_ok() {
             closing.clear();

@@ -27,8 +27,7 @@
 //! # Bounds
 //!
 //! A ring has room for as many events as all may be together, and takes it piece by piece, as it fills; then it overwrites the
-//! oldest. Recording allocates nothing but these pieces. Texts ([`TextId`]) are kept as long as the process lives: they are
-//! meant for what a program has some hundreds of, names of phases and regions, not for a number that counts up.
+//! oldest. Recording allocates nothing but these pieces. Texts ([`TextId`]) are kept as long as an event or a thread has them.
 //!
 //! # Switching
 //!
@@ -52,6 +51,7 @@ use ring::Entry;
 pub use ring::Ring;
 #[cfg(feature = "backtrace")]
 pub use rust_stacks::RustStacks;
+use texts::Held;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 
 use crate::snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
@@ -431,19 +431,18 @@ impl Merge<'_> {
         // Each ring is in order, which this kind of sorting makes use of; and it keeps equals in place.
         entries.sort_by_key(|entry| entry.time_ns);
         let surplus = entries.len().saturating_sub(history.configured().settings.max_entries);
-        let texts = texts::all();
-        let text = |id: Option<TextId>| id.map_or_else(|| Arc::from(""), |id| texts[id.index()].clone());
+        let text = |text: &Option<Held>| text.as_ref().map_or_else(|| Arc::from(""), Held::text);
         let not_compiled: Arc<str> = "N/A".into();
         let exact: Arc<str> = "mallocWithAddress".into();
         let mut stacks: HashMap<StackId, Frames> = HashMap::new();
         let mut frames = |id| stacks.entry(id).or_insert_with(|| history.frames(id)).clone();
         let resolve = |entry: &Entry| TraceEntry {
             time_us: Some(history.time_us(entry.time_ns)),
-            compile_context: Some(match entry.compile_context {
-                Some(id) => text(Some(id)),
+            compile_context: Some(match &entry.compile_context {
                 None => not_compiled.clone(),
+                region => text(region),
             }),
-            user_metadata: Some(text(entry.metadata)),
+            user_metadata: Some(text(&entry.metadata)),
             pool_id: Some(entry.pool_id),
             internal_metadata: entry.exact_address.then(|| exact.clone()),
             frames: entry.stack.map(&mut frames),

@@ -3,7 +3,7 @@
 //! Room is taken in pieces, so that a large limit costs nothing before it is needed and nothing is ever moved. When as many
 //! events are there as may be, each new one overwrites the oldest.
 
-use super::texts::{self, TextId};
+use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
 use crate::snapshot::Action;
 use crate::upstream::StreamId;
@@ -12,7 +12,7 @@ use crate::upstream::StreamId;
 const PIECE: usize = 1024;
 
 /// An event as it is kept.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) time_ns: u64,
     pub(super) address: u64,
@@ -20,8 +20,8 @@ pub(super) struct Entry {
     pub(super) stream: StreamId,
     pub(super) pool_id: (u64, u64),
     pub(super) stack: Option<StackId>,
-    pub(super) metadata: Option<TextId>,
-    pub(super) compile_context: Option<TextId>,
+    pub(super) metadata: Option<Held>,
+    pub(super) compile_context: Option<Held>,
     pub(super) action: Action,
     pub(super) exact_address: bool,
 }
@@ -91,7 +91,7 @@ impl Ring {
             stream: event.stream,
             pool_id: event.pool_id,
             stack: event.stack.filter(|_| mode.has(Mode::STACK_IN_EVENT)),
-            metadata: event.metadata.or(metadata),
+            metadata: event.metadata.map_or(metadata, Held::of_id),
             compile_context: compile_context.filter(|_| mode.has(Mode::COMPILE_CONTEXT)),
             action: event.action,
             exact_address: event.exact_address,
@@ -137,7 +137,7 @@ impl Ring {
 
     /// The events that were not forgotten, oldest first.
     pub(super) fn entries(&self, cleared_at: u32) -> impl Iterator<Item = Entry> + '_ {
-        let at = |index: usize| self.pieces[index / PIECE][index % PIECE];
+        let at = |index: usize| self.pieces[index / PIECE][index % PIECE].clone();
         let older = if self.full { self.next..self.capacity } else { 0..0 };
         let all = older.chain(0..self.next).map(at);
         all.take(if self.is_cleared(cleared_at) { 0 } else { usize::MAX })

@@ -1,54 +1,125 @@
 //! Texts that events carry, by number: what a thread is told to write beside its events, and which compiled region it runs.
 //!
-//! The numbers are those of the process, so that a thread's text is good for the history of every device. A text is kept for
-//! as long as the process lives.
+//! An event has room for a number, so each distinct text has one, and is counted: by the events that carry it, and by the threads
+//! that write it. A text that nobody has any more is kept for a little while, for who is about to use its number, and then
+//! forgotten. So a program that names each of its steps keeps as many names as it keeps events.
+//!
+//! The numbers are those of the process, so that a thread's text is good for the history of every device.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-/// Names a text.
+/// How many texts are kept that nobody has.
+const IDLE: usize = 256;
+
+/// Names a text, as long as an event or a thread has it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TextId(NonZeroU32);
 
 impl TextId {
     /// The name of `text`; `None` if it is empty.
-    ///
-    /// # Panics
-    /// If the process has named 2^32 different texts.
     pub fn of(text: &str) -> Option<Self> {
+        Held::of(text).map(|held| held.0)
+    }
+
+    /// The text; an empty one if nobody has it any more.
+    pub fn text(self) -> Arc<str> {
+        texts().known.get(&self).map_or_else(|| Arc::from(""), |known| Arc::clone(&known.text))
+    }
+}
+
+/// A text in somebody's hands.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Held(TextId);
+
+impl Held {
+    /// `None` if it is empty.
+    pub(super) fn of(text: &str) -> Option<Self> {
         if text.is_empty() {
             return None;
         }
         let mut texts = texts();
-        if let Some(&id) = texts.ids.get(text) {
-            return Some(id);
-        }
-        let shared: Arc<str> = text.into();
-        texts.texts.push(Arc::clone(&shared));
-        let number = u32::try_from(texts.texts.len()).expect("a process names fewer than 2^32 texts");
-        let id = Self(NonZeroU32::new(number).expect("one was just pushed"));
-        texts.ids.insert(shared, id);
-        Some(id)
+        let id = texts.ids.get(text).copied().unwrap_or_else(|| texts.name(text));
+        texts.hold(id)
     }
 
-    /// The text.
-    pub fn text(self) -> Arc<str> {
-        texts().texts[self.index()].clone()
+    /// `None` if nobody has had it for a while.
+    pub(super) fn of_id(id: TextId) -> Option<Self> {
+        texts().hold(id)
     }
 
-    pub(super) fn index(self) -> usize {
-        self.0.get() as usize - 1
+    pub(super) fn text(&self) -> Arc<str> {
+        self.0.text()
     }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        texts().hold(self.0).expect("it is held")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        texts().let_go(self.0);
+    }
+}
+
+struct Known {
+    text: Arc<str>,
+    holders: usize,
 }
 
 #[derive(Default)]
 struct Texts {
-    texts: Vec<Arc<str>>,
+    known: FxHashMap<TextId, Known>,
     ids: FxHashMap<Arc<str>, TextId>,
+    /// Those that were let go of by their last holder, the latest last. They may be held again, and stand here again.
+    idle: VecDeque<TextId>,
+    last: u32,
+}
+
+impl Texts {
+    fn name(&mut self, text: &str) -> TextId {
+        let id = loop {
+            self.last = self.last.wrapping_add(1);
+            let free = NonZeroU32::new(self.last).map(TextId).filter(|id| !self.known.contains_key(id));
+            if let Some(id) = free {
+                break id;
+            }
+        };
+        let text: Arc<str> = text.into();
+        self.ids.insert(Arc::clone(&text), id);
+        self.known.insert(id, Known { text, holders: 0 });
+        id
+    }
+
+    fn hold(&mut self, id: TextId) -> Option<Held> {
+        self.known.get_mut(&id)?.holders += 1;
+        Some(Held(id))
+    }
+
+    fn let_go(&mut self, id: TextId) {
+        let known = self.known.get_mut(&id).expect("it is held");
+        known.holders -= 1;
+        if known.holders > 0 {
+            return;
+        }
+        self.idle.push_back(id);
+        if self.idle.len() <= IDLE {
+            return;
+        }
+        let oldest = self.idle.pop_front().expect("there are more than none");
+        let is_held = self.known.get(&oldest).is_none_or(|known| known.holders > 0);
+        if !is_held && let Some(gone) = self.known.remove(&oldest) {
+            self.ids.remove(&gone.text);
+        }
+    }
 }
 
 fn texts() -> MutexGuard<'static, Texts> {
@@ -56,33 +127,35 @@ fn texts() -> MutexGuard<'static, Texts> {
     TEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All texts so far, by number.
-pub(super) fn all() -> Vec<Arc<str>> {
-    texts().texts.clone()
+/// What a thread writes beside its events.
+#[derive(Default)]
+struct Words {
+    metadata: Option<Held>,
+    /// The regions that the thread is in, innermost last.
+    regions: Vec<Option<Held>>,
 }
 
 thread_local! {
-    static METADATA: Cell<Option<TextId>> = const { Cell::new(None) };
-    /// The regions that the thread is in, innermost last.
-    static REGIONS: RefCell<Vec<Option<TextId>>> = const { RefCell::new(Vec::new()) };
-    /// The last of them, where events find it at once.
-    static REGION: Cell<Option<TextId>> = const { Cell::new(None) };
+    static WORDS: RefCell<Words> = RefCell::default();
 }
 
-/// The metadata and the innermost compiled region of the calling thread.
-pub(super) fn of_this_thread() -> (Option<TextId>, Option<TextId>) {
-    (METADATA.get(), REGION.get())
+/// The metadata and the innermost compiled region of the calling thread. One that is ending has none.
+pub(super) fn of_this_thread() -> (Option<Held>, Option<Held>) {
+    let words = |words: &RefCell<Words>| {
+        let words = words.borrow();
+        (words.metadata.clone(), words.regions.last().cloned().flatten())
+    };
+    WORDS.try_with(words).unwrap_or_default()
 }
 
-/// From now on `text` stands beside the events of the calling thread, on every device; nothing if it is empty. It is kept as
-/// long as the process lives, see the [module](super).
+/// From now on `text` stands beside the events of the calling thread, on every device; nothing if it is empty.
 pub fn set_user_metadata(text: &str) {
-    METADATA.set(TextId::of(text));
+    WORDS.with_borrow_mut(|words| words.metadata = Held::of(text));
 }
 
 /// What stands beside the events of the calling thread.
 pub fn user_metadata() -> Arc<str> {
-    METADATA.get().map_or_else(|| Arc::from(""), TextId::text)
+    WORDS.with_borrow(|words| words.metadata.as_ref().map_or_else(|| Arc::from(""), Held::text))
 }
 
 /// The calling thread is in a compiled region as long as this lives.
@@ -95,15 +168,14 @@ pub struct CompileRegion {
 }
 
 impl CompileRegion {
-    /// Enters a region of this name: `0/0`, say. Its text is kept as long as the process lives.
+    /// Enters a region of this name: `0/0`, say.
     #[must_use = "the region ends when this is dropped"]
     pub fn enter(name: &str) -> Self {
-        let id = TextId::of(name);
-        let depth = REGIONS.with_borrow_mut(|regions| {
-            regions.push(id);
-            regions.len() - 1
+        let region = Held::of(name);
+        let depth = WORDS.with_borrow_mut(|words| {
+            words.regions.push(region);
+            words.regions.len() - 1
         });
-        REGION.set(id);
         Self { depth, _thread: PhantomData }
     }
 }
@@ -111,10 +183,28 @@ impl CompileRegion {
 impl Drop for CompileRegion {
     fn drop(&mut self) {
         // The thread may be ending, and its regions gone. Regions that are dropped in the wrong order end those within them.
-        let _ = REGIONS.try_with(|regions| {
-            let mut regions = regions.borrow_mut();
-            regions.truncate(self.depth);
-            REGION.set(regions.last().copied().flatten());
-        });
+        let _ = WORDS.try_with(|words| words.borrow_mut().regions.truncate(self.depth));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_lives_as_long_as_somebody_has_it_and_a_little_longer() {
+        let of =
+            |number: usize| Held::of(&format!("a text of many, number {number}")).expect("it is not empty");
+        let first = of(0);
+        let (again, id) = (first.clone(), first.0);
+        drop(first);
+        (1..2000).for_each(|number| drop(of(number)));
+        assert_eq!((&*again.text(), of(0) == again), ("a text of many, number 0", true));
+        drop(again);
+        assert_eq!(&*id.text(), "a text of many, number 0", "for who is about to use it");
+        (1..2000).for_each(|number| drop(of(number)));
+        assert_eq!((&*id.text(), Held::of_id(id)), ("", None));
+        let ours = texts().known.values().filter(|known| known.text.starts_with("a text of many")).count();
+        assert!(ours <= IDLE + 1, "{ours} texts are kept that nobody has");
     }
 }

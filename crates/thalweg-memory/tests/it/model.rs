@@ -164,9 +164,13 @@ impl Model {
     }
 
     pub fn process(&mut self) {
+        self.process_where(|_, _| true);
+    }
+
+    fn process_where(&mut self, chosen: impl Fn(&[usize], &Segment) -> bool) {
         if self.scopes.is_empty() {
-            let timelines = &self.timelines;
-            for segment in &mut self.segments {
+            let (timelines, pools) = (&self.timelines, &self.pools);
+            for segment in self.segments.iter_mut().filter(|segment| chosen(pools, segment)) {
                 for (_, cell) in &mut segment.cells {
                     if let Cell::Pending { waits, .. } = cell
                         && waits.iter().all(|(stream, place)| {
@@ -229,8 +233,15 @@ impl Model {
         self.scopes.iter().any(|(begun, _)| *begun == pool)
     }
 
+    /// What is left of pools that nobody holds goes back before the first capture.
     pub fn begin(&mut self, pool: usize, filter: Option<u64>) {
         self.pools[pool] += 1;
+        if self.scopes.is_empty() {
+            let is_left =
+                |pools: &[usize], segment: &Segment| segment.pool.is_some_and(|pool| pools[pool] == 0);
+            self.process_where(is_left);
+            self.release_where(|model, segment| is_left(&model.pools, segment));
+        }
         self.scopes.push((pool, filter));
     }
 

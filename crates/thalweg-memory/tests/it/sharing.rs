@@ -127,7 +127,8 @@ fn a_block_of_pages_is_shared_with_the_pages_that_it_lies_in() {
         assert_eq!(extent.base_address, touched[0].0);
         assert_eq!(extent.base_address + extent.offset_bytes, from);
         assert_eq!(extent.extent_bytes, touched.iter().map(|(_, bytes, _)| bytes).sum::<u64>());
-        let MemoryHandle::Pages { process, page_bytes, handles } = block.share().expect("it can be").memory
+        let MemoryHandle::Pages { process, page_bytes, handles, .. } =
+            block.share().expect("it can be").memory
         else {
             panic!("pages are shared as pages");
         };
@@ -190,6 +191,32 @@ fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
     assert_eq!(left, (0, Vec::new(), 0));
 }
 
+/// The other process may give the numbers of its descriptors to other memory as soon as it is told that nobody here has it any more.
+#[test]
+fn memory_that_is_given_up_is_not_found_by_its_handle() {
+    let (_, allocator) = allocator(Settings::default());
+    let handle = |serial| MemoryHandle::Pages {
+        process: 7,
+        serial,
+        page_bytes: 2 * MIB,
+        handles: vec![PageHandle::Descriptor(5)],
+    };
+    let first = allocator.open_shared(&handle(1)).expect("it can be opened");
+    let again = allocator.open_shared(&handle(1)).expect("it is open");
+    assert!(Arc::ptr_eq(&first, &again));
+    let other = allocator.open_shared(&handle(2)).expect("it can be opened");
+    assert!(!Arc::ptr_eq(&first, &other), "the number was another's by then");
+    assert!(allocator.retire_shared(again).is_none(), "somebody has it still");
+    let closing = allocator.retire_shared(first).expect("the last one has it");
+    let reused = allocator.open_shared(&handle(1)).expect("it can be opened");
+    assert!(!Arc::ptr_eq(&closing, &reused) && closing.address() != reused.address());
+    drop(closing);
+    assert!(
+        Arc::ptr_eq(&reused, &allocator.open_shared(&handle(1)).expect("it is open")),
+        "that one is found"
+    );
+}
+
 #[test]
 fn memory_whose_users_cannot_be_waited_for_stays_open() {
     let (upstream, allocator) = allocator(pytorch());
@@ -216,7 +243,7 @@ fn a_failure_to_open_leaves_nothing_open() {
     let (_, allocator) = allocator(pytorch());
     for (page_bytes, count) in [(4096, 1), (2 * MIB, 0), (1 << 62, 4)] {
         let handles = vec![PageHandle::Descriptor(1); count];
-        let pages = MemoryHandle::Pages { process: 1, page_bytes, handles };
+        let pages = MemoryHandle::Pages { process: 1, serial: 0, page_bytes, handles };
         assert!(allocator.open_shared(&pages).expect_err("it makes no sense").is_invalid_argument());
     }
     let plain = MemoryHandle::Allocation(Box::new(handle(7)));
@@ -225,7 +252,7 @@ fn a_failure_to_open_leaves_nothing_open() {
 }
 
 fn pages(handles: Vec<PageHandle>) -> MemoryHandle {
-    MemoryHandle::Pages { process: 0x0102_0304, page_bytes: 2 * MIB, handles }
+    MemoryHandle::Pages { process: 0x0102_0304, serial: 0x0807_0605_0403_0201, page_bytes: 2 * MIB, handles }
 }
 
 /// The layout byte by byte, which other programs read.
@@ -236,10 +263,10 @@ fn the_bytes_are_those_that_pytorch_writes() {
     let bytes = pages(vec![PageHandle::Descriptor(5), PageHandle::Descriptor(0x0a0b_0c0d)]).encode();
     let expected = [
         &[3, b'e'][..],
-        &[4, 3, 2, 1, 0, 0, 0, 0],
+        &[4, 3, 2, 1, 1, 2, 3, 4],
         &[0, 0, 0x20, 0, 0, 0, 0, 0],
         &[2, 0, 0, 0, 0, 0, 0, 0],
-        &[1, 0, 0, 0, 0, 0, 0, 0],
+        &[1, 0, 0, 0, 5, 6, 7, 8],
         &[5, 0, 0, 0, 0x0d, 0x0c, 0x0b, 0x0a],
     ];
     assert_eq!(bytes, expected.concat());
@@ -290,6 +317,7 @@ proptest! {
     #[test]
     fn what_is_encoded_is_decoded(
         process in 1..=i32::MAX as u32,
+        serial in any::<u64>(),
         units in 1..1000u64,
         numbers in prop::collection::vec(0..=i32::MAX, 1..50),
         kind in 0..3u8,
@@ -298,11 +326,11 @@ proptest! {
             0 => MemoryHandle::Allocation(Box::new(handle(units))),
             1 => {
                 let handles = numbers.into_iter().map(PageHandle::Descriptor).collect();
-                MemoryHandle::Pages { process, page_bytes: units * 2 * MIB, handles }
+                MemoryHandle::Pages { process, serial, page_bytes: units * 2 * MIB, handles }
             }
             _ => {
                 let handles = numbers.into_iter().map(|number| PageHandle::Fabric(Box::new(handle(number as u64))));
-                MemoryHandle::Pages { process, page_bytes: units * 2 * MIB, handles: handles.collect() }
+                MemoryHandle::Pages { process, serial, page_bytes: units * 2 * MIB, handles: handles.collect() }
             }
         };
         prop_assert_eq!(MemoryHandle::decode(&handle.encode()), Ok(handle));

@@ -40,12 +40,9 @@ pub(crate) struct Captures {
     /// How many, to be asked without the lock.
     count: AtomicUsize,
     under_way: Mutex<Vec<UnderWay>>,
-    /// Pools that served one graph each and are released, the latest last. Their memory may be there still.
-    left: Mutex<Vec<PoolId>>,
+    /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
+    left: Mutex<Option<PoolId>>,
 }
-
-/// How many pools of graphs that are gone are remembered.
-const LEFT_POOLS: usize = 16;
 
 /// The numbers of a capture and of its bodies'.
 type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
@@ -88,16 +85,12 @@ impl Captures {
 
     /// A pool that served one graph was released.
     pub(super) fn leave(&self, pool: PoolId) {
-        let mut left = lock(&self.left);
-        if left.len() == LEFT_POOLS {
-            left.remove(0);
-        }
-        left.push(pool);
+        *lock(&self.left) = Some(pool);
     }
 
-    /// The pool of a graph that is gone, of those that are remembered, the latest first.
+    /// The pool of a graph that is gone, if there is one.
     pub(super) fn take_left(&self) -> Option<PoolId> {
-        lock(&self.left).pop()
+        lock(&self.left).take()
     }
 
     /// The number of the capture that a stream takes part in; 0 for none.

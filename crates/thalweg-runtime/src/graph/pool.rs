@@ -41,10 +41,9 @@ impl GraphPool {
     /// touches its memory any more. So a program that captures again and again does not gather memory.
     pub(super) fn of_one_graph(device: &Device, is_idle: bool) -> Self {
         let allocator = device.allocator();
-        while is_idle && let Some(id) = device.captures().take_left() {
-            if !allocator.live_blocks_of(id).is_empty() || !allocator.revive_pool(id) {
-                continue;
-            }
+        let left = if is_idle { device.captures().take_left() } else { None };
+        let left = left.filter(|id| allocator.live_blocks_of(*id).is_empty() && allocator.revive_pool(*id));
+        if let Some(id) = left {
             if device.host_allocator().retain_pool(id).is_ok() {
                 return Self::named(device, id, Sharing::default(), true);
             }

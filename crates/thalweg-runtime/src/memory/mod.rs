@@ -87,6 +87,7 @@ impl Buffer {
     /// The same, with the operator and the line that reports name as the allocation.
     pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
+        device.check_process("Buffer::new")?;
         let block = device
             .allocator()
             .allocate(bytes, stream.id())
@@ -164,8 +165,15 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// Before the block goes back: a moment later it may be somebody else's.
+    /// Before the block goes back: a moment later it may be somebody else's. In a forked child nothing goes back: it is the parent's,
+    /// whose locks may be held by threads that are not there.
     fn drop(&mut self) {
+        if self.device.is_left() {
+            return match &mut self.memory {
+                Memory::Owned(block) => block.abandon(),
+                Memory::Lent(lent) => std::mem::forget(lent.clone()),
+            };
+        }
         match &self.memory {
             Memory::Owned(block) => {
                 if let Some(instrument) = self.device.driver().instrument() {

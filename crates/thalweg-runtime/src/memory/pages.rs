@@ -5,6 +5,7 @@
 //! the device can do that, as plain memory can: making it so costs nothing, and memory that was made otherwise never can.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
 use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory, planted};
@@ -67,7 +68,9 @@ impl VirtualMemory for DriverUpstream {
         let mut descriptors = lock(&self.descriptors);
         self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)?;
         // An exported file keeps the memory alive on a card.
-        descriptors.remove(&page);
+        if descriptors.remove(&page).is_some() {
+            self.serial.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 

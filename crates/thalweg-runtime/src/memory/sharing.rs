@@ -13,6 +13,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use thalweg_device::{DevicePointer, IpcHandle, PhysicalHandle, ShareableHandle, descriptor_of_process};
 use thalweg_memory::{
@@ -54,6 +55,10 @@ impl Sharing for DriverUpstream {
             }
             ShareableHandle::Fabric(bytes) => PageHandle::Fabric(bytes),
         })
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial.load(Ordering::Relaxed)
     }
 
     fn import_page(&self, process: u32, bytes: u64, handle: &PageHandle) -> Result<PageId, UpstreamError> {

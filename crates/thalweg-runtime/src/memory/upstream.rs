@@ -5,7 +5,10 @@
 //! used it. What is asked of such a stream is asked of a *stand-in*, a stream of our own that is made to wait for the last
 //! work of the forgotten one. Several threads may use it at a time, and then wait for more than they need.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -33,6 +36,8 @@ pub(crate) struct DriverUpstream {
     pub(super) pool: Mutex<Option<PoolHandle>>,
     /// What other processes take exported pages by; open until the page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
+    /// Begins anywhere, and grows whenever one of them is closed: its number may be another's then.
+    pub(super) serial: AtomicU64,
     properties: OnceLock<DeviceProperties>,
     /// The devices that mapped memory is open to, beside the device itself.
     pub(super) peers: RwLock<Vec<u32>>,
@@ -76,6 +81,7 @@ impl DriverUpstream {
             events: Mutex::default(),
             pool: Mutex::new(None),
             descriptors: Mutex::default(),
+            serial: AtomicU64::new(RandomState::new().build_hasher().finish()),
             properties: OnceLock::new(),
             peers: RwLock::default(),
         }

@@ -1,13 +1,14 @@
 //! A graph's life: begin, end, instantiate, replay, reset, and every call that is made in the wrong state.
 
 use thalweg_device::{CaptureMode, Code, FillPattern};
+use thalweg_memory::Settings;
 use thalweg_runtime::graph::CapturedGraph;
 use thalweg_runtime::{
-    Buffer, CaptureOptions, Device, Error, Event, Graph, GraphPool, Label, Result, Stream,
+    Buffer, CaptureOptions, Device, Environment, Error, Event, Graph, GraphPool, Label, Result, Stream,
 };
 
 use crate::kernels::launch_sum;
-use crate::support::{buffer_of, device, read, sim, write};
+use crate::support::{buffer_of, device, read, sim, sim_in, write};
 
 /// Captures `data += 1`, `times` over.
 fn increments(device: &Device, data: &Buffer, times: usize) -> Result<CapturedGraph> {
@@ -407,4 +408,28 @@ fn a_command_costs_the_same_in_a_large_capture() {
     });
     assert!(large <= 1.05 * small, "{small} calls a command in a small capture, {large} in a large one");
     assert!(small < 8.0, "{small} calls a command");
+}
+
+/// Each pool takes memory, and addresses for more than the device has; a capture cannot make anybody give any back.
+#[test]
+fn captures_with_pools_of_their_own_do_not_gather_memory() {
+    for settings in ["", "expandable_segments:False"] {
+        let kernel_record = Environment::get().kernel_record.clone();
+        let allocator = Settings::parse(settings).unwrap();
+        let environment = Environment { kernel_record, allocator, ..Environment::default() };
+        let device = sim_in(&environment, 1).1.pop().unwrap();
+        let total_bytes = device.driver().memory_info(0).unwrap().total_bytes;
+        for _ in 0..70 {
+            let pool = GraphPool::new(&device);
+            let options = CaptureOptions { pool: Some(pool), ..CaptureOptions::default() };
+            let capture = || {
+                let stream = device.current_stream();
+                let buffer = Buffer::new(&stream, total_bytes / 8)?;
+                launch_sum(&stream, &[buffer.pointer()], buffer.pointer(), 4)
+            };
+            let (graph, ()) = Graph::capture(&device, options, capture).unwrap();
+            graph.replay().unwrap();
+        }
+        assert!(device.memory_reserved() <= total_bytes / 2, "that of the last pool");
+    }
 }

@@ -91,7 +91,8 @@ fn a_buffer_of_a_growing_segment_is_seen_through_both() {
     let device = device_with(true);
     let buffer = Buffer::new(&device.default_stream(), 4096).unwrap();
     let handle = buffer.share().unwrap();
-    let Ok(MemoryHandle::Pages { process, page_bytes, handles }) = MemoryHandle::decode(&handle.bytes) else {
+    let Ok(MemoryHandle::Pages { process, page_bytes, handles, .. }) = MemoryHandle::decode(&handle.bytes)
+    else {
         panic!("a growing segment is shared by its pages");
     };
     assert_eq!((process, page_bytes, handles.len()), (std::process::id(), 2 * MIB, 1));
@@ -173,7 +174,7 @@ fn hostile_bytes_are_errors_and_open_nothing() {
 fn handles_of_what_is_no_memory_are_errors() {
     let device = device_with(true);
     let pages = |process, page_bytes, handles| SharedHandle {
-        bytes: MemoryHandle::Pages { process, page_bytes, handles }.encode(),
+        bytes: MemoryHandle::Pages { process, serial: 0, page_bytes, handles }.encode(),
         offset_bytes: 0,
         size_bytes: 512,
     };

@@ -1,7 +1,11 @@
 //! Threads, forks, and the end of the process in whatever order it comes.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
+use thalweg_device::Code;
+use thalweg_device::sim::SimConfig;
+use thalweg_runtime::{Buffer, Device, Environment, PinnedBuffer};
 use thalweg_torch::interface::*;
 use thalweg_torch::{Allocator, Source, Status};
 
@@ -140,4 +144,44 @@ fn everything_may_be_alive_at_the_end() {
     let allocator = devices[0].allocator();
     allocator.empty_cache().unwrap();
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "nothing was leaked");
+}
+
+/// A program in Rust that forks while another of its threads allocates: the child's lock may be that thread's, for ever.
+#[test]
+fn a_child_that_was_forked_beside_an_allocating_thread_is_refused() {
+    let driver = thalweg_device::sim::SimDriver::new(SimConfig::default()).unwrap();
+    let device = Device::all_of(driver, Environment::get()).unwrap().pop().expect("there is a device");
+    let (stream, is_done) = (&device.default_stream(), &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut held = Vec::new();
+            for round in 0.. {
+                held.push(Buffer::new(stream, 512 << (round % 12)).unwrap());
+                held.truncate(20);
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+                if round % 7 == 0 {
+                    held.clear();
+                }
+            }
+        });
+        let refused = |answer: thalweg_runtime::Result<()>| {
+            let error = answer.expect_err("the child has no right to the device");
+            error.driver_error().is_some_and(|error| error.code() == Code::Forked)
+        };
+        let held = (0..60).filter(|_| {
+            let inherited = Buffer::new(stream, 4096).unwrap();
+            in_child(move || {
+                let is_refused = refused(Buffer::new(stream, 512).map(drop))
+                    && refused(PinnedBuffer::new(stream.device(), 512).map(drop))
+                    && refused(stream.device().empty_cache());
+                drop(inherited);
+                is_refused
+            })
+        });
+        let held = held.count();
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(held, 60);
+    });
 }
