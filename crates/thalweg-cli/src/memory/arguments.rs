@@ -3,9 +3,22 @@
 use crate::UsageError;
 
 /// Options that stand alone, and those that a value follows, behind the next argument or an equals sign.
-const FLAGS: &[&str] = &["--json", "--search"];
-const VALUED: &[&str] =
-    &["--top", "--html", "--conf", "--policy", "--card", "--at", "--max-reserved", "--max-growth"];
+const FLAGS: &[&str] = &["--json", "--search", "--stacks"];
+const VALUED: &[&str] = &[
+    "--top",
+    "--html",
+    "--conf",
+    "--policy",
+    "--card",
+    "--at",
+    "--max-reserved",
+    "--max-growth",
+    "--category",
+    "--device",
+    "--find",
+    "--from",
+    "--count",
+];
 
 /// What stands behind the name of a subcommand.
 #[derive(Debug)]

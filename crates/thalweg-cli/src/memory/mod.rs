@@ -12,10 +12,13 @@
 mod arguments;
 mod check;
 mod diff;
+mod events;
 mod files;
+mod flame;
 mod page;
 mod places;
 mod replay;
+mod sections;
 mod show;
 mod size;
 mod table;
@@ -33,6 +36,7 @@ pub const COMMAND: Command = Command {
     summary: "what a PyTorch memory snapshot tells, and what other settings would do",
     usage: "\
 usage: thalweg memory show   SNAPSHOT... [--top N] [--card 24GiB]
+                             [--category NAME=TEXT]...
                              [--html OUT [--conf KEY:VALUE,...]...]
        thalweg memory replay SNAPSHOT... [--conf KEY:VALUE,...]... [--search]
                              [--policy pytorch|thalweg] [--card 24GiB]
@@ -40,6 +44,10 @@ usage: thalweg memory show   SNAPSHOT... [--top N] [--card 24GiB]
        thalweg memory diff   BEFORE AFTER [--at end|peak] [--top N]
        thalweg memory check  SNAPSHOT... [--max-reserved 20GiB]
                              [--max-growth 2%]
+       thalweg memory events SNAPSHOT [--device N] [--find TEXT] [--from ENTRY]
+                             [--count N] [--stacks]
+       thalweg memory at     SNAPSHOT ADDRESS [--device N]
+       thalweg memory flame  SNAPSHOT... [--at peak|end]
 
 Reads what torch.cuda.memory._dump_snapshot wrote: a pickle, or JSON, packed
 with gzip or not; - is standard input. Nothing in a file is run, and no GPU
@@ -51,6 +59,9 @@ is needed.
           been reserved, and whether it would have fitted
   diff    what one snapshot has more of than another
   check   for CI: one line, and exit status 1 if a limit is passed
+  events  what happened, entry by entry, with what was said beside it
+  at      what an address was, and is at the end
+  flame   the live memory by stack, as lines that flame graphs are drawn from
 
   --json          one JSON object a line
   --html OUT      show, replay: the same and more as a page for a browser, in
@@ -62,7 +73,14 @@ is needed.
                   thalweg: as this project's own allocator does
   --card SIZE     the memory of the card, with its unit: 24GiB, 24GB
   --search        tries a list of settings too, and recommends one (see below)
-  --at MOMENT     diff: what is live at the end (default), or at the peak
+  --category NAME=TEXT  show: what was allocated with TEXT in a
+                  frame (file:line function) is NAME's; may be repeated
+  --find TEXT     events: those with TEXT in action, address, frames or remarks
+  --from ENTRY    events: the first that is looked at
+  --count N       events: how many are listed (default: 40)
+  --stacks        events: with all frames
+  --at MOMENT     flame: the peak (default), or the end;
+                  diff: what is live at the end (default), or at the peak
   --max-reserved SIZE   check: the most that may be reserved at once
   --max-growth SHARE    check: 2%, how much the highest live memory of the last
                         quarter of the trace may exceed that of the second
@@ -104,8 +122,15 @@ impl From<UsageError> for Failure {
 
 type Subcommand = fn(Arguments) -> Result<ExitCode, Failure>;
 
-const SUBCOMMANDS: &[(&str, Subcommand)] =
-    &[("show", show::run), ("replay", replay::run), ("diff", diff::run), ("check", check::run)];
+const SUBCOMMANDS: &[(&str, Subcommand)] = &[
+    ("show", show::run),
+    ("replay", replay::run),
+    ("diff", diff::run),
+    ("check", check::run),
+    ("events", events::run),
+    ("at", events::at),
+    ("flame", flame::run),
+];
 
 fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
     let names: Vec<_> = SUBCOMMANDS.iter().map(|(name, _)| *name).collect();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-use thalweg::memory::analysis::{Lives, Stage, Summary, lives, stages};
+use thalweg::memory::analysis::{Categories, Lives, Stage, Summary, lives, stages};
 use thalweg::memory::snapshot::{Action, Recording, SettingValue, StackId};
 use thalweg::memory::upstream::StreamId;
 use thalweg_page::{
@@ -16,30 +16,28 @@ use thalweg_page::{
 };
 
 use super::Failure;
-use super::size::size;
-
-/// What the program was doing when it allocated, as far as a stack tells. The first that fits counts.
-const CATEGORIES: [&str; 6] =
-    ["no stack recorded", "optimizer", "backward", "communication", "forward", "other"];
+use super::places::{by_place, place};
+use super::size::{count, size};
 
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;
 
 /// A model under construction.
-pub struct Pages {
+pub struct Pages<'c> {
     model: PageModel,
+    categories: &'c Categories,
     frames: HashMap<StackFrame, u32>,
 }
 
-impl Pages {
+impl<'c> Pages<'c> {
     /// A page of these snapshots that shows nothing yet.
-    pub fn new(paths: &[String]) -> Self {
+    pub fn new(paths: &[String], categories: &'c Categories) -> Self {
         let model = PageModel {
             title: paths.join(", "),
-            categories: CATEGORIES.map(str::to_owned).to_vec(),
+            categories: categories.names().to_vec(),
             ..PageModel::default()
         };
-        Self { model, frames: HashMap::new() }
+        Self { model, categories, frames: HashMap::new() }
     }
 
     /// Writes the page into a file.
@@ -109,7 +107,7 @@ impl Pages {
             marks: marks(recording, device),
             curves,
             figures: figures(summary),
-            findings: findings(summary),
+            findings: findings(recording, summary),
             card_bytes: card,
             stages: stages(recording, device).into_iter().map(stage_row).collect(),
             settings: recorded_settings(recording),
@@ -119,9 +117,8 @@ impl Pages {
     /// The number of a stack on the page, and its category.
     fn stack(&mut self, recording: &Recording, stack: StackId) -> (u32, u16) {
         let mut numbers = Vec::new();
-        let mut category = CATEGORIES.len() - 1;
+        let category = self.categories.of(recording, Some(stack));
         for frame in recording.stack(stack) {
-            category = category.min(category_of(frame.filename, frame.name));
             let frame = StackFrame {
                 file: frame.filename.to_owned(),
                 line: frame.line,
@@ -135,25 +132,6 @@ impl Pages {
         self.model.stacks.push(numbers);
         (self.model.stacks.len() as u32 - 1, category as u16)
     }
-}
-
-/// The category that one frame speaks for.
-fn category_of(file: &str, function: &str) -> usize {
-    let name = if file.contains("/optim/") || file.contains("optimizer") {
-        "optimizer"
-    } else if function == "backward" || file.contains("torch/autograd/") {
-        "backward"
-    } else if file.contains("/distributed/")
-        || function.contains("all_gather")
-        || function.contains("all_reduce")
-    {
-        "communication"
-    } else if function == "forward" {
-        "forward"
-    } else {
-        "other"
-    };
-    CATEGORIES.iter().position(|category| *category == name).expect("it is one of them")
 }
 
 /// Numbers for things, in order of first use, with their names.
@@ -227,8 +205,9 @@ fn marks(recording: &Recording, device: usize) -> Vec<Mark> {
         let (kind, text) = match seen.action {
             Action::Oom => {
                 let text = format!(
-                    "{} asked for, the device had {} left",
+                    "{} asked for at {}, the device had {} left",
                     size(seen.size_bytes),
+                    place(recording, seen.stack),
                     size(seen.address)
                 );
                 (MarkKind::OutOfMemory, text)
@@ -311,8 +290,23 @@ fn figures(summary: &Summary) -> Vec<Figure> {
     figures
 }
 
-fn findings(summary: &Summary) -> Vec<String> {
-    let mut findings = Vec::new();
+fn findings(recording: &Recording, summary: &Summary) -> Vec<String> {
+    let mut findings: Vec<String> = summary
+        .out_of_memory
+        .iter()
+        .map(|failure| {
+            let holders = by_place(recording, &failure.by_stack);
+            let holders =
+                holders.iter().take(3).map(|place| format!("{} by {}", size(place.bytes), place.name));
+            format!(
+                "Memory ran out at event {}: {} were asked for at {}. Most was held: {}.",
+                count(failure.entry as u64),
+                size(failure.requested_bytes),
+                place(recording, failure.stack),
+                holders.collect::<Vec<_>>().join("; "),
+            )
+        })
+        .collect();
     if summary.entries == 0 {
         findings.push("There is no trace: only the moment at which the file was written is known.".into());
     } else if !summary.start.is_complete() {

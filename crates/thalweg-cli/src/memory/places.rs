@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory::analysis::{Moment, backward_node, telling};
+use thalweg::memory::analysis::{StackGroup, backward_node, telling};
 use thalweg::memory::snapshot::{FrameView, Recording, StackId};
 
 /// What is shown for blocks whose stack is not known.
@@ -40,11 +40,11 @@ pub struct Place {
     pub bytes: u64,
 }
 
-/// The live blocks of a moment by place, the most bytes first. Several stacks can lead through one place.
-pub fn by_place(recording: &Recording, moment: &Moment) -> Vec<Place> {
+/// Live blocks by place, the most bytes first. Several stacks can lead through one place.
+pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<Place> {
     let mut numbers: HashMap<String, usize> = HashMap::new();
     let mut places: Vec<Place> = Vec::new();
-    for group in &moment.by_stack {
+    for group in by_stack {
         let name = place(recording, group.stack);
         let number = *numbers.entry(name).or_insert_with_key(|name| {
             places.push(Place { name: name.clone(), blocks: 0, bytes: 0 });

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use thalweg::memory::analysis::forecast::{self, Answer, Forecast, Recommendation};
 use thalweg::memory::analysis::what_if::{self, CANDIDATES};
-use thalweg::memory::analysis::{Summary, summarise};
+use thalweg::memory::analysis::{Categories, Summary, summarise};
 use thalweg::memory::replay::Program;
 use thalweg::memory::snapshot::Recording;
 use thalweg::memory::{Policy, Settings};
@@ -97,7 +97,8 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     arguments.only(&["--conf", "--policy", "--card", "--search", "--html"])?;
     let question = Question::of(&arguments)?;
     let html = arguments.value("--html");
-    let mut pages = Pages::new(arguments.files()?);
+    let categories = Categories::default();
+    let mut pages = Pages::new(arguments.files()?, &categories);
     let output = Output::standard();
     let mut replayed = 0;
     files::each(arguments.files()?, |path, recording| {
@@ -173,6 +174,18 @@ fn trials(
         trials.push(trial);
     }
     Ok(trials)
+}
+
+/// The smallest card that would have been enough under the settings of the recording; `None` where that is not known.
+pub fn least_card(
+    question: &Question,
+    path: &str,
+    recording: &Recording,
+    device: usize,
+) -> Result<Option<u64>, Failure> {
+    let recorded = [what_if::recorded_conf(recording).to_owned()];
+    let trials = trials(question, path, recording, device, &recorded, true, |_| {})?;
+    Ok(trials.into_iter().find_map(|trial| trial.forecast.ok()?.fits_from_bytes))
 }
 
 /// The curves of what the settings of `question` would have reserved, for a page.

@@ -2,20 +2,22 @@
 
 use std::process::ExitCode;
 
-use thalweg::memory::analysis::{Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise};
-use thalweg::memory::snapshot::{Gap, Recording};
+use thalweg::memory::analysis::{
+    Categories, Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise,
+};
+use thalweg::memory::snapshot::{Action, Gap, Recording};
 
 use super::arguments::Arguments;
 use super::page::Pages;
 use super::places::{by_place, place};
 use super::size::{count, share, size};
 use super::table::Table;
-use super::{Failure, files, replay};
+use super::{Failure, files, replay, sections};
 use crate::UsageError;
 use crate::output::{Object, Output};
 
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--top", "--card", "--html", "--conf", "--policy"])?;
+    arguments.only(&["--top", "--card", "--html", "--conf", "--policy", "--category"])?;
     let top = arguments.top()?;
     let card = arguments.read("--card", super::size::EXPECTED, super::size::parse)?;
     let question = replay::Question::of(&arguments)?;
@@ -28,9 +30,13 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         )
         .into());
     }
-    let mut pages = Pages::new(arguments.files()?);
+    let categories = sections::categories(arguments.values("--category"))?;
+    let mut pages = Pages::new(arguments.files()?, &categories);
     files::each(arguments.files()?, |path, recording| {
-        let devices = recording.devices();
+        let mut devices = recording.devices();
+        // First those that somebody looks for.
+        let is_short = |device: &usize| recording.trace(*device).any(|event| event.action == Action::Oom);
+        devices.sort_by_key(|device| !is_short(device));
         if devices.is_empty() {
             output.line(2, &format!("{path}: no memory of any device, and no trace"));
         }
@@ -45,13 +51,25 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
                 pages.add(path, recording, &summary, card, curves);
             }
             if arguments.has("--json") {
-                output.text(&json(path, recording, &summary, top).finish());
+                output.text(&json(path, recording, &summary, top, &categories).finish());
                 continue;
             }
             if !std::mem::take(&mut is_first) {
                 output.text("\n");
             }
-            Page { output: &output, recording, summary: &summary, top, card }.print(path);
+            let is_short = !summary.out_of_memory.is_empty();
+            let least_card =
+                if is_short { replay::least_card(&question, path, recording, device)? } else { None };
+            let page = Page {
+                output: &output,
+                recording,
+                summary: &summary,
+                top,
+                card,
+                categories: &categories,
+                least_card,
+            };
+            page.print(path);
         }
         Ok(())
     })?;
@@ -68,13 +86,23 @@ struct Page<'p> {
     summary: &'p Summary,
     top: usize,
     card: Option<u64>,
+    categories: &'p Categories,
+    /// The smallest card that would have been enough, where memory ran out and it is known.
+    least_card: Option<u64>,
 }
 
 impl Page<'_> {
     fn print(&self, path: &str) {
         let Summary { device, at_peak, at_end, .. } = self.summary;
         self.output.line(2, &format!("{path}, device {device}"));
+        // What somebody looks for at night comes first.
+        for failure in &self.summary.out_of_memory {
+            self.failure(failure);
+        }
         self.totals();
+        if let Some(settings) = sections::settings(self.recording) {
+            self.fact("settings", &settings);
+        }
         for doubt in doubts(self.recording, self.summary, self.card) {
             self.fact("doubt", &doubt);
         }
@@ -85,10 +113,8 @@ impl Page<'_> {
         if self.summary.entries == 0 || at_end.entry != at_peak.entry {
             self.moment("At the end", at_end);
         }
+        sections::print_stages(self.output, self.recording, *device, self.top);
         self.pools();
-        for failure in &self.summary.out_of_memory {
-            self.failure(failure);
-        }
     }
 
     fn fact(&self, name: &str, text: &str) {
@@ -190,7 +216,7 @@ impl Page<'_> {
         }
         self.table(&by_size);
         let mut table = Table::new(&["bytes", "share", "blocks", "live by place"], 3);
-        let places = by_place(self.recording, moment);
+        let places = by_place(self.recording, &moment.by_stack);
         for group in places.iter().take(self.top) {
             table.row(vec![
                 size(group.bytes),
@@ -201,6 +227,8 @@ impl Page<'_> {
         }
         self.table(&table);
         self.left_out("places", places.len());
+        let categories = sections::by_category(self.recording, moment, self.categories);
+        self.table(&sections::category_table(&categories, moment.live_bytes));
     }
 
     fn table(&self, table: &Table) {
@@ -243,6 +271,7 @@ impl Page<'_> {
             reserved_bytes,
             stack,
             fragmentation,
+            by_stack,
         } = failure;
         let outside = match self.card {
             Some(card) => {
@@ -250,12 +279,28 @@ impl Page<'_> {
             }
             None => "give --card to know how much was outside the allocator".into(),
         };
+        let holders: Vec<String> = by_place(self.recording, by_stack)
+            .iter()
+            .take(3)
+            .map(|place| format!("{} by {}", size(place.bytes), place.name))
+            .collect();
+        let holders = match holders.is_empty() {
+            true => String::new(),
+            false => format!(" Most was held: {}.", holders.join("; ")),
+        };
+        let enough = self.least_card.map_or_else(String::new, |bytes| {
+            format!(
+                " With these settings a card from {} on would have been enough, beside what is outside the allocator; `replay \
+                 --search --card SIZE` tries others.",
+                size(bytes)
+            )
+        });
         let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
         self.output.line(
             2,
             &format!(
-                "\nOut of memory at entry {}: {} were asked for at {}. {} were reserved, of which {} were not active, the \
-                 largest free range {}; the device had {} left, and {outside}.",
+                "  OUT OF MEMORY at entry {}: {} were asked for at {}. {} were reserved, of which {} were not active, the \
+                 largest free range {}; the device had {} left, and {outside}.{holders}{enough}",
                 count(*entry as u64),
                 size(*requested_bytes),
                 place(self.recording, *stack),
@@ -314,7 +359,7 @@ pub fn doubts(recording: &Recording, summary: &Summary, card: Option<u64>) -> Ve
     doubts
 }
 
-fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Object {
+fn json(path: &str, recording: &Recording, summary: &Summary, top: usize, categories: &Categories) -> Object {
     let object = Object::new()
         .string("snapshot", path)
         .integer("device", summary.device as u64)
@@ -330,9 +375,11 @@ fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Obj
         Some(growth) => object.number("growth", growth),
         None => object.null("growth"),
     };
+    let object = sections::json_stages(object, recording, summary.device)
+        .string("settings", &sections::settings(recording).unwrap_or_default());
     object
-        .object("at_peak", json_moment(recording, &summary.at_peak, top))
-        .object("at_end", json_moment(recording, &summary.at_end, top))
+        .object("at_peak", json_moment(recording, &summary.at_peak, top, categories))
+        .object("at_end", json_moment(recording, &summary.at_end, top, categories))
         .objects(
             "pools",
             summary.pools.iter().map(|pool| {
@@ -356,7 +403,7 @@ fn json(path: &str, recording: &Recording, summary: &Summary, top: usize) -> Obj
         )
 }
 
-fn json_moment(recording: &Recording, moment: &Moment, top: usize) -> Object {
+fn json_moment(recording: &Recording, moment: &Moment, top: usize, categories: &Categories) -> Object {
     Object::new()
         .integer("entry", moment.entry as u64)
         .integer("live_bytes", moment.live_bytes)
@@ -379,11 +426,20 @@ fn json_moment(recording: &Recording, moment: &Moment, top: usize) -> Object {
         )
         .objects(
             "by_stack",
-            by_place(recording, moment).iter().take(top).map(|group| {
+            by_place(recording, &moment.by_stack).iter().take(top).map(|group| {
                 Object::new()
                     .string("place", &group.name)
                     .integer("blocks", group.blocks as u64)
                     .integer("bytes", group.bytes)
+            }),
+        )
+        .objects(
+            "by_category",
+            sections::by_category(recording, moment, categories).into_iter().map(|(name, blocks, bytes)| {
+                Object::new()
+                    .string("category", name)
+                    .integer("blocks", blocks as u64)
+                    .integer("bytes", bytes)
             }),
         )
 }

@@ -5,6 +5,7 @@ mod audit;
 mod browser;
 mod doctor;
 mod flat_json;
+mod looking;
 mod memory;
 mod sim;
 mod usage;

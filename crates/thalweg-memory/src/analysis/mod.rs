@@ -24,6 +24,7 @@
 //! What is not here: memory that the allocator never saw. The driver's own, that of libraries and of other processes is in
 //! no trace, except for one number: how much the device had left when a request failed.
 
+mod categories;
 mod diff;
 pub mod forecast;
 mod layout;
@@ -34,6 +35,7 @@ mod summary;
 mod walk;
 pub mod what_if;
 
+pub use categories::Categories;
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
 pub use lives::{BlockLife, Lives, SegmentLife, lives};

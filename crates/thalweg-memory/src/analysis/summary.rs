@@ -130,7 +130,7 @@ pub struct PoolUse {
 }
 
 /// A request that failed. Sizes are in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutOfMemoryEntry {
     /// Its number in the trace.
     pub entry: usize,
@@ -144,6 +144,8 @@ pub struct OutOfMemoryEntry {
     pub stack: Option<StackId>,
     /// Why what was reserved and not active did not serve it.
     pub fragmentation: Fragmentation,
+    /// What was live then by where it was allocated, the most bytes first.
+    pub by_stack: Vec<StackGroup>,
 }
 
 impl OutOfMemoryEntry {
@@ -242,6 +244,7 @@ fn at_peak(
                 reserved_bytes: state.reserved_bytes(),
                 stack: event.stack,
                 fragmentation: Fragmentation::of(&state, event.stream),
+                by_stack: by_stack(&state),
             });
         }
         state.apply(&event);
@@ -254,11 +257,8 @@ fn at_peak(
 
 fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
     let mut sizes: FxHashMap<u64, usize> = FxHashMap::default();
-    let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
     for live in state.live.values() {
         *sizes.entry(live.requested_bytes).or_default() += 1;
-        let stack = stacks.entry(live.stack).or_default();
-        *stack = (stack.0 + 1, stack.1.saturating_add(live.requested_bytes));
     }
     let mut by_size: Vec<_> = sizes
         .into_iter()
@@ -269,9 +269,6 @@ fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
         })
         .collect();
     by_size.sort_unstable_by_key(|group| (std::cmp::Reverse(group.bytes), group.size_bytes));
-    let mut by_stack: Vec<_> =
-        stacks.into_iter().map(|(stack, (blocks, bytes))| StackGroup { stack, blocks, bytes }).collect();
-    by_stack.sort_unstable_by_key(|group| (std::cmp::Reverse(group.bytes), group.stack));
     Moment {
         entry,
         live_bytes: state.requested_bytes(),
@@ -280,8 +277,21 @@ fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
         fragmentation: Fragmentation::of(state, stream),
         stream,
         by_size,
-        by_stack,
+        by_stack: by_stack(state),
     }
+}
+
+/// The live blocks by where they were allocated, the most bytes first.
+fn by_stack(state: &State) -> Vec<StackGroup> {
+    let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
+    for live in state.live.values() {
+        let stack = stacks.entry(live.stack).or_default();
+        *stack = (stack.0 + 1, stack.1.saturating_add(live.requested_bytes));
+    }
+    let groups = stacks.into_iter().map(|(stack, (blocks, bytes))| StackGroup { stack, blocks, bytes });
+    let mut groups: Vec<_> = groups.collect();
+    groups.sort_unstable_by_key(|group| (std::cmp::Reverse(group.bytes), group.stack));
+    groups
 }
 
 /// The stream with the most live bytes.

@@ -45,7 +45,7 @@ pub use mend::Gap;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };
-pub use recording::{BlockView, Event, FrameView, Recording, SegmentView, StackId};
+pub use recording::{BlockView, Event, FrameView, Recording, Remarks, SegmentView, StackId};
 
 use crate::pools::PoolId;
 use crate::stats::SizeClass;

@@ -133,6 +133,17 @@ pub struct Event {
     pub stack: Option<StackId>,
 }
 
+/// What the program and the allocator said beside an entry of a trace of a [`Recording`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Remarks<'r> {
+    /// The compiled region that was running.
+    pub compile_context: Option<&'r str>,
+    /// What the thread had been told to write beside its entries.
+    pub user_metadata: Option<&'r str>,
+    /// What the allocator itself had to say.
+    pub internal_metadata: Option<&'r str>,
+}
+
 /// Names a stack of a [`Recording`]. Equal stacks have equal names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub(super) u32);
@@ -249,6 +260,20 @@ impl Recording {
             match event.action {
                 Action::FreeRequested if *ends_at_request => Event { action: Action::FreeCompleted, ..event },
                 _ => event,
+            }
+        })
+    }
+
+    /// What was said beside each entry of the trace of a device, in the same order.
+    pub fn remarks(&self, device: usize) -> impl Iterator<Item = Remarks<'_>> + '_ {
+        let indices = self.mended.get(device).into_iter().flat_map(|mended| mended.trace.indices());
+        indices.map(|index| {
+            let context = &self.contexts[self.entries[index as usize].context as usize];
+            let text = |id: Option<u32>| id.map(|id| &*self.texts[id as usize]);
+            Remarks {
+                compile_context: text(context.compile_context),
+                user_metadata: text(context.user_metadata),
+                internal_metadata: text(context.internal_metadata),
             }
         })
     }

@@ -1,0 +1,312 @@
+//! `thalweg memory events`: what happened, entry by entry; and `thalweg memory at`: what became of one address.
+
+use std::process::ExitCode;
+
+use thalweg::memory::analysis::{BlockLife, lives};
+use thalweg::memory::snapshot::{Action, BlockState, Event, Recording, Remarks, StackId};
+
+use super::arguments::Arguments;
+use super::places::{place, printable};
+use super::size::{count, size};
+use super::table::Table;
+use super::{Failure, files};
+use crate::UsageError;
+use crate::output::{Object, Output};
+
+/// How many entries are listed, if nobody says.
+const LISTED: usize = 40;
+
+pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    arguments.only(&["--device", "--find", "--from", "--count", "--stacks"])?;
+    let (path, recording) = one_file(&arguments)?;
+    let device = device(&arguments, &recording)?;
+    let number = |name| arguments.read(name, "a whole number", |text| text.parse::<usize>().ok());
+    let (from, most) = (number("--from")?.unwrap_or(0), number("--count")?.unwrap_or(LISTED));
+    let wanted = arguments.value("--find").map(str::to_lowercase);
+    let list = List {
+        output: Output::standard(),
+        recording: &recording,
+        first_us: recording.trace(device).find_map(|event| event.time_us),
+        is_json: arguments.has("--json"),
+        has_stacks: arguments.has("--stacks"),
+    };
+    let all = recording.trace(device).zip(recording.remarks(device)).enumerate().skip(from);
+    let mut found = all.filter(|(entry, (event, remarks))| {
+        wanted.as_deref().is_none_or(|wanted| list.matches(*entry, event, remarks, wanted))
+    });
+    if !list.is_json {
+        let length = count(recording.trace_len(device) as u64);
+        list.output.line(2, &format!("{path}, device {device}: {length} entries"));
+    }
+    let shown: Vec<_> = found.by_ref().take(most).collect();
+    list.print(&shown);
+    let more = found.count();
+    if !list.is_json {
+        let last = shown.last().map_or(from, |(entry, _)| entry + 1);
+        let text = match (shown.len(), more) {
+            (0, _) => "nothing like that".into(),
+            (_, 0) => return Ok(ExitCode::SUCCESS),
+            (_, more) => format!("{} more: go on with --from {last}", count(more as u64)),
+        };
+        list.output.line(2, &format!("  {text}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn one_file(arguments: &Arguments) -> Result<(&str, Recording), Failure> {
+    let [path] = arguments.files()? else {
+        return Err(UsageError("one snapshot at a time".into()).into());
+    };
+    Ok((path, files::read(path)?))
+}
+
+/// The device that is meant: the only one, or the first if nobody says.
+fn device(arguments: &Arguments, recording: &Recording) -> Result<usize, Failure> {
+    let devices = recording.devices();
+    let wanted = arguments.read("--device", "the number of a device", |text| text.parse().ok())?;
+    match wanted {
+        Some(wanted) if devices.contains(&wanted) => Ok(wanted),
+        Some(wanted) => {
+            let there = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            Err(Failure::File(format!("nothing is recorded of device {wanted}; there is: {there}")))
+        }
+        None => Ok(devices.first().copied().unwrap_or(0)),
+    }
+}
+
+type Row<'r> = (usize, (Event, Remarks<'r>));
+
+/// A list of entries.
+struct List<'r> {
+    output: Output,
+    recording: &'r Recording,
+    first_us: Option<i64>,
+    is_json: bool,
+    has_stacks: bool,
+}
+
+impl List<'_> {
+    /// Whether an entry has a text in it, in small letters: its action, address, frames, or what was said beside it.
+    fn matches(&self, entry: usize, event: &Event, remarks: &Remarks<'_>, wanted: &str) -> bool {
+        let has = |text: &str| text.to_lowercase().contains(wanted);
+        let frames = event.stack.into_iter().flat_map(|stack| self.recording.stack(stack));
+        has(event.action.name())
+            || format!("{:#x}", event.address).contains(wanted)
+            || entry.to_string() == wanted
+            || [remarks.compile_context, remarks.user_metadata, remarks.internal_metadata]
+                .into_iter()
+                .flatten()
+                .any(has)
+            || frames
+                .into_iter()
+                .any(|frame| has(&format!("{}:{} {}", frame.filename, frame.line, frame.name)))
+    }
+
+    fn print(&self, rows: &[Row<'_>]) {
+        if self.is_json {
+            for row in rows {
+                self.output.text(&self.json(row).finish());
+            }
+            return;
+        }
+        if self.has_stacks {
+            for row in rows {
+                self.with_stack(row);
+            }
+            return;
+        }
+        let mut table = Table::new(&["entry", "ms", "bytes", "address", "what and where"], 4);
+        for (entry, (event, remarks)) in rows {
+            let (bytes, address) = sizes(event);
+            let what =
+                format!("{}: {}{}", event.action.name(), place(self.recording, event.stack), said(remarks));
+            table.row(vec![count(*entry as u64), self.time(event), bytes, address, what]);
+        }
+        if !table.is_empty() {
+            self.output.text(&table.render(self.output.width(), 2));
+        }
+    }
+
+    fn with_stack(&self, (entry, (event, remarks)): &Row<'_>) {
+        let (bytes, address) = sizes(event);
+        let time = self.time(event);
+        let time = if time.is_empty() { time } else { format!(", at {time} ms") };
+        let what = event.action.name();
+        let entry = count(*entry as u64);
+        self.output.line(4, &format!("\n  {entry}  {what}  {bytes}  {address}{time}{}", said(remarks)));
+        stack(&self.output, self.recording, event.stack);
+    }
+
+    /// Milliseconds since the first entry.
+    fn time(&self, event: &Event) -> String {
+        let since = event.time_us.zip(self.first_us).map(|(now, first)| now.saturating_sub(first));
+        since.map_or_else(String::new, |us| format!("{:.3}", us as f64 / 1000.0))
+    }
+
+    fn json(&self, (entry, (event, remarks)): &Row<'_>) -> Object {
+        let object = Object::new()
+            .integer("entry", *entry as u64)
+            .string("action", event.action.name())
+            .string("address", &format!("{:#x}", event.address))
+            .integer("size_bytes", event.size_bytes)
+            .integer("stream", event.stream.raw())
+            .string("place", &place(self.recording, event.stack));
+        let object = match event.time_us {
+            Some(time_us) => object.number("time_us", time_us as f64),
+            None => object.null("time_us"),
+        };
+        let remark = |object: Object, key: &str, text: Option<&str>| match text {
+            Some(text) => object.string(key, text),
+            None => object,
+        };
+        let object = remark(object, "compile_context", remarks.compile_context);
+        let object = remark(object, "user_metadata", remarks.user_metadata);
+        remark(object, "internal_metadata", remarks.internal_metadata)
+    }
+}
+
+/// The bytes and the address of an entry. Of a request that failed the address is what the device had left.
+fn sizes(event: &Event) -> (String, String) {
+    let address = match event.action {
+        Action::Oom => format!("({} free)", size(event.address)),
+        Action::Snapshot => String::new(),
+        _ => format!("{:#x}", event.address),
+    };
+    (size(event.size_bytes), address)
+}
+
+/// What the program or the allocator said beside an entry.
+fn said(remarks: &Remarks<'_>) -> String {
+    let compiled = remarks.compile_context.filter(|text| !matches!(*text, "" | "N/A"));
+    let mut text = String::new();
+    for (name, said) in [
+        ("compiled region", compiled),
+        ("said", remarks.user_metadata.filter(|text| !text.is_empty())),
+        ("allocator", remarks.internal_metadata.filter(|text| !text.is_empty())),
+    ] {
+        if let Some(said) = said {
+            text.push_str(&format!(" [{name}: {}]", printable(said)));
+        }
+    }
+    text
+}
+
+/// The frames of a stack, innermost first.
+fn stack(output: &Output, recording: &Recording, stack: Option<StackId>) {
+    for frame in stack.into_iter().flat_map(|stack| recording.stack(stack)) {
+        output.line(
+            10,
+            &format!("      {}", printable(&format!("{}:{} {}", frame.filename, frame.line, frame.name))),
+        );
+    }
+}
+
+/// `thalweg memory at SNAPSHOT ADDRESS`.
+pub fn at(arguments: Arguments) -> Result<ExitCode, Failure> {
+    arguments.only(&["--device"])?;
+    let [path, address] = arguments.files()? else {
+        return Err(UsageError("one snapshot and one address, such as 0x7f3e2a000000".into()).into());
+    };
+    let address = parse_address(address)
+        .ok_or_else(|| UsageError(format!("`{address}` is no address; write it as 0x7f3e2a000000")))?;
+    let recording = files::read(path)?;
+    let output = Output::standard();
+    let wanted: Option<usize> =
+        arguments.read("--device", "the number of a device", |text| text.parse().ok())?;
+    for device in
+        recording.devices().into_iter().filter(|device| wanted.is_none_or(|wanted| wanted == *device))
+    {
+        let mut owners: Vec<BlockLife> = lives(&recording, device).blocks;
+        owners.retain(|block| {
+            (block.address..block.address.saturating_add(block.size_bytes.max(1))).contains(&address)
+        });
+        let place_at_end = at_end(&recording, device, address);
+        if arguments.has("--json") {
+            output.text(&json_at(&recording, device, address, &owners).finish());
+            continue;
+        }
+        if owners.is_empty() && place_at_end.is_none() {
+            continue;
+        }
+        output.line(2, &format!("{path}, device {device}, {address:#x}"));
+        output.line(12, &format!("  at the end{}", place_at_end.unwrap_or_else(|| "  not reserved".into())));
+        let mut table = Table::new(&["allocated", "freed", "bytes", "begins at", "where"], 4);
+        for block in &owners {
+            let entry = |entry: Option<usize>, other: &str| {
+                entry.map_or_else(|| other.to_owned(), |entry| count(entry as u64))
+            };
+            table.row(vec![
+                entry(block.allocated, "before"),
+                entry(block.freed, "-"),
+                size(block.requested_bytes),
+                format!("{:#x}", block.address),
+                place(&recording, block.stack),
+            ]);
+        }
+        if !table.is_empty() {
+            output.text(&table.render(output.width(), 2));
+        }
+        if let Some(last) = owners.last() {
+            output.line(2, "  The stack of the last of them:");
+            stack(&output, &recording, last.stack);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// In what an address is when the file was written.
+fn at_end(recording: &Recording, device: usize, address: u64) -> Option<String> {
+    let within = |start: u64, bytes: u64| (start..start.saturating_add(bytes)).contains(&address);
+    for (segment, mut blocks) in recording.segments(device) {
+        if !within(segment.address, segment.total_bytes) {
+            continue;
+        }
+        let block = blocks.find(|block| within(block.address, block.size_bytes));
+        let block = block.map_or_else(String::new, |block| {
+            let state = match block.state {
+                BlockState::ActiveAllocated => "live",
+                BlockState::ActivePendingFree => "freed, and waiting for other streams",
+                BlockState::Inactive => "free",
+            };
+            format!("in a block of {} ({state}) of ", size(block.size_bytes))
+        });
+        let kind = if segment.is_expandable { "an expandable segment" } else { "a segment" };
+        let pool = match segment.pool_id {
+            (0, 0) => String::new(),
+            (graph, user) => format!(", private pool ({graph}, {user})"),
+        };
+        return Some(format!(
+            "  {block}{kind} of {} from {:#x} on, stream {}{pool}",
+            size(segment.total_bytes),
+            segment.address,
+            segment.stream.raw(),
+        ));
+    }
+    None
+}
+
+fn json_at(recording: &Recording, device: usize, address: u64, owners: &[BlockLife]) -> Object {
+    let entry = |object: Object, key: &str, entry: Option<usize>| match entry {
+        Some(entry) => object.integer(key, entry as u64),
+        None => object.null(key),
+    };
+    Object::new().integer("device", device as u64).string("address", &format!("{address:#x}")).objects(
+        "blocks",
+        owners.iter().map(|block| {
+            let object = Object::new()
+                .string("address", &format!("{:#x}", block.address))
+                .integer("size_bytes", block.size_bytes)
+                .integer("requested_bytes", block.requested_bytes)
+                .string("place", &place(recording, block.stack));
+            entry(entry(object, "allocated", block.allocated), "freed", block.freed)
+        }),
+    )
+}
+
+/// Reads `0x7f3e2a000000`, or a decimal number.
+fn parse_address(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}

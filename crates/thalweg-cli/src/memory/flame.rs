@@ -1,0 +1,65 @@
+//! `thalweg memory flame`: the live memory of a moment as folded stacks, which every program that draws flame graphs reads.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use thalweg::memory::analysis::{Moment, Summary, summarise};
+use thalweg::memory::snapshot::{Recording, StackId};
+
+use super::arguments::Arguments;
+use super::places::printable;
+use super::{Failure, files};
+use crate::UsageError;
+use crate::output::Output;
+
+pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    arguments.only(&["--at"])?;
+    let moment: fn(&Summary) -> &Moment = match arguments.value("--at") {
+        None | Some("peak") => |summary| &summary.at_peak,
+        Some("end") => |summary| &summary.at_end,
+        Some(other) => return Err(UsageError(format!("--at takes peak or end, not `{other}`")).into()),
+    };
+    let output = Output::standard();
+    files::each(arguments.files()?, |path, recording| {
+        for device in recording.devices() {
+            let root = format!("{} device {device}", plain(path));
+            for (stack, bytes) in folded(recording, moment(&summarise(recording, device))) {
+                output.text(&format!("{root};{stack} {bytes}\n"));
+            }
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The live bytes by stack, each stack from its outermost frame to its innermost, in the order of their texts.
+fn folded(recording: &Recording, moment: &Moment) -> BTreeMap<String, u64> {
+    let mut stacks = BTreeMap::new();
+    for group in &moment.by_stack {
+        let bytes: &mut u64 = stacks.entry(text(recording, group.stack)).or_default();
+        *bytes = bytes.saturating_add(group.bytes);
+    }
+    stacks
+}
+
+fn text(recording: &Recording, stack: Option<StackId>) -> String {
+    let frames = stack.into_iter().flat_map(|stack| recording.stack(stack));
+    let mut frames: Vec<String> = frames
+        .map(|frame| {
+            // The last two parts of a path tell files apart.
+            let file = frame.filename;
+            let short = file.rmatch_indices(['/', '\\']).nth(1).map_or(file, |(at, _)| &file[at + 1..]);
+            plain(&format!("{} {short}:{}", frame.name, frame.line))
+        })
+        .collect();
+    if frames.is_empty() {
+        return "(no stack recorded)".into();
+    }
+    frames.reverse();
+    frames.join(";")
+}
+
+/// A name without what separates frames.
+fn plain(name: &str) -> String {
+    printable(name).replace(';', ",")
+}

@@ -1,0 +1,115 @@
+//! What `show` says beside the two moments: how the allocator was set, what each stage had, what the memory was for.
+
+use thalweg::memory::analysis::{Categories, Moment, stages};
+use thalweg::memory::snapshot::Recording;
+
+use super::page::recorded_settings;
+use super::places::printable;
+use super::size::{count, share, size};
+use super::table::Table;
+use crate::UsageError;
+use crate::output::{Object, Output};
+
+/// The settings that the file says, in one line; those that change nothing are left out.
+pub fn settings(recording: &Recording) -> Option<String> {
+    let set: Vec<String> = recorded_settings(recording)
+        .into_iter()
+        .filter(|(name, value)| !is_default(name, value))
+        .map(|(name, value)| printable(&format!("{name}:{value}")))
+        .collect();
+    match (recording.settings().is_empty(), set.is_empty()) {
+        (true, _) => None,
+        (false, true) => Some("PyTorch's defaults".into()),
+        (false, false) => Some(set.join(", ")),
+    }
+}
+
+/// Whether a setting is what it is if nobody sets it.
+fn is_default(name: &str, value: &str) -> bool {
+    let is_nothing = |value: &str| matches!(value, "not set" | "" | "False" | "0" | "0.0" | "-1");
+    // A table has a figure for each size: none of them is set if all are nothing.
+    let values = value.split(", ").map(|part| part.rsplit(':').next().unwrap_or(part));
+    name == "pinned_num_register_threads" && value == "1"
+        || name != "PYTORCH_CUDA_ALLOC_CONF" && values.clone().all(is_nothing)
+        || is_nothing(value)
+}
+
+/// The stages that the program marked, as a table.
+pub fn print_stages(output: &Output, recording: &Recording, device: usize, top: usize) {
+    let stages = stages(recording, device);
+    if stages.is_empty() {
+        return;
+    }
+    output.text("\n");
+    let mut table = Table::new(&["stage", "times", "took", "peak live", "own", "reserved"], 0);
+    for stage in stages.iter().take(top) {
+        table.row(vec![
+            printable(&stage.name),
+            count(stage.times as u64),
+            format!("{:.3} s", stage.duration_us as f64 / 1e6),
+            size(stage.peak_live_bytes),
+            size(stage.peak_own_bytes),
+            size(stage.peak_reserved_bytes),
+        ]);
+    }
+    output.text(&table.render(output.width(), 2));
+    if let Some(more) = stages.len().checked_sub(top).filter(|more| *more > 0) {
+        output.line(2, &format!("  and {} more stages", count(more as u64)));
+    }
+}
+
+/// The categories that `--category NAME=TEXT` and the built-in rules tell apart.
+pub fn categories<'a>(rules: impl Iterator<Item = &'a str>) -> Result<Categories, UsageError> {
+    let read = |rule: &'a str| {
+        let parts = rule.split_once('=').filter(|(name, text)| !name.is_empty() && !text.is_empty());
+        parts.ok_or_else(|| UsageError(format!("--category takes NAME=TEXT, not `{rule}`")))
+    };
+    Ok(Categories::new(rules.map(read).collect::<Result<Vec<_>, _>>()?))
+}
+
+/// The live bytes of a moment by category: its name, blocks and bytes, the most first.
+pub fn by_category<'c>(
+    recording: &Recording,
+    moment: &Moment,
+    categories: &'c Categories,
+) -> Vec<(&'c str, usize, u64)> {
+    let mut sums = vec![(0, 0_u64); categories.names().len()];
+    for group in &moment.by_stack {
+        let (blocks, bytes) = &mut sums[categories.of(recording, group.stack)];
+        *blocks += group.blocks;
+        *bytes = bytes.saturating_add(group.bytes);
+    }
+    let named = categories.names().iter().zip(sums);
+    let mut rows: Vec<_> = named
+        .filter(|(_, (blocks, _))| *blocks > 0)
+        .map(|(name, (blocks, bytes))| (&**name, blocks, bytes))
+        .collect();
+    rows.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
+    rows
+}
+
+/// The table of categories.
+pub fn category_table(rows: &[(&str, usize, u64)], live_bytes: u64) -> Table {
+    let mut table = Table::new(&["bytes", "share", "blocks", "live by category"], 3);
+    for (name, blocks, bytes) in rows {
+        table.row(vec![size(*bytes), share(*bytes, live_bytes), count(*blocks as u64), printable(name)]);
+    }
+    table
+}
+
+/// The same for scripts.
+pub fn json_stages(object: Object, recording: &Recording, device: usize) -> Object {
+    object.objects(
+        "stages",
+        stages(recording, device).into_iter().map(|stage| {
+            Object::new()
+                .string("name", &stage.name)
+                .integer("times", stage.times as u64)
+                .number("duration_us", stage.duration_us as f64)
+                .integer("peak_live_bytes", stage.peak_live_bytes)
+                .integer("peak_own_bytes", stage.peak_own_bytes)
+                .integer("peak_reserved_bytes", stage.peak_reserved_bytes)
+                .integer("peak_entry", stage.peak_entry as u64)
+        }),
+    )
+}
