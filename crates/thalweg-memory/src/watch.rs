@@ -188,7 +188,8 @@ impl ArenaState {
             return;
         }
         let segment = self.blocks.segment_of(span.block).id;
-        match stack {
+        // Of the state alone, PyTorch tells where live blocks were allocated, and nothing of what is free.
+        match stack.filter(|_| arena.common.watch.history.keeps_stacks_of_events()) {
             Some(stack) => self.log.segments.insert(segment, stack),
             None => self.log.segments.remove(&segment),
         };

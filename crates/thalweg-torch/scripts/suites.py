@@ -15,6 +15,7 @@ PyTorch's allocator and, in the same mode, in none of our ways: a test may ask f
 import argparse
 import collections
 import concurrent.futures
+import gc
 import json
 import os
 import queue
@@ -46,6 +47,8 @@ class Written(unittest.TestResult):
 
     def startTest(self, test):
         super().startTest(test)
+        # What one test leaves behind is not another's, whenever Python would look.
+        gc.collect()
         self.started, self.outcome = time.perf_counter(), {"outcome": "passed"}
         self.write(test=name_of(test), outcome="started")
 

@@ -24,6 +24,9 @@ use crate::status::{Error, Result};
 /// PyTorch counts devices in eight bits.
 const MOST_DEVICES: usize = 128;
 
+/// From here on PyTorch has other words for what is too large, which its programs look for.
+const ONE_EXBIBYTE: u64 = 1 << 60;
+
 /// Where devices come from.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -246,6 +249,10 @@ impl Allocator {
     #[inline]
     pub(crate) fn allocate(&self, device: i32, bytes: u64, native_stream: u64) -> Result<u64> {
         let _at = self.at_python_line("allocate");
+        if bytes >= ONE_EXBIBYTE {
+            let message = "CUDA out of memory. Tried to allocate more than 1EB memory.";
+            return Err(Error::new(crate::Status::OutOfMemory, message));
+        }
         self.with_device(device, |device| device.allocate(&self.live, bytes, native_stream))
     }
 

@@ -333,6 +333,11 @@ impl History {
         self.stacks.get().map_or_else(Frames::default, |source| source.frames(stack).into())
     }
 
+    /// Whether events have stacks, and not live blocks alone.
+    pub(crate) fn keeps_stacks_of_events(&self) -> bool {
+        self.mode().has(Mode::STACK_IN_EVENT)
+    }
+
     /// The stacks that the events of a ring refer to.
     pub fn stacks_in<'r>(&self, ring: &'r Ring) -> impl Iterator<Item = StackId> + use<'r> {
         let cleared_at = self.configured().cleared_at;

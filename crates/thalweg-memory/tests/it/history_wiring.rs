@@ -438,6 +438,10 @@ fn a_segment_that_is_given_back_names_who_gave_it_back() {
             assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok(), "it is the first");
             allocator.record_memory_history(HistorySettings { context, ..recorded() });
             drop(allocator.allocate(1000, stream(1)).expect("there is room"));
+            // `test_memory_plots_free_stack`: of the state alone, nothing is told of what is free.
+            let segments = allocator.memory_snapshot().segments;
+            let has_stack = segments.iter().any(|segment| !segment.frames.is_empty());
+            assert_eq!(has_stack, context != ContextLevel::State, "{context:?}");
             allocator.empty_cache().expect("nothing fails");
             let entries = trace(&allocator);
             let last = entries.iter().rfind(|entry| entry.action == gone).expect("it was given back");

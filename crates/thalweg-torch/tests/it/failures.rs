@@ -105,6 +105,22 @@ fn what_is_no_block_is_refused() {
     assert!(text.contains(&format!("{x:#x}")) && text.contains("freed before"), "{text}");
 }
 
+/// `test_out_of_memory`: PyTorch has words of its own for what is beyond any device.
+#[test]
+fn more_than_an_exbibyte_is_out_of_memory_in_pytorchs_words() {
+    let torch = Torch::small();
+    let stream = torch.default_stream(0);
+    for (bytes, words) in [
+        (1 << 60, "Tried to allocate more than 1EB memory"),
+        (u64::MAX, "Tried to allocate more than 1EB memory"),
+    ] {
+        let (status, text) = torch.malloc(bytes, &stream).unwrap_err();
+        assert_eq!(status, Status::OutOfMemory, "{bytes}: {text}");
+        assert!(text.starts_with("CUDA out of memory. ") && text.contains(words), "{text}");
+    }
+    assert_eq!(read(&stream, &torch.full(4096, 1, &stream)), 1);
+}
+
 #[test]
 fn wrong_arguments_are_refused() {
     let torch = Torch::small();
