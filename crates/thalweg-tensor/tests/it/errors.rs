@@ -86,7 +86,7 @@ fn functions_name_the_tensors_that_were_passed() {
     let weight = random(&[4, 1, 3, 3], 5).to_dtype(DType::F32).unwrap();
     says(
         conv2d(&image, &weight, None, WindowOptions::default()),
-        "conv2d([1, 1, 3, 3] float64 on sim:0, [4, 1, 3, 3] float32 on sim:0): the dtypes differ",
+        "conv2d([1, 1, 3, 3] float64 on sim:0, [4, 1, 3, 3] float32 on sim:0): the images are float64, the weight float32",
     );
     let whole = image.to_dtype(DType::I64).unwrap();
     says(max_pool2d(&whole, [2, 2], PoolOptions::default()), "max_pool2d([1, 1, 3, 3] int64 on sim:0): ");
