@@ -116,6 +116,8 @@ fn a_generator_draws_on_three_streams() {
                 .iter()
                 .map(|stream| on(stream, || generator.rand(&[64], DType::F32)))
                 .collect::<Result<_>>()?;
+            // Its state goes while the streams may be at work.
+            drop(generator);
             streams.iter().zip(&draws).map(|(stream, draw)| on(stream, || draw.to_vec::<f32>())).collect()
         };
         let main = device.current_stream();
@@ -143,26 +145,28 @@ fn graphed_callables_follow_one_another_across_streams() {
             )
         })?;
         let streams = [home.clone(), side(gpu)?, side(gpu)?];
-        // Inputs of each stream's own, and nothing that orders the streams: the calls do.
+        // Inputs of each stream's own, and nothing that orders the streams, the host included: the calls do.
+        let mut copies = Vec::new();
         for stream in streams.iter().chain(&streams[..1]) {
-            on(stream, || {
-                no_grad(|| {
-                    let input = ones(gpu)?.mul_scalar(3.0)?;
-                    assert_eq!(graphed[0].call(from_ref(&input))?[0].to_vec::<f32>()?, [9.0; 64]);
-                    Ok(())
-                })
-            })?;
+            copies.push(on(stream, || {
+                let input = ones(gpu)?.mul_scalar(3.0)?;
+                no_grad(|| graphed[0].call(from_ref(&input))?[0].mul_scalar(2.0))
+            })?);
         }
         // The backward pass of the first follows the forward pass of the second, on another stream.
         let (a, b) = (&streams[1], &streams[2]);
         let input = on(a, || ones(gpu)?.requires_grad_())?;
         let loss = on(a, || graphed[0].call(from_ref(&input))?[0].sum(&[], false))?;
-        on(b, || {
-            let other = ones(gpu)?;
-            no_grad(|| graphed[1].call(from_ref(&other)))?[0].to_vec::<f32>().map(drop)
-        })?;
+        copies.push(on(b, || {
+            let other = ones(gpu)?.mul_scalar(3.0)?;
+            no_grad(|| graphed[1].call(from_ref(&other))?[0].mul_scalar(2.0))
+        })?);
+        on(a, || loss.backward())?;
+        drop((loss, graphed));
+        for (stream, copy) in streams.iter().chain([&streams[0], b]).zip(&copies) {
+            assert_eq!(on(stream, || copy.to_vec::<f32>())?, [18.0; 64]);
+        }
         on(a, || {
-            loss.backward()?;
             assert_eq!(input.grad().expect("a leaf has a gradient").to_vec::<f32>()?, [2.0; 64]);
             Ok(())
         })
