@@ -6,8 +6,9 @@ use std::slice::from_ref;
 use thalweg_ir::DType;
 use thalweg_runtime::sim::{Check, Gpu};
 use thalweg_runtime::{Result, Stream};
+use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 use thalweg_tensor::graph::callable::function;
-use thalweg_tensor::graph::{CallableOptions, make_graphed_callables};
+use thalweg_tensor::graph::{CallableOptions, GraphedCallable, make_graphed_callables};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -170,6 +171,90 @@ fn graphed_callables_follow_one_another_across_streams() {
             assert_eq!(input.grad().expect("a leaf has a gradient").to_vec::<f32>()?, [2.0; 64]);
             Ok(())
         })
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// The gradient of a leaf of another stream is read and dropped by the caller of backward, who knows of no other stream.
+#[test]
+fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let elsewhere = side(gpu)?;
+        let (leaf, loss) = on(&elsewhere, || {
+            let leaf = ones(gpu)?.requires_grad_()?;
+            let loss = leaf.square()?.sum(&[], false)?;
+            Ok((leaf, loss))
+        })?;
+        hand_over(&loss, &elsewhere, &main)?;
+        loss.backward()?;
+        let twice = leaf.grad().expect("a leaf has a gradient").mul_scalar(2.0)?;
+        leaf.zero_grad();
+        // Takes what the other stream may have again.
+        on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
+        assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// Two graphed callables that save what they compute.
+fn saving_callables(gpu: &Gpu) -> Result<Vec<GraphedCallable>> {
+    let sample = || -> Result<Vec<Tensor>> { Ok(vec![ones(gpu)?.requires_grad_()?]) };
+    let callable = || function("powers", Vec::new(), |inputs| Ok(vec![inputs[0].exp()?.square()?.square()?]));
+    let (callables, samples) = (vec![callable(), callable()], vec![sample()?, sample()?]);
+    make_graphed_callables(gpu.device(), callables, samples, &CallableOptions::default())
+}
+
+/// The first callable's backward pass works in memory in which the second's forward pass keeps what it saves: it follows it,
+/// though that was on another stream.
+#[test]
+fn a_graphed_backward_pass_follows_the_last_call_on_another_stream() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let graphed = saving_callables(gpu)?;
+        let (a, b) = (side(gpu)?, side(gpu)?);
+        let (input, loss) = on(&a, || {
+            let input = Tensor::zeros(&[64], DType::F32, gpu.device())?.requires_grad_()?;
+            let loss = graphed[0].call(from_ref(&input))?[0].sum(&[], false)?;
+            Ok((input, loss))
+        })?;
+        let copy = on(&b, || {
+            let other = Tensor::zeros(&[64], DType::F32, gpu.device())?;
+            no_grad(|| graphed[1].call(from_ref(&other))?[0].mul_scalar(2.0))
+        })?;
+        on(&a, || loss.backward())?;
+        assert_eq!(on(&b, || copy.to_vec::<f32>())?, [2.0; 64]);
+        let gradient = input.grad().expect("a leaf has a gradient");
+        assert_eq!(on(&a, || gradient.to_vec::<f32>())?, [4.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// A second backward pass over one call writes where the gradients of the first lie: those that are held are moved away
+/// before, and those that another stream still reads are waited for.
+#[test]
+fn a_second_graphed_backward_pass_spares_the_gradients_of_the_first() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let graphed = saving_callables(gpu)?;
+        let elsewhere = side(gpu)?;
+        let input = Tensor::zeros(&[64], DType::F32, gpu.device())?.requires_grad_()?;
+        let result = &graphed[0].call(from_ref(&input))?[0];
+        let pass = |factor: f64| -> Result<Tensor> {
+            let from = Some(Tensor::full(&[64], factor, DType::F32, gpu.device())?);
+            let retained = BackwardOptions { retain_graph: true };
+            let found = gradients_with(from_ref(result), from_ref(&from), from_ref(&input), retained)?;
+            Ok(found.into_iter().flatten().next().expect("the result depends on the input"))
+        };
+        let first = pass(1.0)?;
+        let second = pass(10.0)?;
+        assert_eq!(first.to_vec::<f32>()?, [4.0; 64]);
+        hand_over(&second, &gpu.device().current_stream(), &elsewhere)?;
+        let read = on(&elsewhere, || second.mul_scalar(2.0))?;
+        drop(second);
+        assert_eq!(pass(100.0)?.to_vec::<f32>()?, [400.0; 64]);
+        assert_eq!(on(&elsewhere, || read.to_vec::<f32>())?, [80.0; 64]);
+        Ok(())
     };
     Check::new().seeds(SEEDS).run(program);
 }
