@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_ir::DType;
 use thalweg_ir::matmul::Matmul;
 use thalweg_runtime::{Buffer, Device, Error, Event, Label, Result, Stream};

@@ -1,7 +1,7 @@
 //! Copies and fills.
 
 use smallvec::SmallVec;
-use thalweg_device::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
+use thalweg_driver::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
 use thalweg_memory::planted;
 
 use crate::graph::Command;

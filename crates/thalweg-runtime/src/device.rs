@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_device::cuda::CudaDriver;
-use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{DeviceProperties, Driver, Label, Process};
+use thalweg_driver::cuda::CudaDriver;
+use thalweg_driver::{DeviceProperties, Driver, Label, Process};
 use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, planted};
+use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
@@ -291,21 +291,21 @@ impl Device {
     pub fn enable_peer_access(&self, accessor: &Self) -> Result<()> {
         let driver = &self.0.driver;
         match driver.enable_peer_access(accessor.index(), self.index()) {
-            Err(error) if error.code() == thalweg_device::Code::PeerAccessAlreadyEnabled => {}
+            Err(error) if error.code() == thalweg_driver::Code::PeerAccessAlreadyEnabled => {}
             outcome => self.check(outcome)?,
         }
         // First what is mapped later, then what is mapped now: so that nothing in between is missed.
         self.0.upstream.add_peer(accessor.index());
         for segment in self.0.allocator.snapshot().iter().filter(|segment| segment.is_expandable) {
-            let start = thalweg_device::DevicePointer::new(segment.address);
-            let access = thalweg_device::MemoryAccess::ReadWrite;
+            let start = thalweg_driver::DevicePointer::new(segment.address);
+            let access = thalweg_driver::MemoryAccess::ReadWrite;
             self.check(driver.memory_set_access(start, segment.total_bytes, accessor.index(), access))?;
         }
         Ok(())
     }
 
     /// Turns a driver's answer into a result: an asynchronous error names the commands that may have caused it.
-    pub(crate) fn check<T>(&self, result: thalweg_device::Result<T>) -> Result<T> {
+    pub(crate) fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
         result.map_err(|error| {
             let asynchronous = error.is_asynchronous();
             let error = Error::from(error);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use thalweg_device::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label, Launch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label, Launch};
 use thalweg_ir::embedding::{self, EmbeddingBackward};
 use thalweg_ir::{DType, Element, bf16, f16};
 

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_device::{Code, Label};
+use thalweg_driver::{Code, Label};
 
 /// What went wrong, with predicates instead of variants, and the context in which it happened.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ enum Context {
 
 #[derive(Clone)]
 enum Kind {
-    Driver(thalweg_device::Error),
+    Driver(thalweg_driver::Error),
     OutOfMemory(String),
     Invalid(String),
     Capture(String),
@@ -109,7 +109,7 @@ impl Error {
     }
 
     /// The driver's error, where one is the cause.
-    pub fn driver_error(&self) -> Option<&thalweg_device::Error> {
+    pub fn driver_error(&self) -> Option<&thalweg_driver::Error> {
         match &self.0.kind {
             Kind::Driver(error) => Some(error),
             _ => None,
@@ -154,8 +154,8 @@ impl Error {
     }
 }
 
-impl From<thalweg_device::Error> for Error {
-    fn from(error: thalweg_device::Error) -> Self {
+impl From<thalweg_driver::Error> for Error {
+    fn from(error: thalweg_driver::Error) -> Self {
         Self::from_kind(Kind::Driver(error))
     }
 }
@@ -185,7 +185,7 @@ impl fmt::Display for Error {
 }
 
 /// The cause in words first, the driver's call and code behind: who reads one line of it should read the words.
-fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_device::Error) -> fmt::Result {
+fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_driver::Error) -> fmt::Result {
     let (call, code, detail) = (error.call(), error.code(), error.detail());
     if error.is_asynchronous() {
         f.write_str("work submitted earlier failed: ")?;

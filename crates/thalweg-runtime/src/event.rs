@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use thalweg_device::{EventFlags, EventHandle, Label};
+use thalweg_driver::{EventFlags, EventHandle, Label};
 use thalweg_memory::planted;
 
 use crate::graph::audit::called;

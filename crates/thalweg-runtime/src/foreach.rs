@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_device::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label, Launch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label, Launch};
 use thalweg_ir::foreach::{BLOCK, CAPACITY, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Program, Source};
 

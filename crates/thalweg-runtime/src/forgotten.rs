@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use thalweg_device::{Driver, EventFlags, EventHandle, StreamHandle};
+use thalweg_driver::{Driver, EventFlags, EventHandle, StreamHandle};
 
 use crate::memory::outside_capture;
 
@@ -66,7 +66,7 @@ impl ForgottenStreams {
         self.lock().get(&stream).copied()
     }
 
-    fn record_last(&self, stream: StreamHandle) -> thalweg_device::Result<LastWork> {
+    fn record_last(&self, stream: StreamHandle) -> thalweg_driver::Result<LastWork> {
         if self.is_lent(stream) || self.driver.stream_capture_info(stream)?.id != 0 {
             return Ok(LastWork::Unknown);
         }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
-use thalweg_device::{
+use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+use thalweg_driver::{
     Access, Code, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
     HostLaunch, HostModule, Image, ImageKind, ModuleHandle,
 };
@@ -180,7 +180,7 @@ fn runnable_architectures(capability: ComputeCapability) -> impl Iterator<Item =
 
 /// The compiler, or why there is none: looked for once a process.
 pub fn compiler() -> Result<&'static Nvrtc> {
-    static COMPILER: OnceLock<thalweg_device::Result<Nvrtc>> = OnceLock::new();
+    static COMPILER: OnceLock<thalweg_driver::Result<Nvrtc>> = OnceLock::new();
     COMPILER
         .get_or_init(|| Nvrtc::load(&SearchEnvironment::from_process()))
         .as_ref()
@@ -213,7 +213,7 @@ impl Compile for Nvrtc {
 
 /// Whether the driver cannot use an image: it is of a later compiler, or for another card. (300 is
 /// `CUDA_ERROR_INVALID_SOURCE`.)
-fn is_refusal(error: &thalweg_device::Error) -> bool {
+fn is_refusal(error: &thalweg_driver::Error) -> bool {
     let codes = [
         Code::InvalidImage,
         Code::InvalidPtx,
@@ -230,7 +230,7 @@ fn load_code<'c, M>(
     environment: &Environment,
     wanted: &Wanted<'_>,
     compiler: impl FnOnce() -> Result<&'c dyn Compile>,
-    load: &mut dyn FnMut(&[u8]) -> Result<thalweg_device::Result<M>>,
+    load: &mut dyn FnMut(&[u8]) -> Result<thalweg_driver::Result<M>>,
 ) -> Result<M> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let ComputeCapability { major, minor } = wanted.capability;
@@ -283,7 +283,7 @@ fn load_code<'c, M>(
 }
 
 /// What was tried before the compiler, which is missing.
-fn no_code(environment: &Environment, native: &str, refused: Option<&thalweg_device::Error>) -> String {
+fn no_code(environment: &Environment, native: &str, refused: Option<&thalweg_driver::Error>) -> String {
     let looked: Vec<_> =
         environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
     let looked = if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") };

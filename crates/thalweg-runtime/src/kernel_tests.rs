@@ -55,7 +55,7 @@ impl Folder {
         let compiler = || compiler.map(|c| c as &dyn Compile).ok_or_else(|| Error::invalid("no compiler"));
         load_code(&self.1, &wanted, compiler, &mut |image| {
             let refusal =
-                || thalweg_device::Error::new(Code::NoBinaryForDevice, "cuModuleLoadData", "too new");
+                || thalweg_driver::Error::new(Code::NoBinaryForDevice, "cuModuleLoadData", "too new");
             Ok(if image[0] <= newest { Ok(image[0]) } else { Err(refusal()) })
         })
     }

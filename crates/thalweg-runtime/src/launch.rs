@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_device::{Access, AccessMode, DevicePointer, Label, Launch, STEPS, Step, Touch};
+use thalweg_driver::{Access, AccessMode, DevicePointer, Label, Launch, STEPS, Step, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Arguments, Geometry, Kernel, OperandGeometry};
 

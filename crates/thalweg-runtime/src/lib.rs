@@ -48,14 +48,14 @@ pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
-pub use thalweg_device::check::{Within, within};
-pub use thalweg_device::{CaptureMode, DevicePointer, ForeignStream, Label};
+pub use thalweg_driver::{CaptureMode, DevicePointer, ForeignStream, Label};
+pub use thalweg_driver::{Within, within};
 
 /// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
 /// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork` (unless
 /// NVML cannot tell; then, as in PyTorch, the driver is asked after all).
 pub fn is_available() -> bool {
-    use thalweg_device::cuda::{AvailabilityReason, availability};
+    use thalweg_driver::cuda::{AvailabilityReason, availability};
     if Environment::get().nvml_based_check {
         let availability = availability();
         if !matches!(availability.reason, AvailabilityReason::Unknown(_)) {

@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
-use thalweg_device::{
+use thalweg_driver::{
     Access, CardCall, ComputeFormat, DevicePointer, ElementFormat, HostFault, HostKernel, HostLaunch, Label,
     Launch, LibraryLaunch, MatmulCall, Matrix, Touch,
 };

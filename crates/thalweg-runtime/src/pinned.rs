@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_device::{HostPointer, Label, StreamHandle};
+use thalweg_driver::{BlockKind, UseKind};
+use thalweg_driver::{HostPointer, Label, StreamHandle};
 use thalweg_memory::{HostBlock, StreamId, planted};
 
 use crate::memory::from_allocation;

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_device::{Access, CaptureStatus, Code, Driver, ForeignStream, Label, Launch, StreamHandle};
+use thalweg_driver::{Access, CaptureStatus, Code, Driver, ForeignStream, Label, Launch, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
@@ -164,7 +164,7 @@ impl StreamPool {
         driver: &Arc<dyn Driver>,
         device: u32,
         priority: i32,
-    ) -> thalweg_device::Result<Arc<StreamState>> {
+    ) -> thalweg_driver::Result<Arc<StreamState>> {
         let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
         if !pools.iter().any(|pool| pool.priority == priority) {
             pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
@@ -183,7 +183,7 @@ impl StreamPool {
         &self,
         driver: &Arc<dyn Driver>,
         device: u32,
-    ) -> thalweg_device::Result<Arc<StreamState>> {
+    ) -> thalweg_driver::Result<Arc<StreamState>> {
         if let Some(state) = self.capture.get() {
             return Ok(state.clone());
         }
@@ -221,7 +221,7 @@ impl Stream {
     }
 
     /// A stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
-    /// ([`thalweg_device::DeviceProperties::stream_priority_range`]).
+    /// ([`thalweg_driver::DeviceProperties::stream_priority_range`]).
     #[track_caller]
     pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
         Self::made(device, priority, Label::here("Stream::with_priority"))
@@ -238,7 +238,7 @@ impl Stream {
     }
 
     /// Names the stream, and with it all clones and whoever gets it from the pool again, in the reports of a
-    /// [checker](thalweg_device::check). Nothing, where there is none. A name that is an identifier goes into the calls that a
+    /// [checker](thalweg_sanitizer). Nothing, where there is none. A name that is an identifier goes into the calls that a
     /// report advises, so name it as the variable.
     pub fn set_name(&self, name: &str) {
         if let Some(instrument) = self.device.driver().instrument() {
@@ -405,7 +405,7 @@ impl Stream {
     pub(crate) fn submit(
         &self,
         command: Command<'_>,
-        call: impl FnOnce() -> thalweg_device::Result<()>,
+        call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
         let (captures, label) = (self.device.captures(), command.label());
         let Some(before) = captures.info(self) else { return self.submit_numbered(label, call).map(drop) };
@@ -419,7 +419,7 @@ impl Stream {
     pub(crate) fn submit_and_wait(
         &self,
         label: Label,
-        call: impl FnOnce() -> thalweg_device::Result<()>,
+        call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);
@@ -430,7 +430,7 @@ impl Stream {
     fn submit_numbered(
         &self,
         label: Label,
-        call: impl FnOnce() -> thalweg_device::Result<()>,
+        call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<u64> {
         // Remembered before the call: another thread may see it fail at once.
         let number = {
@@ -450,7 +450,7 @@ impl Stream {
     }
 
     /// Turns a driver's answer into a result, with the suspects where asynchronous work failed.
-    pub(crate) fn check<T>(&self, result: thalweg_device::Result<T>) -> Result<T> {
+    pub(crate) fn check<T>(&self, result: thalweg_driver::Result<T>) -> Result<T> {
         self.device.check(result)
     }
 }

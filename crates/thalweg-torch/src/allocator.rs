@@ -6,9 +6,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use thalweg_device::Process;
-use thalweg_device::check::UseKind;
-use thalweg_device::cuda::{ContextGuard, CudaDriver};
+use thalweg_driver::Process;
+use thalweg_driver::UseKind;
+use thalweg_driver::cuda::{ContextGuard, CudaDriver};
 use thalweg_memory::Settings;
 use thalweg_memory::history::HistorySettings;
 use thalweg_runtime::{Device, Stream};

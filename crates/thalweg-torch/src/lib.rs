@@ -35,7 +35,7 @@
 //! - No lock is held while Python is asked for anything.
 //! - A pointer that the caller gives is only believed where the header says what it has to be.
 //!
-//! What is not here: policy (`thalweg_memory`), CUDA (`thalweg_device`), C++ types (`csrc/`).
+//! What is not here: policy (`thalweg_memory`), CUDA (`thalweg_driver`), C++ types (`csrc/`).
 
 mod allocator;
 pub mod interface;

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thalweg_device::Label;
-use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_device::cuda::CudaDriver;
+use thalweg_driver::Label;
+use thalweg_driver::cuda::CudaDriver;
+use thalweg_driver::{BlockKind, UseKind};
 use thalweg_memory::{
     Block, CaptureScope, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError,
 };
@@ -137,7 +137,7 @@ impl OpenDevice {
     #[inline]
     fn tell_allocated(&self, block: &Block) {
         let Some(instrument) = self.device.driver().instrument() else { return };
-        let stream = thalweg_device::StreamHandle::from_raw(block.stream().raw());
+        let stream = thalweg_driver::StreamHandle::from_raw(block.stream().raw());
         let label = Label::here("allocate");
         instrument.block_allocated(
             block.address(),
@@ -191,7 +191,7 @@ impl OpenDevice {
             UseKind::SoFar => block.record_use(stream),
         }
         if let Some(instrument) = self.device.driver().instrument() {
-            let stream = thalweg_device::StreamHandle::from_raw(stream.raw());
+            let stream = thalweg_driver::StreamHandle::from_raw(stream.raw());
             instrument.block_recorded(block.address(), stream, kind, Label::here("record"));
         }
         Ok(())

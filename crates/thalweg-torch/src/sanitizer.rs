@@ -7,12 +7,12 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustc_hash::FxHashSet;
-use thalweg_device::check::{CheckedDriver, Site, SourceLine};
-use thalweg_device::cuda::CudaDriver;
-use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{Access, AccessMode, Driver, Touch};
+use thalweg_driver::cuda::CudaDriver;
+use thalweg_driver::{Access, AccessMode, Driver, Touch};
 use thalweg_memory::snapshot::Frame;
 use thalweg_runtime::{Device, Devices, Environment, touch_of};
+use thalweg_sanitizer::{CheckedDriver, Site, SourceLine};
+use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};

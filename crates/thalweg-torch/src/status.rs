@@ -96,8 +96,8 @@ impl From<thalweg_runtime::Error> for Error {
     }
 }
 
-impl From<thalweg_device::Error> for Error {
-    fn from(error: thalweg_device::Error) -> Self {
+impl From<thalweg_driver::Error> for Error {
+    fn from(error: thalweg_driver::Error) -> Self {
         thalweg_runtime::Error::from(error).into()
     }
 }

@@ -16,14 +16,17 @@
 //! # }
 //! ```
 //!
-//! The layers below have names of their own: [`tensor`], [`ops`], [`runtime`], [`memory`], [`device`], [`ir`].
+//! The layers below have names of their own: [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
+//! [`simulator`] and the [`sanitizer`]), [`ir`].
 #![forbid(unsafe_code)]
 
-pub use thalweg_device as device;
+pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
 pub use thalweg_memory as memory;
 pub use thalweg_ops as ops;
 pub use thalweg_runtime as runtime;
+pub use thalweg_sanitizer as sanitizer;
+pub use thalweg_sim as simulator;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};

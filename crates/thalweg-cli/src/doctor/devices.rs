@@ -1,6 +1,6 @@
 //! The devices: every card that CUDA shows, then every simulated GPU.
 
-use thalweg::device::Code;
+use thalweg::driver::Code;
 use thalweg::{Device, Error, Result};
 
 use super::{Finding, Report, State, Value, bytes};
@@ -53,7 +53,7 @@ fn describe(device: &Device) -> Finding {
 
 /// A machine without a GPU is in order, and so is one where a driver is installed for nothing.
 fn not_opened(kind: &'static str, error: &Error) -> Finding {
-    let code = error.driver_error().map(thalweg::device::Error::code);
+    let code = error.driver_error().map(thalweg::driver::Error::code);
     let (state, text, note) = match code {
         Some(Code::LibraryMissing) => {
             (State::Missing, "no CUDA driver, so no card".to_owned(), "the simulated GPU is used instead")

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thalweg::Environment;
-use thalweg::device::cuda::Library;
+use thalweg::driver::cuda::Library;
 
 use super::libraries::Libraries;
 use super::{Finding, Report, State, Value, bytes};

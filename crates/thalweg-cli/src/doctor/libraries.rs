@@ -1,6 +1,6 @@
 //! NVIDIA's libraries: which are here, from where, and what each one that is not would bring.
 
-use thalweg::device::cuda::{Library, SearchEnvironment, SearchReport, locate};
+use thalweg::driver::cuda::{Library, SearchEnvironment, SearchReport, locate};
 
 use super::{Finding, Report, State, Value};
 
@@ -80,7 +80,7 @@ fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     let (subject, name) = names(library);
     // What lies at a place and does not load is worth a word; what does not lie there only where all is asked for.
     let absent = ["not there", "not in it", "no such folder"];
-    let place = |attempt: &thalweg::device::cuda::Attempt| format!("{} ({})", attempt.place, attempt.reason);
+    let place = |attempt: &thalweg::driver::cuda::Attempt| format!("{} ({})", attempt.place, attempt.reason);
     let (plain, odd): (Vec<_>, Vec<_>) =
         search.tried.iter().partition(|attempt| absent.contains(&attempt.reason.as_str()));
     let tried: Vec<String> = search.tried.iter().map(place).collect();

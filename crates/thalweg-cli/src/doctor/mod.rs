@@ -17,7 +17,7 @@ mod self_test;
 
 use std::process::ExitCode;
 
-use thalweg::device::cuda::SearchEnvironment;
+use thalweg::driver::cuda::SearchEnvironment;
 
 use crate::output::{Colour, Object, Output};
 use crate::{Command, UsageError};

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use thalweg::device::FillPattern;
+use thalweg::driver::FillPattern;
 use thalweg::runtime::{Buffer, Label};
 use thalweg::{Device, Stream};
 

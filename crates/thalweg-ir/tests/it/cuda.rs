@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use thalweg_device::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_ir::grad::gradient;
 use thalweg_ir::matmul::Matmul;
 use thalweg_ir::{DType, Dimensions, Geometry, Place, Value, cuda};

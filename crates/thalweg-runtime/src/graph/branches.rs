@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashSet;
-use thalweg_device::{Driver, GraphHandle, GraphNodeHandle, Label};
+use thalweg_driver::{Driver, GraphHandle, GraphNodeHandle, Label};
 
 use crate::Stream;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 use smallvec::SmallVec;
-use thalweg_device::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
+use thalweg_driver::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
 use thalweg_memory::{Backend, Block, PoolId, StreamFilter, StreamId, planted};
 
 use super::branches::Branches;
@@ -460,7 +460,7 @@ impl fmt::Debug for Capture {
 
 /// An error of the end of a capture, with which streams were not joined where that is the cause.
 pub(super) fn explain(error: Error, unjoined: Option<String>) -> Error {
-    let code = error.driver_error().map(thalweg_device::Error::code);
+    let code = error.driver_error().map(thalweg_driver::Error::code);
     let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
     unjoined.into_iter().fold(error, Error::context)
 }

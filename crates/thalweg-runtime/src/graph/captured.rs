@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_device::check::UseKind;
-use thalweg_device::{GraphDescription, GraphHandle, Label};
+use thalweg_driver::UseKind;
+use thalweg_driver::{GraphDescription, GraphHandle, Label};
 use thalweg_memory::{StreamId, planted};
 
 use super::contract::Contract;

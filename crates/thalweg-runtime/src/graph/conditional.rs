@@ -15,7 +15,7 @@
 //!
 //! A region that fails breaks the whole capture, even if its error is swallowed: half a body is nobody's program.
 
-use thalweg_device::{Access, CaptureMode, ConditionFormat, Conditional, DevicePointer, GraphHandle, Label};
+use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePointer, GraphHandle, Label};
 
 use super::steps::Command;
 use crate::{Device, Error, Result, Stream};

@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use thalweg_device::Label;
+use thalweg_driver::Label;
 use thalweg_memory::Vigil;
 
 use crate::{Error, Result};

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use thalweg_device::{Access, Label};
+use thalweg_driver::{Access, Label};
 use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, PoolId, Vigil};
 
 use super::contract::{Contract, Input, InputKind, Output};
@@ -109,7 +109,7 @@ impl Footprint {
             };
             let input = &mut self.inputs[place];
             input.touched = input.touched.start.min(start)..input.touched.end.max(end);
-            input.is_read |= access.mode != thalweg_device::AccessMode::Write;
+            input.is_read |= access.mode != thalweg_driver::AccessMode::Write;
             input.is_written |= access.mode.writes();
         }
     }

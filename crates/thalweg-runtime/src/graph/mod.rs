@@ -65,7 +65,7 @@ mod update;
 use std::fmt;
 use std::sync::Arc;
 
-use thalweg_device::{DevicePointer, GraphDescription, GraphExecHandle, GraphNodeHandle, Label};
+use thalweg_driver::{DevicePointer, GraphDescription, GraphExecHandle, GraphNodeHandle, Label};
 
 pub use audit::{Audit, Obstacle, ObstacleKind, audit};
 pub use capture::{Capture, CaptureOptions};

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_device::{DevicePointer, Label};
+use thalweg_driver::{DevicePointer, Label};
 use thalweg_memory::planted;
 
 use super::contract::{Contract, InputKind, Output};

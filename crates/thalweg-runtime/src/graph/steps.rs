@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use thalweg_device::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch};
+use thalweg_driver::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch};
 
 /// A command on its way to a stream.
 pub(crate) enum Command<'a> {

@@ -19,7 +19,7 @@
 
 use std::sync::Arc;
 
-use thalweg_device::{GraphExecUpdate, GraphNodeHandle, UpdateReason};
+use thalweg_driver::{GraphExecUpdate, GraphNodeHandle, UpdateReason};
 
 use super::captured::CapturedGraph;
 use super::steps::{Steps, Work};
@@ -131,7 +131,7 @@ impl Graph {
         told.is_ok().then_some(Update::Kernels(differences.len()))
     }
 
-    fn tell(&self, node: GraphNodeHandle, steps: &Steps, place: usize) -> thalweg_device::Result<()> {
+    fn tell(&self, node: GraphNodeHandle, steps: &Steps, place: usize) -> thalweg_driver::Result<()> {
         let step = steps.step(place);
         let Work::Kernel(kernel) = &step.work else { return Ok(()) };
         let driver = self.exec.device.driver();

@@ -1,6 +1,6 @@
 //! What captures are building, as the allocators ask for it: numbers of captures and nodes are the driver's own.
 
-use thalweg_device::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
+use thalweg_driver::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
 use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError, planted};
 
 use super::upstream::{DriverUpstream, handle, upstream_error};
@@ -11,7 +11,7 @@ fn node_ids(nodes: Vec<GraphNodeHandle>) -> Vec<NodeId> {
 
 impl DriverUpstream {
     /// What a stream captures; `None` if it does not. A capture that is broken will give no graph, and its nodes are gone.
-    fn capture(&self, stream: StreamId) -> thalweg_device::Result<Option<CaptureInfo>> {
+    fn capture(&self, stream: StreamId) -> thalweg_driver::Result<Option<CaptureInfo>> {
         let info = match self.driver.stream_capture_info(handle(stream)) {
             Ok(info) => info,
             Err(_) if self.left_no_capture(handle(stream)) => return Ok(None),
@@ -20,7 +20,7 @@ impl DriverUpstream {
         match info.status {
             CaptureStatus::None => Ok(None),
             CaptureStatus::Active => Ok(Some(info)),
-            CaptureStatus::Invalidated => Err(thalweg_device::Error::new(
+            CaptureStatus::Invalidated => Err(thalweg_driver::Error::new(
                 Code::StreamCaptureInvalidated,
                 "stream_capture_info",
                 format!("the capture of {stream:?} was broken by an earlier error: end it"),
@@ -32,7 +32,7 @@ impl DriverUpstream {
     fn capture_of_capturing(&self, stream: StreamId) -> Result<CaptureInfo, UpstreamError> {
         self.capture(stream).map_err(upstream_error)?.ok_or_else(|| {
             let detail = format!("{stream:?} does not capture");
-            upstream_error(thalweg_device::Error::new(Code::IllegalState, "stream_capture_info", detail))
+            upstream_error(thalweg_driver::Error::new(Code::IllegalState, "stream_capture_info", detail))
         })
     }
 }

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_device::{DevicePointer, Label};
+use thalweg_driver::{BlockKind, UseKind};
+use thalweg_driver::{DevicePointer, Label};
 
 use super::{Buffer, Memory};
 use crate::graph::{GraphPool, HeldMemory};

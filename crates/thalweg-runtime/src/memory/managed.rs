@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_device::{DevicePointer, Driver, MemoryAdvice, MemoryLocation};
+use thalweg_driver::{DevicePointer, Driver, MemoryAdvice, MemoryLocation};
 use thalweg_memory::{SegmentSource, StreamId, UpstreamError};
 
 use super::outside_capture;
@@ -26,7 +26,7 @@ impl ManagedMemory {
         Self { driver: device.driver().clone(), device: device.index(), takes_advice }
     }
 
-    fn advise(&self, pointer: DevicePointer, bytes: u64) -> thalweg_device::Result<()> {
+    fn advise(&self, pointer: DevicePointer, bytes: u64) -> thalweg_driver::Result<()> {
         if !self.takes_advice {
             return Ok(());
         }

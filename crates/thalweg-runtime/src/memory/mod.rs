@@ -15,8 +15,8 @@ mod upstream;
 
 use std::sync::Arc;
 
-use thalweg_device::check::{BlockKind, UseKind};
-use thalweg_device::{CaptureMode, DevicePointer, Driver, Label};
+use thalweg_driver::{BlockKind, UseKind};
+use thalweg_driver::{CaptureMode, DevicePointer, Driver, Label};
 use thalweg_memory::{AllocationError, Block};
 
 pub use self::loan::Loan;
@@ -29,8 +29,8 @@ use crate::{Device, Error, Result, Stream};
 /// for events that were recorded outside captures. The call is the runtime's own: a program may not count on what it waits for.
 pub(crate) fn outside_capture<T>(
     driver: &Arc<dyn Driver>,
-    call: impl FnOnce() -> thalweg_device::Result<T>,
-) -> thalweg_device::Result<T> {
+    call: impl FnOnce() -> thalweg_driver::Result<T>,
+) -> thalweg_driver::Result<T> {
     let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
     let instrument = driver.instrument();
     let was_internal = instrument.map(|instrument| instrument.exchange_internal(true));
@@ -46,8 +46,8 @@ pub(crate) fn outside_capture<T>(
 pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(cause) = source {
-        if let Some(driver_error) = cause.downcast_ref::<thalweg_device::Error>() {
-            let answer: thalweg_device::Result<()> = Err(driver_error.clone());
+        if let Some(driver_error) = cause.downcast_ref::<thalweg_driver::Error>() {
+            let answer: thalweg_driver::Result<()> = Err(driver_error.clone());
             return device.check(answer).expect_err("made from an error");
         }
         source = cause.source();

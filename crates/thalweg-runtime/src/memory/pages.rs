@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use thalweg_device::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
+use thalweg_driver::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
 use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory, planted};
 
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
@@ -19,7 +19,7 @@ impl DriverUpstream {
         start: DevicePointer,
         page_bytes: u64,
         pages: &[PageId],
-    ) -> Result<(), (u64, thalweg_device::Error)> {
+    ) -> Result<(), (u64, thalweg_driver::Error)> {
         let mut mapped = 0;
         for page in pages {
             let page = PhysicalHandle::from_raw(page.raw());

@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use thalweg_device::{DevicePointer, IpcHandle, PhysicalHandle, ShareableHandle, descriptor_of_process};
+use thalweg_driver::{DevicePointer, IpcHandle, PhysicalHandle, ShareableHandle, descriptor_of_process};
 use thalweg_memory::{
     AllocationError, MemoryHandle, PageHandle, PageId, SharedMemory, Sharing, UpstreamError,
 };

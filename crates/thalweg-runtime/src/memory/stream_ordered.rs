@@ -3,7 +3,7 @@
 //! Each device has a pool of its own, made at the first request: the driver's default pool is shared with every other
 //! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
 
-use thalweg_device::{DevicePointer, PoolHandle};
+use thalweg_driver::{DevicePointer, PoolHandle};
 use thalweg_memory::{StreamId, StreamOrdered, UpstreamError, planted};
 
 use super::outside_capture;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{
+use thalweg_driver::{
     CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, MemoryAdvice, StreamHandle,
 };
 use thalweg_memory::{
     Captures, PageId, SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
+use thalweg_sim::{SimConfig, SimDriver};
 
 use super::{DriverUpstream, ManagedMemory};
 use crate::forgotten::ForgottenStreams;
@@ -38,7 +38,7 @@ impl Fixture {
         (stream, StreamId::from_raw(stream.raw()))
     }
 
-    fn fill(&self, stream: StreamHandle, address: u64, value: u32, bytes: u64) -> thalweg_device::Result<()> {
+    fn fill(&self, stream: StreamHandle, address: u64, value: u32, bytes: u64) -> thalweg_driver::Result<()> {
         let target = DevicePointer::new(address);
         let pattern = FillPattern::U32(value);
         self.driver
@@ -68,9 +68,9 @@ impl Fixture {
     }
 }
 
-fn driver_code(error: &UpstreamError) -> Option<thalweg_device::Code> {
+fn driver_code(error: &UpstreamError) -> Option<thalweg_driver::Code> {
     let UpstreamError::Other(error) = error else { return None };
-    error.downcast_ref::<thalweg_device::Error>().map(thalweg_device::Error::code)
+    error.downcast_ref::<thalweg_driver::Error>().map(thalweg_driver::Error::code)
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_map_that_fails_leaves_nothing_mapped() {
     upstream.destroy_page(gone).expect("mapped nowhere");
     pages.push(gone);
     let error = upstream.map(range, *page, &pages).expect_err("the last page is gone");
-    assert_eq!(driver_code(&error), Some(thalweg_device::Code::InvalidHandle));
+    assert_eq!(driver_code(&error), Some(thalweg_driver::Code::InvalidHandle));
     assert!(upstream.unmap(range, *page).is_err(), "the first page is not mapped any more");
     upstream.map(range, *page, &pages[..2]).expect("the range is empty, and the pages are whole");
     upstream.unmap(range, 2 * page).expect("both");
@@ -134,7 +134,7 @@ fn waiting_for_a_stream_that_captures_is_refused_and_breaks_nothing() {
     let (stream, id) = fixture.stream();
     fixture.driver.stream_begin_capture(stream, CaptureMode::Global).expect("a capture");
     let error = fixture.upstream.synchronize_stream(id).expect_err("nothing on it runs");
-    assert_eq!(driver_code(&error), Some(thalweg_device::Code::StreamCaptureUnsupported));
+    assert_eq!(driver_code(&error), Some(thalweg_driver::Code::StreamCaptureUnsupported));
     let (_, other) = fixture.stream();
     fixture.upstream.synchronize_stream(other).expect("another stream can be waited for");
     fixture.driver.stream_end_capture(stream).expect("the capture is whole");

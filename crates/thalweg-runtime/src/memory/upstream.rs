@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
-use thalweg_device::{
+use thalweg_driver::{
     CaptureStatus, Code, DevicePointer, DeviceProperties, Driver, EventFlags, EventHandle, HostFlags,
     HostPointer, PoolHandle, StreamHandle,
 };
@@ -59,7 +59,7 @@ impl EventCache {
     }
 }
 
-pub(super) fn upstream_error(error: thalweg_device::Error) -> UpstreamError {
+pub(super) fn upstream_error(error: thalweg_driver::Error) -> UpstreamError {
     if error.is_out_of_memory() { UpstreamError::OutOfMemory } else { UpstreamError::Other(Box::new(error)) }
 }
 
@@ -105,7 +105,7 @@ impl DriverUpstream {
     }
 
     /// The stream that stands behind all work of `stream`: itself, while it is there.
-    pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_device::Result<StreamHandle> {
+    pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_driver::Result<StreamHandle> {
         let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
         let last = self.forgotten.last_work(stream);
         if let Some(LastWork::Unknown) = last {
@@ -125,7 +125,7 @@ impl DriverUpstream {
 
     /// Blocks until the work that the stream was given is done. A stream that captures cannot be waited for: that would
     /// break the capture, so it is refused before.
-    pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_device::Result<()> {
+    pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_driver::Result<()> {
         let driver = &self.driver;
         if self.forgotten.is_lent(stream) {
             let device = driver.stream_device(stream).unwrap_or(self.device);
@@ -139,7 +139,7 @@ impl DriverUpstream {
             };
         }
         if driver.stream_capture_info(stream)?.status != CaptureStatus::None {
-            return Err(thalweg_device::Error::new(
+            return Err(thalweg_driver::Error::new(
                 Code::StreamCaptureUnsupported,
                 "stream_synchronize",
                 format!("{stream:?} captures, and nothing on it runs: wait for it after the capture"),
@@ -154,7 +154,7 @@ impl DriverUpstream {
         is_gone && !matches!(self.forgotten.last_work(stream), Some(LastWork::Unknown))
     }
 
-    fn take_event(&self, device: u32) -> thalweg_device::Result<EventHandle> {
+    fn take_event(&self, device: u32) -> thalweg_driver::Result<EventHandle> {
         let mut events = lock(&self.events);
         let spare = events.spare.get_mut(&device);
         if let Some(event) =
@@ -249,9 +249,9 @@ impl Upstream for DriverUpstream {
 impl HostUpstream for DriverUpstream {
     fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
         let method = match method {
-            HostMethod::Allocate => thalweg_device::HostMethod::Allocate,
+            HostMethod::Allocate => thalweg_driver::HostMethod::Allocate,
             HostMethod::Register { threads } => {
-                thalweg_device::HostMethod::Register { prefault_threads: threads }
+                thalweg_driver::HostMethod::Register { prefault_threads: threads }
             }
         };
         let flags = HostFlags { method, ..HostFlags::default() };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use thalweg_device::check::Finding;
+use thalweg_sanitizer::Finding;
 
 use super::run::Plan;
 

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thalweg_device::check::{CheckedDriver, HostClock, Instrument as _};
-use thalweg_device::sim::{SimDriver, SimThread};
+use thalweg_driver::{HostClock, Instrument as _};
+use thalweg_sanitizer::CheckedDriver;
+use thalweg_sim::{SimDriver, SimThread};
 
 use super::panics::{self, Panic};
 use crate::Device;

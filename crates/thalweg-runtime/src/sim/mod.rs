@@ -15,7 +15,7 @@
 //! the turn, whether a query finds the work done, and what fails. Four things are watched in every run:
 //!
 //! - the *order* of all accesses, by a referee that knows what CUDA promises and nothing of how we keep it
-//!   ([`thalweg_device::check`]): it sees a missing wait even where this schedule happened to do the right thing;
+//!   ([`thalweg_sanitizer`]): it sees a missing wait even where this schedule happened to do the right thing;
 //! - the *lifetime* of every block, graph input and mapping, by the same referee;
 //! - the program's own assertions, under schedules that were made to break them;
 //! - what is left at the end: memory that nobody gave back, uses that never end, and memory that nobody knows of any more.
@@ -137,7 +137,7 @@ impl Check {
         Self { memory_bytes, ..self }
     }
 
-    /// Lets things fail as well: in half of the seeds nothing, in the others up to four [faults](thalweg_device::sim::Fault).
+    /// Lets things fail as well: in half of the seeds nothing, in the others up to four [faults](thalweg_sim::Fault).
     /// A program under faults returns its errors; an error is no failure where a fault was injected, but a panic is.
     pub fn with_faults(self) -> Self {
         Self { faults: true, ..self }

@@ -16,9 +16,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_device::Driver;
-use thalweg_device::check::CheckedDriver;
-use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_driver::Driver;
+use thalweg_sanitizer::CheckedDriver;
+use thalweg_sim::{SimConfig, SimDriver};
 
 use super::run::Plan;
 use crate::Result;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use thalweg_device::Driver;
-use thalweg_device::check::{CheckedDriver, Finding, FindingKind};
-use thalweg_device::sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
-use thalweg_device::sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
+use thalweg_driver::Driver;
+use thalweg_sanitizer::{CheckedDriver, Finding, FindingKind};
+use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
+use thalweg_sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
 
 use super::{Check, Gpu, Problem, panics};
 use crate::{Device, Environment};

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use thalweg_device::{CaptureMode, Code, FillPattern};
+use thalweg_driver::{CaptureMode, Code, FillPattern};
 use thalweg_ir::DType;
 use thalweg_ir::matmul::Matmul;
 use thalweg_runtime::graph::audit::{Counts, explain, host_random};
@@ -166,7 +166,7 @@ fn a_blocking_stream_that_captures_keeps_the_legacy_stream_from_everything() {
     let code = Some(Code::StreamCaptureImplicit);
     assert_eq!(only(&report).code(), code);
     let error = Graph::capture(device, on(&stream), region).unwrap_err();
-    assert_eq!(error.driver_error().map(thalweg_device::Error::code), code, "{error}");
+    assert_eq!(error.driver_error().map(thalweg_driver::Error::code), code, "{error}");
 }
 
 #[test]

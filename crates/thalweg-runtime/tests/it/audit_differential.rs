@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use thalweg_device::{CaptureMode, Code, DevicePointer, FillPattern};
+use thalweg_driver::{CaptureMode, Code, DevicePointer, FillPattern};
 use thalweg_runtime::graph::{Audit, audit};
 use thalweg_runtime::{
     Buffer, CaptureOptions, Device, Environment, Error, Event, Graph, Label, PinnedBuffer, Result, Stream,
@@ -73,7 +73,7 @@ struct Run<'a> {
     world: &'a World,
     events: &'a [Event],
     device_memory: RefCell<Vec<DevicePointer>>,
-    pinned_memory: RefCell<Vec<thalweg_device::HostPointer>>,
+    pinned_memory: RefCell<Vec<thalweg_driver::HostPointer>>,
 }
 
 impl World {
@@ -168,7 +168,7 @@ impl Run<'_> {
                 Ok(())
             }
             Step::AllocatePinnedFromDriver => {
-                let flags = thalweg_device::HostFlags::default();
+                let flags = thalweg_driver::HostFlags::default();
                 self.pinned_memory.borrow_mut().push(driver.host_allocate(256, flags)?);
                 Ok(())
             }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
-use thalweg_device::CaptureMode;
+use thalweg_driver::CaptureMode;
 use thalweg_memory::{PoolId, SegmentSnapshot};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Error, Graph, GraphPool, Result, Stream};
 

@@ -1,6 +1,6 @@
 //! The replay contract: what a graph says of its inputs and outputs, and what it refuses.
 
-use thalweg_device::{Access, AccessMode, FillPattern};
+use thalweg_driver::{Access, AccessMode, FillPattern};
 use thalweg_runtime::graph::{CapturedGraph, InputKind};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Result, Stream};
 
@@ -246,7 +246,7 @@ fn commands_past_the_runtime_are_declared_or_not_replayed() {
     let label = Label::here("foreign");
     let fill = |stream: &Stream, target: &Buffer| -> Result<()> {
         let fill =
-            thalweg_device::Fill { target: target.pointer(), pattern: FillPattern::U32(0), count: 1, label };
+            thalweg_driver::Fill { target: target.pointer(), pattern: FillPattern::U32(0), count: 1, label };
         Ok(device.driver().fill_async(stream.handle(), &fill)?)
     };
     // Alone, before, between and behind commands of ours, on a stream that is joined.

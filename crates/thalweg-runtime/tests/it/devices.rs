@@ -1,6 +1,6 @@
 //! Devices by name and number, and what their errors say.
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_memory::Settings;
 use thalweg_runtime::{Buffer, Device, Environment, Label, Result, Stream};
 

@@ -1,6 +1,6 @@
 //! Events.
 
-use thalweg_device::Code;
+use thalweg_driver::Code;
 use thalweg_runtime::{Event, Stream};
 
 use crate::support::{Gate, device, sim};

@@ -1,6 +1,6 @@
 //! Work that fails later. All on simulated devices: a card's context would be lost to the tests that follow.
 
-use thalweg_device::DevicePointer;
+use thalweg_driver::DevicePointer;
 use thalweg_runtime::{Buffer, Environment, Error, Label, Stream};
 
 use crate::kernels::launch_sum;

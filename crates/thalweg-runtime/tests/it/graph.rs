@@ -1,8 +1,8 @@
 //! Graphs: what a replay does.
 
-use thalweg_device::sim::Fault;
-use thalweg_device::{FillPattern, GraphNodeKind};
+use thalweg_driver::{FillPattern, GraphNodeKind};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Stream};
+use thalweg_sim::Fault;
 
 use crate::kernels::launch_sum;
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, write};

@@ -1,6 +1,6 @@
 //! One executable for several captures: what an update comes to, and that it does the new work.
 
-use thalweg_device::{Access, AccessMode, DevicePointer, FillPattern, UpdateReason};
+use thalweg_driver::{Access, AccessMode, DevicePointer, FillPattern, UpdateReason};
 use thalweg_runtime::graph::{CapturedGraph, Update, UpdateCounts};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, Label, Result, Stream};
 
@@ -141,7 +141,7 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
         capture(&device, |stream| {
             launch_sum(stream, &[data.pointer()], data.pointer(), 4)?;
             // Past the runtime, as another library does.
-            let fill = thalweg_device::Fill {
+            let fill = thalweg_driver::Fill {
                 target: data.pointer(),
                 pattern: FillPattern::U32(value),
                 count: 1,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::smallvec;
-use thalweg_device::DevicePointer;
+use thalweg_driver::DevicePointer;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
 use thalweg_runtime::{Device, KernelKey, Label, PreparedLaunch, Result, Stream};
 

@@ -1,6 +1,6 @@
 //! A graph's life: begin, end, instantiate, replay, reset, and every call that is made in the wrong state.
 
-use thalweg_device::{CaptureMode, Code, FillPattern};
+use thalweg_driver::{CaptureMode, Code, FillPattern};
 use thalweg_memory::Settings;
 use thalweg_runtime::graph::CapturedGraph;
 use thalweg_runtime::{
@@ -19,7 +19,7 @@ fn increments(device: &Device, data: &Buffer, times: usize) -> Result<CapturedGr
 }
 
 fn code(error: &Error) -> Option<Code> {
-    error.driver_error().map(thalweg_device::Error::code)
+    error.driver_error().map(thalweg_driver::Error::code)
 }
 
 #[test]

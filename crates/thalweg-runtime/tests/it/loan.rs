@@ -1,10 +1,10 @@
 //! Lent memory of graph pools, and pools put back to what they were: what a lender must do, and what is found if it does not.
 
-use thalweg_device::FillPattern;
-use thalweg_device::check::FindingKind;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::graph::Sharing;
 use thalweg_runtime::sim::{Check, Failure, Problem};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Result, Stream};
+use thalweg_sanitizer::FindingKind;
 
 const BYTES: u64 = 4096;
 

@@ -1,6 +1,6 @@
 //! Device memory from the cache.
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_memory::{PoolOptions, SizeClass};
 use thalweg_runtime::{Buffer, Label, MemPool, Stream};
 
@@ -119,7 +119,7 @@ fn a_device_gives_everything_back_when_it_is_dropped() {
     let stream = Stream::new(&devices[0]).unwrap();
     let buffer = Buffer::new(&stream, 8 << 20).unwrap();
     drop((devices, stream));
-    let free = || thalweg_device::Driver::memory_info(&*driver, 0).unwrap().free_bytes;
+    let free = || thalweg_driver::Driver::memory_info(&*driver, 0).unwrap().free_bytes;
     assert!(free() <= 56 << 20, "the buffer keeps its device");
     drop(buffer);
     assert_eq!(free(), 64 << 20);

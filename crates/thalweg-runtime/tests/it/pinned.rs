@@ -1,6 +1,6 @@
 //! Pinned host memory.
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::{Buffer, Label, PinnedBuffer, Stream};
 
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned};

@@ -1,6 +1,6 @@
 //! Graphs that share a pool: whose outputs are overwritten, and what is done about it. And what graphs take of memory.
 
-use thalweg_device::{FillPattern, Label};
+use thalweg_driver::{FillPattern, Label};
 use thalweg_memory::SizeClass;
 use thalweg_runtime::graph::{BoundGraph, Sharing};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Result, Stream};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use thalweg_device::FillPattern;
-use thalweg_device::check::{CheckedDriver, FindingKind};
-use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_driver::FillPattern;
 use thalweg_memory::Settings;
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Graph, Label, PinnedBuffer, Stream};
+use thalweg_sanitizer::{CheckedDriver, FindingKind};
+use thalweg_sim::{SimConfig, SimDriver};
 
 const BYTES: u64 = 4096;
 

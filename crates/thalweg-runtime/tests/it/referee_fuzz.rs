@@ -3,11 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 
-use thalweg_device::FillPattern;
-use thalweg_device::check::FindingKind;
-use thalweg_device::sim::schedules::SplitMix;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Buffer, Event, Label, Result, Stream};
+use thalweg_sanitizer::FindingKind;
+use thalweg_sim::schedules::SplitMix;
 
 const BYTES: u64 = 1024;
 const STREAMS: usize = 4;

@@ -1,10 +1,10 @@
 //! Small programs with a bug, each beside its right twin: what the referee says of both.
 
-use thalweg_device::check::FindingKind;
-use thalweg_device::{DevicePointer, FillPattern};
+use thalweg_driver::{DevicePointer, FillPattern};
 use thalweg_memory::Settings;
 use thalweg_runtime::sim::{Check, Failure, Gpu, Problem};
 use thalweg_runtime::{Buffer, CaptureOptions, Graph, Label, Result, Stream};
+use thalweg_sanitizer::FindingKind;
 
 const BYTES: u64 = 1024;
 

@@ -31,7 +31,7 @@ fn write_shared(stream: &Stream, shared: &SharedBuffer, values: &[f32]) {
 fn can_receive_pages() -> bool {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
-    match thalweg_device::descriptor_of_process(std::process::id(), number) {
+    match thalweg_driver::descriptor_of_process(std::process::id(), number) {
         Ok(_) => true,
         Err(error) => {
             println!("skipped: pages by their descriptors: {error}");

@@ -1,10 +1,10 @@
 //! The instrument itself: right programs pass, each kind of mistake is found, and the report is small and comes again.
 
-use thalweg_device::FillPattern;
-use thalweg_device::check::FindingKind;
+use thalweg_driver::FillPattern;
 use thalweg_memory::PoolOptions;
 use thalweg_runtime::sim::{Check, Failure, Gpu, Problem};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Event, Graph, Label, MemPool, Result, Stream};
+use thalweg_sanitizer::FindingKind;
 
 const BYTES: u64 = 1024;
 

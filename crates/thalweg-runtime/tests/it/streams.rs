@@ -1,6 +1,6 @@
 //! The pool of streams, streams made elsewhere, and order between streams.
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::{Buffer, Environment, Label, STREAMS_PER_PRIORITY, Stream};
 
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim, sim_in};

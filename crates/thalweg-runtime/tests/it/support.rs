@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_runtime::{Buffer, Device, Environment, Label, PinnedBuffer, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
 
 /// A device for one test.
 pub struct TestDevice {

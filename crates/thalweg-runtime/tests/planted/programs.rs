@@ -1,6 +1,6 @@
 //! The programs that a planted bug must break, each with the machine and the settings that it runs with.
 
-use thalweg_device::{FillPattern, Label};
+use thalweg_driver::{FillPattern, Label};
 use thalweg_memory::{Backend, CrossStreamReuse, Policy, PoolOptions, Settings};
 use thalweg_runtime::sim::{Check, Failure, Gpu};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, MemPool, Result, Stream};

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use thalweg_device::FillPattern;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::{Buffer, Device, Error, Event, Label, PinnedBuffer, Result, Stream};
 
 /// Few, so that memory is reused often; around the borders of size classes and pages.

@@ -1,8 +1,8 @@
 //! What a graph keeps for backward, in bytes: what PyTorch keeps (its table, by `saved_tensors_hooks`, beside each case).
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::functional::{WindowOptions, conv2d, linear, packed_attention};
 

@@ -1,9 +1,9 @@
 //! What tensors tell the audit of a region that is to be captured.
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_runtime::graph::{Audit, Obstacle, ObstacleKind, audit};
 use thalweg_runtime::{CaptureOptions, Device, Environment, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::functional::dropout;
 use thalweg_tensor::random::{DeviceGenerator, Generator};

@@ -1,8 +1,8 @@
 //! Hostile input: each is an error that names the operator and the shapes, and leaves every tensor as it was.
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Label, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::{Arguments, find_operator};
 use thalweg_tensor::functional::{

@@ -2,10 +2,10 @@
 
 use std::panic::Location;
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_ir::embedding::EmbeddingBackward;
 use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::functional::{
     AttentionOptions, PoolOptions, WindowOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
     layer_norm_fork, linear, linear_add, max_pool2d, packed_attention, scaled_dot_product_attention,

@@ -1,11 +1,11 @@
 //! Every built-in operator, called by its name with arguments that nobody would mean: each call gives results or an error, never a
 //! panic, and the device works afterwards.
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::structured::STRUCTURED;
 use thalweg_ops::{ELEMENTWISE, Sizes};
 use thalweg_runtime::{Device, Environment, Label};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Arguments, Operator, find_operator};
 use thalweg_tensor::random::Generator;

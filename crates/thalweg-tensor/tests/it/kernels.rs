@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
-use thalweg_device::cuda::{CompileOptions, Nvrtc};
+use thalweg_driver::cuda::{CompileOptions, Nvrtc};
 use thalweg_ir::{DType, Kernel, Place};
 use thalweg_ops::{
     ELEMENTWISE, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan, structured,

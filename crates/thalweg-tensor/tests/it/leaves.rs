@@ -3,9 +3,9 @@
 
 use std::slice::from_ref;
 
-use thalweg_device::sim::{SimConfig, SimDriver};
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
 use thalweg_tensor::{Tensor, no_grad};
 

@@ -1,10 +1,10 @@
 //! What the referee says of operators on views, of rows that data chooses, and whose line it names. These run on the simulator
 //! alone.
 
-use thalweg_device::check::{Finding, FindingKind};
 use thalweg_ir::DType;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Result, Stream};
+use thalweg_sanitizer::{Finding, FindingKind};
 use thalweg_tensor::module::{Linear, Module};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, functional};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use thalweg_device::Driver;
-use thalweg_device::cuda::CudaDriver;
-use thalweg_device::sim::{SimConfig, SimDriver};
+use thalweg_driver::Driver;
+use thalweg_driver::cuda::CudaDriver;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use thalweg_device::check::UseKind;
+use thalweg_driver::UseKind;
 use thalweg_memory::SharingKind;
 
 use super::{Write, give, on, on_unless_forked, put};

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use thalweg_device::StreamHandle;
-use thalweg_device::check::{CheckedDriver, Completed, Instrument as _, Site, SourceLine};
+use thalweg_driver::Instrument as _;
+use thalweg_driver::StreamHandle;
+use thalweg_sanitizer::{CheckedDriver, Completed, Site, SourceLine};
 
 use super::{Write, give, on, put};
 use crate::allocator::Allocator;

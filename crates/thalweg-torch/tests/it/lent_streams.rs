@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{CaptureMode, Driver as _};
+use thalweg_driver::{CaptureMode, Driver as _};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Environment};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::PoolName;
 use thalweg_torch::interface::thalweg_malloc;
 

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
-use thalweg_device::Code;
-use thalweg_device::sim::SimConfig;
+use thalweg_driver::Code;
 use thalweg_runtime::{Buffer, Device, Environment, PinnedBuffer};
+use thalweg_sim::SimConfig;
 use thalweg_torch::interface::*;
 use thalweg_torch::{Allocator, Source, Status};
 
@@ -149,7 +149,7 @@ fn everything_may_be_alive_at_the_end() {
 /// A program in Rust that forks while another of its threads allocates: the child's lock may be that thread's, for ever.
 #[test]
 fn a_child_that_was_forked_beside_an_allocating_thread_is_refused() {
-    let driver = thalweg_device::sim::SimDriver::new(SimConfig::default()).unwrap();
+    let driver = thalweg_sim::SimDriver::new(SimConfig::default()).unwrap();
     let device = Device::all_of(driver, Environment::get()).unwrap().pop().expect("there is a device");
     let (stream, is_done) = (&device.default_stream(), &AtomicBool::new(false));
     std::thread::scope(|scope| {

@@ -1,10 +1,10 @@
 //! PyTorch's sequences under every schedule of the simulated device, watched by the referee: it knows what CUDA promises, and
 //! sees a missing wait, a block that is reused too early, and what nobody gave back.
 
-use thalweg_device::FillPattern;
-use thalweg_device::check::FindingKind;
+use thalweg_driver::FillPattern;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{DevicePointer, Label, Stream};
+use thalweg_sanitizer::FindingKind;
 
 use crate::support::{Graph, MIB, Storage, Torch, fill, read};
 

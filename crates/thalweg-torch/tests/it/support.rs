@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thalweg_device::sim::{SimConfig, SimDriver};
-use thalweg_device::{CaptureMode, DevicePointer, FillPattern, GraphExecHandle, GraphHandle, Label};
+use thalweg_driver::{CaptureMode, DevicePointer, FillPattern, GraphExecHandle, GraphHandle, Label};
 use thalweg_runtime::{Device, Environment, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::interface::*;
 use thalweg_torch::{Allocator, PoolName, Source, Status};
 

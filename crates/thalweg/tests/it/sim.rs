@@ -1,6 +1,6 @@
 //! The worked example of `docs/simulator.md`: a prefetcher with the bug that such prefetchers have, and without.
 
-use thalweg::device::check::FindingKind;
+use thalweg::sanitizer::FindingKind;
 use thalweg::sim::{Check, Gpu, Problem};
 use thalweg::{DType, Result, Stream, Tensor};
 

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg_device::check::Instrument;
-use thalweg_device::{
+use thalweg_driver::Instrument;
+use thalweg_driver::{
     CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorInfo,
     ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
     Driver, EventFlags, EventHandle, Fill, ForeignStream, FunctionAttributes, FunctionHandle,

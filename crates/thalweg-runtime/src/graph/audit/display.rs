@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use thalweg_device::CaptureMode;
+use thalweg_driver::CaptureMode;
 
 use super::{Audit, Counts, Obstacle};
 

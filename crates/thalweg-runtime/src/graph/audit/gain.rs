@@ -12,7 +12,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use thalweg_device::{FillPattern, Label};
+use thalweg_driver::{FillPattern, Label};
 
 use super::counts::Counts;
 use crate::{Buffer, CaptureOptions, Device, Graph, Result, Stream};

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use thalweg_device::Label;
+use thalweg_driver::Label;
 
 use super::auditor::Auditor;
 use super::obstacle::ObstacleKind;

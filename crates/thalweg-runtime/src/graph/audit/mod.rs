@@ -38,7 +38,7 @@ mod rehearsal;
 use std::sync::Arc;
 use std::time::Instant;
 
-use thalweg_device::{CaptureMode, Code};
+use thalweg_driver::{CaptureMode, Code};
 
 use self::auditor::Session;
 use self::hooks::RegionGuard;

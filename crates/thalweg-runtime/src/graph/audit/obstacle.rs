@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use thalweg_device::{Code, Label};
+use thalweg_driver::{Code, Label};
 
 /// What a region does that a graph cannot hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -14,7 +14,7 @@ use std::thread::ThreadId;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_device::{CaptureMode, Code, EventHandle};
+use thalweg_driver::{CaptureMode, Code, EventHandle};
 
 use super::counts::{Command, Counts};
 use super::obstacle::{Obstacle, ObstacleKind, Site};

@@ -1,0 +1,239 @@
+//! Collectives of the device under test and another.
+//!
+//! Parts of both ranks are submitted as one group, as every driver allows. What happens to parts that never meet is not asked
+//! here: a card waits for ever.
+
+use thalweg_driver::{
+    Code, Collective, CollectiveOperation, CommunicatorHandle, DevicePointer, ElementFormat, Label,
+    Reduction, StreamHandle,
+};
+
+use super::fixture::{Fixture, equal, holds, refused, refused_argument};
+use super::{Outcome, Stop, group};
+
+group! {
+    "collectives":
+    a_communicator_names_each_device_once,
+    every_operation_gives_its_values,
+    ranks_exchange_in_one_group,
+    parts_are_in_the_order_of_their_streams,
+    wrong_parts_are_refused,
+    a_destroyed_rank_is_refused,
+}
+
+/// How many elements the cases work on.
+const COUNT: u64 = 6;
+
+/// How two elements become one.
+type Join = fn(f32, f32) -> f32;
+
+/// Two ranks: the device under test, and another.
+struct Pair<'f> {
+    fixture: &'f Fixture,
+    ranks: Vec<Rank>,
+}
+
+struct Rank {
+    communicator: CommunicatorHandle,
+    stream: StreamHandle,
+    send: DevicePointer,
+    receive: DevicePointer,
+}
+
+impl<'f> Pair<'f> {
+    fn new(fixture: &'f Fixture) -> Outcome<Self> {
+        let driver = fixture.driver();
+        let others = 0..driver.device_count();
+        let Some(other) = others.into_iter().find(|&device| device != fixture.device) else {
+            return Err(Stop::Skipped("only one device, and a collective needs two".to_owned()));
+        };
+        let devices = [fixture.device, other];
+        let communicators = match driver.communicators_create(&devices) {
+            Err(error) if error.is_library_missing() || error.is_not_supported() => {
+                return Err(Stop::Skipped(error.to_string()));
+            }
+            result => result?,
+        };
+        let mut pair = Self { fixture, ranks: Vec::new() };
+        for (communicator, device) in communicators.into_iter().zip(devices) {
+            let stream = driver.stream_create(device, 0)?;
+            let (send, receive) =
+                (driver.memory_allocate(device, 256)?, driver.memory_allocate(device, 256)?);
+            pair.ranks.push(Rank { communicator, stream, send, receive });
+        }
+        Ok(pair)
+    }
+
+    fn part(&self, rank: usize, operation: CollectiveOperation) -> Collective {
+        let Rank { communicator, stream, send, receive } = self.ranks[rank];
+        let (format, label) = (ElementFormat::R_32F, Label::here("a collective of the conformance suite"));
+        Collective { communicator, stream, operation, format, count: COUNT, send, receive, label }
+    }
+
+    fn write(&self, rank: usize, target: DevicePointer, values: &[f32]) -> Outcome {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let stream = self.ranks[rank].stream;
+        Ok(self.fixture.driver().copy_from_host(stream, target, &bytes, Label::here("write"))?)
+    }
+
+    fn read(&self, rank: usize, count: u64) -> Outcome<Vec<f32>> {
+        let Rank { stream, receive, .. } = self.ranks[rank];
+        let words = self.fixture.words_on(stream, receive, count)?;
+        Ok(words.into_iter().map(f32::from_bits).collect())
+    }
+}
+
+impl Drop for Pair<'_> {
+    fn drop(&mut self) {
+        let driver = self.fixture.driver();
+        for rank in &self.ranks {
+            let _ = driver.stream_synchronize(rank.stream);
+        }
+        for rank in &self.ranks {
+            let _ = driver.communicator_destroy(rank.communicator);
+            let _ = driver.stream_destroy(rank.stream);
+            let _ = driver.memory_free(rank.send);
+            let _ = driver.memory_free(rank.receive);
+        }
+    }
+}
+
+fn a_communicator_names_each_device_once(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    for (rank, other) in (0..).zip(&pair.ranks) {
+        let info = driver.communicator_info(other.communicator)?;
+        equal((info.rank, info.ranks), (rank, 2), "the rank and how many there are")?;
+        equal(info.device, driver.stream_device(other.stream)?, "the rank's device")?;
+    }
+    refused(driver.communicators_create(&[]), &[Code::InvalidValue], "a communicator of nothing")?;
+    let here = fixture.device;
+    refused(driver.communicators_create(&[here, here]), &[Code::InvalidValue], "a device named twice")?;
+    let unknown = driver.communicators_create(&[here, driver.device_count()]);
+    refused(unknown, &[Code::InvalidDevice], "an unknown device")
+}
+
+fn every_operation_gives_its_values(fixture: &Fixture) -> Outcome {
+    use CollectiveOperation::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+    let pair = Pair::new(fixture)?;
+    let given: [Vec<f32>; 2] = [
+        (0..2 * COUNT).map(|index| index as f32 + 1.0).collect(),
+        (0..2 * COUNT).map(|index| 9.0 - index as f32).collect(),
+    ];
+    let count = COUNT as usize;
+    let both = |join: Join, range: std::ops::Range<usize>| -> Vec<f32> {
+        given[0][range.clone()]
+            .iter()
+            .zip(&given[1][range])
+            .map(|(&left, &right)| join(left, right))
+            .collect()
+    };
+    let reductions: [(Reduction, Join); 5] = [
+        (Reduction::Sum, |left, right| left + right),
+        (Reduction::Product, |left, right| left * right),
+        (Reduction::Maximum, f32::max),
+        (Reduction::Minimum, f32::min),
+        (Reduction::Average, |left, right| (left + right) / 2.0),
+    ];
+    let untouched = || vec![-1.0; count];
+    let mut cases = vec![
+        (Broadcast { root: 1 }, [given[1][..count].to_vec(), given[1][..count].to_vec()]),
+        (AllGather, [0, 1].map(|_| [&given[0][..count], &given[1][..count]].concat())),
+    ];
+    for (reduction, join) in reductions {
+        cases.push((AllReduce(reduction), [both(join, 0..count), both(join, 0..count)]));
+        cases.push((Reduce { root: 1, reduction }, [untouched(), both(join, 0..count)]));
+        cases.push((ReduceScatter(reduction), [both(join, 0..count), both(join, count..2 * count)]));
+    }
+    for (operation, expected) in cases {
+        for (rank, given) in given.iter().enumerate() {
+            pair.write(rank, pair.ranks[rank].send, given)?;
+            pair.write(rank, pair.ranks[rank].receive, &[-1.0; 2 * COUNT as usize])?;
+        }
+        let group = [pair.part(0, operation), pair.part(1, operation)];
+        fixture.driver().collectives_async(&group)?;
+        for (rank, mut expected) in expected.into_iter().enumerate() {
+            expected.resize(2 * count, -1.0);
+            equal(pair.read(rank, 2 * COUNT)?, expected, &format!("what rank {rank} got by {operation}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn ranks_exchange_in_one_group(fixture: &Fixture) -> Outcome {
+    let pair = Pair::new(fixture)?;
+    for round in 0..3_u8 {
+        let mut group = Vec::new();
+        for rank in 0..2 {
+            let value = f32::from(round) + 10.0 * rank as f32;
+            pair.write(rank, pair.ranks[rank].send, &[value; COUNT as usize])?;
+            let peer = 1 - rank as u32;
+            group.push(pair.part(rank, CollectiveOperation::Send { peer }));
+            group.push(pair.part(rank, CollectiveOperation::Receive { peer }));
+        }
+        fixture.driver().collectives_async(&group)?;
+        for rank in 0..2 {
+            let expected = vec![f32::from(round) + 10.0 * (1 - rank) as f32; COUNT as usize];
+            equal(pair.read(rank, COUNT)?, expected, "what came from the other rank")?;
+        }
+    }
+    Ok(())
+}
+
+fn parts_are_in_the_order_of_their_streams(fixture: &Fixture) -> Outcome {
+    let pair = Pair::new(fixture)?;
+    let sum = CollectiveOperation::AllReduce(Reduction::Sum);
+    let mut group = [pair.part(0, sum), pair.part(1, sum)];
+    group.iter_mut().for_each(|part| part.receive = part.send);
+    for rank in 0..2 {
+        pair.write(rank, pair.ranks[rank].send, &[1.0; COUNT as usize])?;
+    }
+    // In place, and each on the result of the one before.
+    for _ in 0..5 {
+        fixture.driver().collectives_async(&group)?;
+    }
+    for rank in 0..2 {
+        let Rank { stream, send, .. } = pair.ranks[rank];
+        let words = fixture.words_on(stream, send, COUNT)?;
+        equal(words, vec![32.0_f32.to_bits(); COUNT as usize], "five sums of two, one on the other")?;
+    }
+    Ok(())
+}
+
+fn wrong_parts_are_refused(fixture: &Fixture) -> Outcome {
+    let (driver, pair) = (fixture.driver(), Pair::new(fixture)?);
+    let good = pair.part(0, CollectiveOperation::AllGather);
+    let wrong = [
+        (
+            "a root that is no rank",
+            Collective { operation: CollectiveOperation::Broadcast { root: 2 }, ..good },
+        ),
+        ("a peer that is no rank", Collective { operation: CollectiveOperation::Send { peer: 2 }, ..good }),
+        ("an unknown format", Collective { format: ElementFormat(9999), ..good }),
+        ("more elements than there are addresses", Collective { count: u64::MAX, ..good }),
+        ("a stream of another device", Collective { stream: pair.ranks[1].stream, ..good }),
+        ("an unknown stream", Collective { stream: StreamHandle::from_raw(u64::MAX), ..good }),
+        ("an unknown rank", Collective { communicator: CommunicatorHandle::from_raw(u64::MAX), ..good }),
+        ("memory that is not there", Collective { send: DevicePointer::new(4096), ..good }),
+    ];
+    for (what, part) in wrong {
+        refused_argument(driver.collectives_async(&[part]), what)?;
+    }
+    driver.collectives_async(&[])?;
+    Ok(())
+}
+
+fn a_destroyed_rank_is_refused(fixture: &Fixture) -> Outcome {
+    let (driver, pair) = (fixture.driver(), Pair::new(fixture)?);
+    for rank in &pair.ranks {
+        driver.communicator_destroy(rank.communicator)?;
+    }
+    for (number, rank) in pair.ranks.iter().enumerate() {
+        let gone = &[Code::InvalidHandle];
+        refused(driver.communicator_destroy(rank.communicator), gone, "destroying a rank twice")?;
+        refused(driver.communicator_info(rank.communicator), gone, "asking a destroyed rank")?;
+        let part = pair.part(number, CollectiveOperation::AllGather);
+        refused(driver.collectives_async(&[part]), gone, "a part of a destroyed rank")?;
+    }
+    holds(driver.stream_query(pair.ranks[0].stream)?, "nothing was queued")
+}

@@ -1,0 +1,187 @@
+//! Executable graphs: their launches in stream order, their life, and what they share.
+
+use thalweg_driver::CaptureMode;
+
+use super::fixture::{Fixture, Graph, equal};
+use super::{Arguments, Kernel, Outcome, group};
+
+group! {
+    "graphs":
+    launches_are_ordered_with_the_stream,
+    launches_of_one_executable_follow_each_other,
+    launches_are_ordered_by_events,
+    an_executable_outlives_its_graph,
+    a_launch_outlives_its_executable,
+    a_graph_is_instantiated_twice,
+    branches_run_all,
+    a_graph_keeps_its_arguments,
+    an_event_after_a_launch_waits_for_it,
+    the_default_stream_launches_graphs,
+}
+
+/// A graph that adds to a buffer with some delay.
+fn adding<'f>(fixture: &'f Fixture, arguments: Arguments) -> Outcome<Graph<'f>> {
+    let stream = fixture.stream()?;
+    fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.launch(&stream, Kernel::Add, arguments)?))
+}
+
+fn launches_are_ordered_with_the_stream(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let (buffer, copy) = (fixture.iota(32, 0)?, fixture.buffer(32)?);
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 32, 1).with_delay_us(100))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    for round in 0..10 {
+        fixture.launch(&stream, Kernel::Iota, Arguments::new(buffer.pointer, 32, round))?;
+        driver.graph_launch(exec, stream.handle)?;
+        fixture.copy(&stream, copy.end(), buffer.end(), 128)?;
+        driver.graph_launch(exec, stream.handle)?;
+        let seen = fixture.words_on(stream.handle, copy.pointer, 32)?;
+        equal(seen, (round + 1..round + 33).collect(), "a copy between two launches of a graph")?;
+        let seen = fixture.words_on(stream.handle, buffer.pointer, 32)?;
+        equal(seen, (round + 2..round + 34).collect(), "memory after two launches of a graph")?;
+    }
+    driver.graph_exec_destroy(exec)?;
+    Ok(())
+}
+
+fn launches_of_one_executable_follow_each_other(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];
+    let buffer = fixture.iota(64, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 64, 1).with_delay_us(50))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    // Nothing else orders the three streams: an addition that is not atomic would be lost if two launches overlapped.
+    for _ in 0..20 {
+        for stream in &streams {
+            driver.graph_launch(exec, stream.handle)?;
+        }
+    }
+    driver.device_synchronize(fixture.device)?;
+    driver.graph_exec_destroy(exec)?;
+    equal(buffer.words()?, (60..124).collect(), "sixty launches of one executable on three streams")
+}
+
+fn launches_are_ordered_by_events(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    fixture.launch(&one, Kernel::Iota, Arguments::new(buffer.pointer, 16, 100).with_delay_us(1000))?;
+    driver.event_record(event.handle, one.handle)?;
+    driver.stream_wait_event(two.handle, event.handle)?;
+    driver.graph_launch(exec, two.handle)?;
+    let seen = fixture.words_on(two.handle, buffer.pointer, 16)?;
+    driver.graph_exec_destroy(exec)?;
+    equal(seen, (101..117).collect(), "a launch on a stream that waits for another")
+}
+
+fn an_executable_outlives_its_graph(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    drop(graph);
+    for _ in 0..3 {
+        driver.graph_launch(exec, stream.handle)?;
+    }
+    driver.stream_synchronize(stream.handle)?;
+    driver.graph_exec_destroy(exec)?;
+    equal(buffer.words()?, (3..19).collect(), "three launches after the graph was given up")
+}
+
+fn a_launch_outlives_its_executable(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1).with_delay_us(2000))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    driver.graph_launch(exec, stream.handle)?;
+    driver.graph_exec_destroy(exec)?;
+    driver.stream_synchronize(stream.handle)?;
+    equal(buffer.words()?, (1..17).collect(), "a launch whose executable was given up meanwhile")
+}
+
+fn a_graph_is_instantiated_twice(fixture: &Fixture) -> Outcome {
+    let (driver, stream) = (fixture.driver(), fixture.stream()?);
+    let buffer = fixture.iota(16, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let one = driver.graph_instantiate(graph.handle, fixture.device)?;
+    let two = driver.graph_instantiate(graph.handle, fixture.device)?;
+    driver.graph_launch(one, stream.handle)?;
+    driver.graph_launch(two, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    driver.graph_exec_destroy(one)?;
+    driver.graph_launch(two, stream.handle)?;
+    driver.stream_synchronize(stream.handle)?;
+    driver.graph_exec_destroy(two)?;
+    equal(buffer.words()?, (3..19).collect(), "launches of two executables of one graph")
+}
+
+fn branches_run_all(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let origin = fixture.stream()?;
+    let forks: Vec<_> = (0..5).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
+    let buffers: Vec<_> = (0..5).map(|_| fixture.iota(16, 0)).collect::<Result<_, _>>()?;
+    let fork = fixture.event()?;
+    let graph = fixture.capture(&origin, CaptureMode::Global, || {
+        driver.event_record(fork.handle, origin.handle)?;
+        for (stream, buffer) in forks.iter().zip(&buffers) {
+            driver.stream_wait_event(stream.handle, fork.handle)?;
+            fixture.add(stream, buffer, 1)?;
+            fixture.add(stream, buffer, 2)?;
+            let join = fixture.event()?;
+            driver.event_record(join.handle, stream.handle)?;
+            driver.stream_wait_event(origin.handle, join.handle)?;
+        }
+        Ok(())
+    })?;
+    equal(driver.graph_describe(graph.handle)?.edges.len(), 5, "the edges of five branches of two nodes")?;
+    graph.replay(&origin, 4)?;
+    for buffer in &buffers {
+        equal(buffer.words()?, (12..28).collect(), "a buffer of one of five branches after four launches")?;
+    }
+    Ok(())
+}
+
+fn a_graph_keeps_its_arguments(fixture: &Fixture) -> Outcome {
+    let stream = fixture.stream()?;
+    let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(16)?);
+    // A captured copy reads its source at each launch, not when it was captured.
+    fixture.driver.host_write(pinned.pointer, &[1; 16])?;
+    let graph = fixture.capture(&stream, CaptureMode::Global, || {
+        Ok(fixture.copy(&stream, buffer.end(), pinned.end_at(0), 16)?)
+    })?;
+    for value in [2, 3] {
+        fixture.driver.host_write(pinned.pointer, &[value; 16])?;
+        graph.replay(&stream, 1)?;
+        let word = u32::from_le_bytes([value; 4]);
+        equal(buffer.words()?, vec![word; 4], "what a launch copied")?;
+    }
+    Ok(())
+}
+
+fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let (stream, event) = (fixture.stream()?, fixture.event()?);
+    let buffer = fixture.iota(4, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 4, 7).with_delay_us(3000))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    driver.graph_launch(exec, stream.handle)?;
+    driver.event_record(event.handle, stream.handle)?;
+    driver.event_synchronize(event.handle)?;
+    equal(buffer.words()?, (7..11).collect(), "memory once an event behind a launch is complete")?;
+    driver.graph_exec_destroy(exec)?;
+    Ok(())
+}
+
+fn the_default_stream_launches_graphs(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let default = driver.default_stream(fixture.device)?;
+    let buffer = fixture.iota(4, 0)?;
+    let graph = adding(fixture, Arguments::new(buffer.pointer, 4, 1))?;
+    let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
+    driver.graph_launch(exec, default)?;
+    driver.stream_synchronize(default)?;
+    driver.graph_exec_destroy(exec)?;
+    equal(buffer.words()?, (1..5).collect(), "a launch on the default stream")
+}

@@ -1,0 +1,230 @@
+//! Handles and pointers that name nothing: each is an error of the caller's, and the driver goes on.
+
+use std::sync::Arc;
+
+use thalweg_driver::{
+    CaptureMode, Code, Copy, DependencyUpdate, DevicePointer, Endpoint, EventHandle, Fill, FillPattern,
+    FunctionHandle, GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, Image, ImageKind, Label,
+    ModuleHandle, StreamHandle,
+};
+
+use super::fixture::{Fixture, refused, refused_argument};
+use super::{Arguments, Kernel, Outcome, PTX, group, host_module};
+
+group! {
+    "handles":
+    unknown_streams_are_refused,
+    unknown_events_are_refused,
+    unknown_code_is_refused,
+    unknown_graphs_are_refused,
+    destroyed_streams_and_events_are_refused,
+    unloaded_code_is_refused,
+    destroyed_graphs_are_refused,
+    null_pointers_are_refused,
+    invented_pointers_are_refused,
+}
+
+const NO: &[Code] = &[Code::InvalidHandle];
+
+/// Numbers that no driver can have issued for what is asked about.
+const UNKNOWN: [u64; 3] = [0, 0x00de_ad00_0000, u64::MAX];
+
+fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> Outcome {
+    let driver = fixture.driver();
+    let (event, words) = (fixture.event()?, fixture.buffer(4)?);
+    let label = Label::here("a stream that is not there");
+    let copy = Copy { target: words.end(), source: words.end_at(8), bytes: 8, label };
+    let fill = Fill { target: words.pointer, pattern: FillPattern::U8(1), count: 4, label };
+    let arguments = Arguments::new(words.pointer, 4, 1);
+    refused(driver.stream_device(stream), NO, "stream_device")?;
+    refused(driver.stream_priority(stream), NO, "stream_priority")?;
+    refused(driver.stream_query(stream), NO, "stream_query")?;
+    refused(driver.stream_synchronize(stream), NO, "stream_synchronize")?;
+    refused(driver.stream_wait_event(stream, event.handle), NO, "stream_wait_event")?;
+    refused(driver.stream_native(stream), NO, "stream_native")?;
+    refused(driver.event_record(event.handle, stream), NO, "event_record")?;
+    refused(driver.copy_async(stream, &copy), NO, "copy_async")?;
+    refused(driver.copy_from_host(stream, words.pointer, &[1; 4], label), NO, "copy_from_host")?;
+    refused(driver.copy_to_host(stream, &mut [0; 4], words.pointer, label), NO, "copy_to_host")?;
+    refused(driver.fill_async(stream, &fill), NO, "fill_async")?;
+    refused(driver.host_function_async(stream, Arc::new(|| ()), label), NO, "host_function_async")?;
+    refused(fixture.kernels.launch(driver, stream, Kernel::Constant, arguments), NO, "launch")?;
+    refused(driver.stream_begin_capture(stream, CaptureMode::Relaxed), NO, "stream_begin_capture")?;
+    refused(driver.stream_end_capture(stream), NO, "stream_end_capture")?;
+    refused(driver.stream_capture_info(stream), NO, "stream_capture_info")?;
+    refused(
+        driver.stream_update_capture_dependencies(stream, &[], DependencyUpdate::Set),
+        NO,
+        "stream_update_capture_dependencies",
+    )?;
+    refused(driver.stream_destroy(stream), NO, "stream_destroy")
+}
+
+fn unknown_streams_are_refused(fixture: &Fixture) -> Outcome {
+    UNKNOWN.into_iter().try_for_each(|raw| refuses_stream(fixture, StreamHandle::from_raw(raw)))
+}
+
+fn refuses_event(fixture: &Fixture, event: EventHandle) -> Outcome {
+    let driver = fixture.driver();
+    let (stream, other) = (fixture.stream()?, fixture.event()?);
+    refused(driver.event_record(event, stream.handle), NO, "event_record")?;
+    refused(driver.event_query(event), NO, "event_query")?;
+    refused(driver.event_synchronize(event), NO, "event_synchronize")?;
+    refused(driver.event_elapsed_ms(event, other.handle), NO, "event_elapsed_ms")?;
+    refused(driver.event_elapsed_ms(other.handle, event), NO, "event_elapsed_ms")?;
+    refused(driver.stream_wait_event(stream.handle, event), NO, "stream_wait_event")?;
+    refused(driver.event_destroy(event), NO, "event_destroy")
+}
+
+fn unknown_events_are_refused(fixture: &Fixture) -> Outcome {
+    UNKNOWN.into_iter().try_for_each(|raw| refuses_event(fixture, EventHandle::from_raw(raw)))
+}
+
+fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> Outcome {
+    let driver = fixture.driver();
+    let stream = fixture.stream()?;
+    let launch = thalweg_driver::Launch {
+        function,
+        grid: [1; 3],
+        block: [1; 3],
+        shared_memory_bytes: 0,
+        arguments: &[0; 32],
+        accesses: &[],
+        label: Label::here("a kernel that is not there"),
+    };
+    refused(driver.function_attributes(function), NO, "function_attributes")?;
+    refused(driver.launch(stream.handle, &launch), NO, "launch")
+}
+
+fn unknown_code_is_refused(fixture: &Fixture) -> Outcome {
+    for raw in UNKNOWN {
+        let module = ModuleHandle::from_raw(raw);
+        refused(fixture.driver.function_get(module, "thalweg_add"), NO, "function_get")?;
+        refused(fixture.driver.module_unload(module), NO, "module_unload")?;
+        refuses_function(fixture, FunctionHandle::from_raw(raw))?;
+    }
+    Ok(())
+}
+
+fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> Outcome {
+    let driver = fixture.driver();
+    refused(driver.graph_describe(graph), NO, "graph_describe")?;
+    refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
+    let stream = fixture.stream()?;
+    let other = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
+    let exec = driver.graph_instantiate(other.handle, fixture.device)?;
+    refused(driver.graph_exec_update(exec, graph), NO, "graph_exec_update from a graph")?;
+    driver.graph_exec_destroy(exec)?;
+    refused(driver.graph_destroy(graph), NO, "graph_destroy")
+}
+
+fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> Outcome {
+    let stream = fixture.stream()?;
+    refused(fixture.driver.graph_launch(exec, stream.handle), NO, "graph_launch")?;
+    let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
+    refused(fixture.driver.graph_exec_update(exec, graph.handle), NO, "graph_exec_update")?;
+    let arguments = Arguments::new(thalweg_driver::DevicePointer::default(), 0, 0);
+    let set = fixture.kernels.with_launch(Kernel::Add, arguments, |launch| {
+        fixture.driver.graph_exec_kernel_node_set_params(exec, GraphNodeHandle::from_raw(1), launch)
+    });
+    refused(set, NO, "graph_exec_kernel_node_set_params")?;
+    refused(fixture.driver.graph_exec_destroy(exec), NO, "graph_exec_destroy")
+}
+
+fn unknown_graphs_are_refused(fixture: &Fixture) -> Outcome {
+    for raw in UNKNOWN {
+        refuses_graph(fixture, GraphHandle::from_raw(raw))?;
+        refuses_exec(fixture, GraphExecHandle::from_raw(raw))?;
+        let stream = fixture.stream()?;
+        fixture.driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+        let nodes = [GraphNodeHandle::from_raw(raw)];
+        let update = DependencyUpdate::Add;
+        let result = fixture.driver.stream_update_capture_dependencies(stream.handle, &nodes, update);
+        refused_argument(result, "stream_update_capture_dependencies with an unknown node")?;
+    }
+    Ok(())
+}
+
+fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let stream = driver.stream_create(fixture.device, 0)?;
+    driver.stream_destroy(stream)?;
+    refuses_stream(fixture, stream)?;
+    // A handle made afterwards must not bring the old one back to life.
+    let successor = fixture.stream()?;
+    refused(driver.stream_query(stream), NO, "a destroyed stream's handle after another stream was made")?;
+    driver.stream_synchronize(successor.handle)?;
+    let event = driver.event_create(fixture.device, thalweg_driver::EventFlags::default())?;
+    driver.event_destroy(event)?;
+    let successor = fixture.event()?;
+    refuses_event(fixture, event)?;
+    driver.event_synchronize(successor.handle)?;
+    Ok(())
+}
+
+fn unloaded_code_is_refused(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let host = host_module();
+    let image = match driver.device_properties(fixture.device)?.image_kind {
+        ImageKind::Cubin(_) => Image::Ptx(PTX),
+        ImageKind::Host => Image::Host(&host),
+    };
+    let module = driver.module_load(fixture.device, image)?;
+    let function = driver.function_get(module, Kernel::Add.name())?;
+    driver.module_unload(module)?;
+    refused(driver.function_get(module, Kernel::Add.name()), NO, "function_get of an unloaded module")?;
+    refused(driver.module_unload(module), NO, "module_unload twice")?;
+    refuses_function(fixture, function)
+}
+
+fn destroyed_graphs_are_refused(fixture: &Fixture) -> Outcome {
+    let driver = fixture.driver();
+    let stream = fixture.stream()?;
+    driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
+    let graph = driver.stream_end_capture(stream.handle)?;
+    let exec = driver.graph_instantiate(graph, fixture.device)?;
+    driver.graph_destroy(graph)?;
+    driver.graph_exec_destroy(exec)?;
+    refuses_graph(fixture, graph)?;
+    refuses_exec(fixture, exec)
+}
+
+/// What every call that takes a device pointer says to one that names no memory.
+fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> Outcome {
+    let driver = fixture.driver();
+    let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
+    let label = Label::here("a pointer that is not there");
+    let wrong_end = Endpoint::Device(wrong);
+    let fill = Fill { target: wrong, pattern: FillPattern::U32(1), count: 4, label };
+    refused_argument(driver.memory_free(wrong), "memory_free")?;
+    refused_argument(fixture.copy(&stream, wrong_end, words.end(), 16), "copy_async to it")?;
+    refused_argument(fixture.copy(&stream, words.end(), wrong_end, 16), "copy_async from it")?;
+    refused_argument(driver.copy_from_host(stream.handle, wrong, &[1; 4], label), "copy_from_host")?;
+    refused_argument(driver.copy_to_host(stream.handle, &mut [0; 4], wrong, label), "copy_to_host")?;
+    refused_argument(driver.fill_async(stream.handle, &fill), "fill_async")
+}
+
+fn refuses_host_pointer(fixture: &Fixture, wrong: HostPointer) -> Outcome {
+    let driver = fixture.driver();
+    let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
+    let wrong_end = Endpoint::Pinned(wrong);
+    refused_argument(driver.host_read(wrong, &mut [0; 4]), "host_read")?;
+    refused_argument(driver.host_write(wrong, &[0; 4]), "host_write")?;
+    refused_argument(driver.host_free(wrong), "host_free")?;
+    refused_argument(fixture.copy(&stream, wrong_end, words.end(), 16), "copy_async to it")?;
+    refused_argument(fixture.copy(&stream, words.end(), wrong_end, 16), "copy_async from it")
+}
+
+fn null_pointers_are_refused(fixture: &Fixture) -> Outcome {
+    refuses_pointer(fixture, DevicePointer::new(0))?;
+    refuses_host_pointer(fixture, HostPointer::new(0))
+}
+
+fn invented_pointers_are_refused(fixture: &Fixture) -> Outcome {
+    // Addresses in the first page, and far outside what 64-bit processors translate: nothing can be there.
+    for address in [0x40, 0x7000_0000_0000_0000] {
+        refuses_pointer(fixture, DevicePointer::new(address))?;
+        refuses_host_pointer(fixture, HostPointer::new(address))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! The suite that every [`Driver`] passes.
+//!
+//! The trait's contract is prose; this is the same contract as programs. The suite is plain code that any driver can be
+//! handed to, so the simulator runs it in every test run, a card runs it on demand, and a driver written elsewhere can
+//! run it too. What the suite demands of the simulator it therefore also demands of the card, and the other way round.
+//!
+//! A case is a function over a [`Fixture`]: a driver, one of its devices, and a few [kernels](Kernel) that exist both as
+//! PTX and as host functions. It ends in `Ok`, or in [`Stop::Failed`] with what was expected and what was seen, or in
+//! [`Stop::Skipped`] with the reason (a device without virtual memory, say): a case that could not be run never counts as
+//! passed. After each case the runner waits for the device and does a round trip of its own, so a case that breaks the
+//! driver for those that follow is the one that is reported.
+//!
+//! # How cases avoid time
+//! Nothing here asserts a duration. Where a case needs work that is *not done yet*, it blocks a stream with a *gate*, a
+//! host function that waits until the case lets it go. Where a case needs work of one stream to get ahead while another
+//! is blocked, it asks first whether the driver does that at all: CUDA promises no concurrency between streams, so a
+//! driver without it is within its rights, and the case is skipped with that reason.
+//!
+//! # What is not here
+//! - Cases that lose the device's context: [`destructive_cases`], which run last and only when asked for.
+//! - Orderings that depend on the schedule: those are [`litmus`] programs.
+//! - Speed.
+
+mod capture;
+mod capture_rules;
+mod child;
+mod code;
+mod collectives;
+mod conditionals;
+mod copies;
+mod devices;
+mod events;
+mod faults;
+mod fixture;
+mod graph_updates;
+mod graphs;
+mod handles;
+pub(crate) mod json;
+mod kernels;
+mod library;
+pub mod litmus;
+mod memory;
+pub mod ranks;
+mod sharing;
+mod streams;
+mod threads;
+mod virtual_memory;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+pub use child::holds_in_child;
+pub use fixture::Fixture;
+pub(crate) use kernels::wait_us;
+pub use kernels::{Arguments, Kernel, KernelSet, PTX, host_module};
+
+use thalweg_driver::{Driver, Error, Result};
+use thalweg_sim::{SimConfig, SimDriver};
+
+/// Makes a simulated machine for the suite, with 512 MiB of memory per device.
+///
+/// # Panics
+/// If the system gives no memory for it.
+pub fn simulator(devices: u32, workers: usize) -> Arc<dyn Driver> {
+    let config = SimConfig { devices, workers, memory_bytes: 512 << 20, ..SimConfig::default() };
+    SimDriver::new(config).expect("a simulator of 512 MiB per device")
+}
+
+/// Why a case ended early.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// The driver broke the contract: what was expected, what was seen, and where.
+    Failed(String),
+    /// The case does not apply to this driver or device, and why.
+    Skipped(String),
+}
+
+impl From<Error> for Stop {
+    #[track_caller]
+    fn from(error: Error) -> Self {
+        Self::Failed(format!("expected success, got {error} (at {})", place(Location::caller())))
+    }
+}
+
+/// How a case ends.
+pub type Outcome<T = ()> = std::result::Result<T, Stop>;
+
+/// One case of the suite.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// The part of the contract and the rule, as in `streams/run_in_order`.
+    pub name: &'static str,
+    /// The program.
+    pub run: fn(&Fixture) -> Outcome,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Case({})", self.name)
+    }
+}
+
+/// Makes the list of a module's cases: the functions, named after the group.
+macro_rules! group {
+    ($name:literal: $($function:ident),* $(,)?) => {
+        pub(super) const CASES: &[crate::Case] = &[
+            $(crate::Case {
+                name: concat!($name, "/", stringify!($function)),
+                run: $function,
+            }),*
+        ];
+    };
+}
+use group;
+
+/// All cases that leave the device as they found it.
+pub fn cases() -> &'static [Case] {
+    static ALL: OnceLock<Vec<Case>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        [
+            devices::CASES,
+            handles::CASES,
+            memory::CASES,
+            virtual_memory::CASES,
+            sharing::CASES,
+            copies::CASES,
+            streams::CASES,
+            events::CASES,
+            code::CASES,
+            library::CASES,
+            collectives::CASES,
+            capture::CASES,
+            capture_rules::CASES,
+            graphs::CASES,
+            graph_updates::CASES,
+            conditionals::CASES,
+            threads::CASES,
+        ]
+        .concat()
+    })
+}
+
+/// The cases that lose the context of the device. On a card nothing else can use the device in this process afterwards.
+pub fn destructive_cases() -> &'static [Case] {
+    faults::CASES
+}
+
+/// How one case went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Line {
+    /// The case.
+    pub name: &'static str,
+    /// `None` if it passed.
+    pub stop: Option<Stop>,
+}
+
+impl Line {
+    /// One JSON object on one line.
+    pub fn to_json(&self, device: &str) -> String {
+        let (value, reason) = match &self.stop {
+            None => ("passed", ""),
+            Some(Stop::Skipped(reason)) => ("skipped", reason.as_str()),
+            Some(Stop::Failed(reason)) => ("failed", reason.as_str()),
+        };
+        format!(
+            "{{\"name\":{},\"value\":{},\"unit\":\"verdict\",\"device\":{},\"reason\":{}}}",
+            json::string(&format!("conformance/{}", self.name)),
+            json::string(value),
+            json::string(device),
+            json::string(reason),
+        )
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.stop {
+            None => write!(f, "passed   {}", self.name),
+            Some(Stop::Skipped(reason)) => write!(f, "skipped  {:<58} {reason}", self.name),
+            Some(Stop::Failed(reason)) => write!(f, "FAILED   {:<58} {reason}", self.name),
+        }
+    }
+}
+
+/// How all cases went, in the order in which they ran.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// One line a case.
+    pub lines: Vec<Line>,
+}
+
+impl Report {
+    /// How many passed.
+    pub fn passed(&self) -> usize {
+        self.lines.iter().filter(|line| line.stop.is_none()).count()
+    }
+
+    /// The cases that were skipped.
+    pub fn skipped(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| matches!(line.stop, Some(Stop::Skipped(_))))
+    }
+
+    /// The cases that failed.
+    pub fn failed(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| matches!(line.stop, Some(Stop::Failed(_))))
+    }
+
+    /// Whether nothing failed.
+    pub fn is_success(&self) -> bool {
+        self.failed().next().is_none()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (skipped, failed) = (self.skipped().count(), self.failed().count());
+        write!(f, "{} passed, {skipped} skipped, {failed} failed", self.passed())
+    }
+}
+
+/// Runs all of [`cases`] on one device.
+pub fn run_all(driver: &Arc<dyn Driver>, device: u32) -> Report {
+    run_each(driver, device, &mut |_| ())
+}
+
+/// Runs all of [`cases`], and shows each line when it is known.
+pub fn run_each(driver: &Arc<dyn Driver>, device: u32, show: &mut dyn FnMut(&Line)) -> Report {
+    let mut report = Report::default();
+    let fixture = Fixture::new(Arc::clone(driver), device);
+    for case in cases() {
+        let stop = match &fixture {
+            Ok(fixture) => attempt(|| (case.run)(fixture).and_then(|()| fixture.still_works())),
+            Err(error) => Some(no_fixture(error)),
+        };
+        let line = Line { name: case.name, stop };
+        show(&line);
+        report.lines.push(line);
+    }
+    report
+}
+
+/// Runs all of [`destructive_cases`]. `open` gives a driver for each of them; where it is the same driver again (a process
+/// has only one CUDA), the cases after the first are skipped, since the device is lost.
+pub fn run_destructive(
+    open: &mut dyn FnMut() -> Result<Arc<dyn Driver>>,
+    device: u32,
+    show: &mut dyn FnMut(&Line),
+) -> Report {
+    let mut report = Report::default();
+    for case in destructive_cases() {
+        let stop = match open().and_then(|driver| Fixture::new(driver, device)) {
+            Ok(fixture) => attempt(|| (case.run)(&fixture)),
+            Err(error) if error.is_device_lost() => Some(Stop::Skipped(
+                "the device was lost in an earlier case, and this process has no other".into(),
+            )),
+            Err(error) => Some(no_fixture(&error)),
+        };
+        let line = Line { name: case.name, stop };
+        show(&line);
+        report.lines.push(line);
+    }
+    report
+}
+
+fn no_fixture(error: &Error) -> Stop {
+    Stop::Failed(format!("the suite could not set itself up: {error}"))
+}
+
+fn attempt(run: impl FnOnce() -> Outcome) -> Option<Stop> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(outcome) => outcome.err(),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("a panic without a message");
+            Some(Stop::Failed(format!("no call may panic, but one did: {text}")))
+        }
+    }
+}
+
+/// The file's own name and the line: enough to find a case, and the same wherever the sources lie.
+fn place(location: &Location<'_>) -> String {
+    let file = location.file().rsplit(['/', '\\']).next().unwrap_or_default();
+    format!("{file}:{}", location.line())
+}

@@ -1,0 +1,284 @@
+//! Litmus programs: small programs over streams, events and copies, with the outcomes that CUDA allows.
+//!
+//! A model of CUDA is only worth something if it is tested against CUDA. Each [`Program`] here is a handful of calls that
+//! probes one rule, together with the set of outcomes (the values of a few words at the end) that CUDA's documentation
+//! allows, and the derivation of that set. The same program runs on the simulator and on a card; on both, what is
+//! [observed](Observation) must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that
+//! a synchronisation does its work. A program with several is *racy*: it shows what happens without, and keeps a driver
+//! from promising more order than CUDA does where somebody tests against it.
+//!
+//! # How to read a program
+//! The host threads carry out their [`Step`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the
+//! legacy default stream. `X`, `Y`, `Z` are words of device memory, `P`, `Q` words of pinned memory, `R` and `S` variables
+//! of the host; all are 0 at the start. At the end the device is synchronised and the observed places are read.
+//!
+//! All values fit one byte, so that a torn word cannot look like another value; and no program's outcome depends on the
+//! order in which *two* places become visible to an unordered reader, since CUDA's memory model leaves that open even
+//! where whole commands would not.
+//!
+//! # What the runner varies
+//! Kernels wait for a random while before they touch memory, and host threads between their steps, from a seed. On a
+//! card and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. On a controlled
+//! simulator nothing is: [`explore`] runs a program under every schedule, and what it shows must be the allowed set exactly.
+
+mod programs;
+mod runner;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use programs::programs;
+pub use runner::{explore, run};
+
+use crate::json;
+
+/// A stream of a program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Stream {
+    /// The legacy default stream of the device.
+    Default,
+    /// A non-blocking stream.
+    A,
+    /// A second one.
+    B,
+    /// A third one.
+    C,
+}
+
+/// An event of a program, without timing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Event {
+    /// The first.
+    E,
+    /// The second.
+    F,
+}
+
+/// A word of device memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Cell {
+    /// The first.
+    X,
+    /// The second.
+    Y,
+    /// The third.
+    Z,
+}
+
+/// A word of pinned host memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Pinned {
+    /// The first.
+    P,
+    /// The second.
+    Q,
+}
+
+/// A variable of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Register {
+    /// The first.
+    R,
+    /// The second.
+    S,
+}
+
+/// A graph of a program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Graph {
+    /// The first.
+    G,
+    /// The second.
+    H,
+}
+
+/// A word that is observed at the end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    /// Device memory.
+    Cell(Cell),
+    /// Pinned host memory.
+    Pinned(Pinned),
+    /// A variable of the host.
+    Register(Register),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cell(cell) => write!(f, "{cell:?}"),
+            Self::Pinned(pinned) => write!(f, "{pinned:?}"),
+            Self::Register(register) => write!(f, "{register:?}"),
+        }
+    }
+}
+
+/// What a host thread does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// A kernel that sets a cell, after a random while.
+    Write(Stream, Cell, u32),
+    /// The same after a long while: where the race would otherwise almost never be lost.
+    WriteLate(Stream, Cell, u32),
+    /// A kernel that adds to a cell, without an atomic.
+    Add(Stream, Cell, u32),
+    /// A kernel that copies the second cell to the first, after a random while.
+    Move(Stream, Cell, Cell),
+    /// A copy inside the device: the second cell to the first.
+    Copy(Stream, Cell, Cell),
+    /// An asynchronous copy of pinned memory to the device.
+    CopyIn(Stream, Cell, Pinned),
+    /// An asynchronous copy of device memory to pinned memory.
+    CopyOut(Stream, Pinned, Cell),
+    /// A fill of a cell.
+    Fill(Stream, Cell, u8),
+    /// A copy of ordinary host memory, which holds the value, to the device.
+    Upload(Stream, Cell, u32),
+    /// A copy of a cell to a variable of the host. Blocks.
+    Download(Stream, Register, Cell),
+    /// A host function that sets a variable.
+    Call(Stream, Register, u32),
+    /// The event is recorded.
+    Record(Event, Stream),
+    /// The stream waits for the event.
+    Wait(Stream, Event),
+    /// The host gives the event up.
+    Destroy(Event),
+    /// The host blocks until the stream is done.
+    SyncStream(Stream),
+    /// The host blocks until the event is complete.
+    SyncEvent(Event),
+    /// The host blocks until the device is done.
+    SyncDevice,
+    /// The host asks until the stream is done.
+    PollStream(Stream),
+    /// The host asks until the event is complete.
+    PollEvent(Event),
+    /// The host asks once: 1 if the event is complete, else 0.
+    Query(Register, Event),
+    /// The host writes pinned memory.
+    HostWrite(Pinned, u32),
+    /// The host reads pinned memory.
+    HostRead(Register, Pinned),
+    /// The host copies the second variable to the first.
+    HostCopy(Register, Register),
+    /// A relaxed capture begins.
+    Begin(Stream),
+    /// The capture ends and is instantiated.
+    End(Stream, Graph),
+    /// The executable is launched.
+    Launch(Stream, Graph),
+    /// All host threads wait for one another.
+    Barrier,
+}
+
+/// A litmus program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Program {
+    /// Its name, as in `events/wait_binds_to_the_latest_record`.
+    pub name: &'static str,
+    /// The rule that it probes, and why the allowed outcomes are those.
+    pub about: &'static str,
+    /// What each host thread does.
+    pub threads: &'static [&'static [Step]],
+    /// What is read at the end.
+    pub observed: &'static [Place],
+    /// The values that the observed places may have.
+    pub allowed: &'static [&'static [u32]],
+}
+
+impl Program {
+    /// Whether more than one outcome is allowed.
+    pub const fn is_racy(&self) -> bool {
+        self.allowed.len() > 1
+    }
+
+    /// Whether the outcome is allowed.
+    pub fn allows(&self, outcome: &[u32]) -> bool {
+        self.allowed.contains(&outcome)
+    }
+}
+
+/// What repeated runs of a program showed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Observation {
+    /// The program.
+    pub program: Program,
+    /// How often each outcome was seen.
+    pub counts: BTreeMap<Vec<u32>, u64>,
+}
+
+impl Observation {
+    /// Whether everything that was seen is allowed.
+    pub fn is_allowed(&self) -> bool {
+        self.counts.keys().all(|outcome| self.program.allows(outcome))
+    }
+
+    /// What was seen and is not allowed.
+    pub fn forbidden(&self) -> impl Iterator<Item = (&Vec<u32>, u64)> {
+        self.counts
+            .iter()
+            .filter(|(outcome, _)| !self.program.allows(outcome))
+            .map(|(outcome, &count)| (outcome, count))
+    }
+
+    /// How often the program ran.
+    pub fn repetitions(&self) -> u64 {
+        self.counts.values().sum()
+    }
+
+    /// Every allowed outcome with its count, 0 included, then what was seen and is not allowed.
+    fn rows(&self) -> Vec<(Vec<u32>, u64, bool)> {
+        let allowed = self.program.allowed.iter().map(|outcome| {
+            let count = self.counts.get(*outcome).copied().unwrap_or(0);
+            (outcome.to_vec(), count, true)
+        });
+        let forbidden = self.forbidden().map(|(outcome, count)| (outcome.clone(), count, false));
+        allowed.chain(forbidden).collect()
+    }
+
+    /// One JSON object on one line.
+    pub fn to_json(&self, device: &str) -> String {
+        let rows: Vec<String> = self
+            .rows()
+            .into_iter()
+            .map(|(values, count, allowed)| {
+                format!("{{\"values\":{values:?},\"count\":{count},\"allowed\":{allowed}}}")
+            })
+            .collect();
+        let observed: Vec<String> =
+            self.program.observed.iter().map(|place| json::string(&place.to_string())).collect();
+        format!(
+            "{{\"name\":{},\"value\":{},\"unit\":\"repetitions\",\"device\":{},\"passed\":{},\"racy\":{},\
+             \"observed\":[{}],\"outcomes\":[{}]}}",
+            json::string(&format!("litmus/{}", self.program.name)),
+            self.repetitions(),
+            json::string(device),
+            self.is_allowed(),
+            self.program.is_racy(),
+            observed.join(","),
+            rows.join(","),
+        )
+    }
+}
+
+/// One line: the verdict, the name, and each outcome with its count. `!` marks what is not allowed.
+impl fmt::Display for Observation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_allowed() { "passed" } else { "FAILED" };
+        let kind = if self.program.is_racy() { "racy" } else { "ordered" };
+        write!(f, "{verdict}   {:<58} {kind:<8}", self.program.name)?;
+        for (values, count, allowed) in self.rows() {
+            let pairs: Vec<String> = self
+                .program
+                .observed
+                .iter()
+                .zip(&values)
+                .map(|(place, value)| format!("{place}={value}"))
+                .collect();
+            let mark = if allowed { "" } else { "!" };
+            write!(f, "  {mark}{}: {count}", pairs.join(" "))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! The integration tests of the crate, in one binary.
+
+mod conformance;
+mod litmus;
+mod processes;

@@ -1,0 +1,266 @@
+//! What a stream carries: commands, with the byte ranges that they touch and a label.
+//!
+//! CUDA's launch takes a function and its arguments. Ours takes two things more, which cost the CUDA driver nothing (it
+//! ignores them) and on which everything else rests:
+//!
+//! - **accesses**, the byte ranges that the command reads and writes: the simulator orders commands by them (two
+//!   commands whose ranges conflict never run at once), race detection and reuse in capture read them;
+//! - a **label**, the operator and the source line: what an asynchronous error, a trace and a report name.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::host::HostKernel;
+use crate::library::CardCall;
+use crate::{DevicePointer, FunctionHandle, HostPointer};
+
+/// Who submitted a command: the operator's name and the line of source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Label {
+    /// The operator (`add`, `matmul`, `copy`).
+    pub operator: &'static str,
+    /// Where it was called.
+    pub location: &'static Location<'static>,
+}
+
+impl Label {
+    /// A label for `operator`, called where this function is called.
+    #[track_caller]
+    pub const fn here(operator: &'static str) -> Self {
+        Self { operator, location: Location::caller() }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}:{}", self.operator, self.location.file(), self.location.line())
+    }
+}
+
+impl fmt::Debug for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Label({self})")
+    }
+}
+
+/// How a command touches a range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AccessMode {
+    /// It reads.
+    Read,
+    /// It writes, and may read what it wrote.
+    Write,
+    /// It reads what was there before and writes.
+    ReadWrite,
+}
+
+impl AccessMode {
+    /// Whether the command may write.
+    pub const fn writes(self) -> bool {
+        !matches!(self, Self::Read)
+    }
+}
+
+/// Bytes again and again at one distance.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Step {
+    /// Bytes from each to the next.
+    pub bytes: u64,
+    /// How often; with 1 the step is none.
+    pub count: u64,
+}
+
+impl Step {
+    /// No step.
+    pub const NONE: Self = Self { bytes: 0, count: 1 };
+}
+
+/// How many steps can be said of a strided operand.
+pub const STEPS: usize = 4;
+
+/// Which bytes of its range a command touches. Drivers order commands by whole ranges; a sanitizer would
+/// raise false alarms over the gaps of strided operands if it did.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Touch {
+    /// Every byte.
+    #[default]
+    All,
+    /// The first `chunk_bytes` from the start on, and the same again at each step, and all of that at each of the next step,
+    /// and nothing between: the bytes of a block of a matrix, say, or of a tensor. Each step is as long at least as
+    /// what it repeats.
+    Strided {
+        /// Bytes that follow one another; at least 1.
+        chunk_bytes: u64,
+        /// From the shortest step to the longest.
+        steps: [Step; STEPS],
+    },
+    /// Some bytes, which ones is not said: it depends on data, most likely.
+    Some {
+        /// How many at most.
+        most_bytes: u64,
+    },
+}
+
+impl Touch {
+    /// The first `chunk_bytes` of every `step_bytes`, `count` times.
+    pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
+        let first = Step { bytes: step_bytes, count };
+        Self::Strided { chunk_bytes, steps: [first, Step::NONE, Step::NONE, Step::NONE] }
+    }
+}
+
+/// A range of bytes that a command touches, in device memory or in pinned host memory (their addresses never meet).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Access {
+    /// The first address.
+    pub start: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// How.
+    pub mode: AccessMode,
+    /// Which bytes of the range.
+    pub touch: Touch,
+}
+
+impl Access {
+    /// Touches all `bytes` from the address `start` on.
+    pub const fn new(start: u64, bytes: u64, mode: AccessMode) -> Self {
+        Self { start, bytes, mode, touch: Touch::All }
+    }
+
+    /// The same range, of which only these bytes are touched.
+    #[must_use]
+    pub const fn touching(mut self, touch: Touch) -> Self {
+        self.touch = touch;
+        self
+    }
+
+    /// Reads `bytes` from `start` on.
+    pub const fn read(start: DevicePointer, bytes: u64) -> Self {
+        Self::new(start.address(), bytes, AccessMode::Read)
+    }
+
+    /// Writes `bytes` from `start` on.
+    pub const fn write(start: DevicePointer, bytes: u64) -> Self {
+        Self::new(start.address(), bytes, AccessMode::Write)
+    }
+
+    /// Reads and writes `bytes` from `start` on.
+    pub const fn read_write(start: DevicePointer, bytes: u64) -> Self {
+        Self::new(start.address(), bytes, AccessMode::ReadWrite)
+    }
+
+    /// Whether both touch a byte in common.
+    pub const fn overlaps(&self, other: &Self) -> bool {
+        self.bytes > 0
+            && other.bytes > 0
+            && self.start < other.start.saturating_add(other.bytes)
+            && other.start < self.start.saturating_add(self.bytes)
+    }
+
+    /// Whether both touch a byte in common and one of them writes it.
+    pub const fn conflicts(&self, other: &Self) -> bool {
+        (self.mode.writes() || other.mode.writes()) && self.overlaps(other)
+    }
+}
+
+/// A kernel launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel.
+    pub function: FunctionHandle,
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads a block in x, y, z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory a block.
+    pub shared_memory_bytes: u32,
+    /// The arguments, laid out as a C struct with one field an argument (natural alignment, little endian).
+    pub arguments: &'a [u8],
+    /// Every byte that the kernel may touch.
+    pub accesses: &'a [Access],
+    /// Who asked for it.
+    pub label: Label,
+}
+
+/// Work that a vendor's library does on the card, and a host function in the simulator.
+#[derive(Clone)]
+pub struct LibraryLaunch<'a> {
+    /// The call of the library.
+    pub card: &'a CardCall,
+    /// The same computation on the host.
+    pub host: &'a Arc<dyn HostKernel>,
+    /// The arguments of the host function, in a layout that it knows.
+    pub arguments: &'a [u8],
+    /// Every byte that the work may touch, its workspace included.
+    pub accesses: &'a [Access],
+    /// Who asked for it.
+    pub label: Label,
+}
+
+impl fmt::Debug for LibraryLaunch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LibraryLaunch")
+            .field("card", self.card)
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One end of an asynchronous copy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Endpoint {
+    /// Device memory.
+    Device(DevicePointer),
+    /// Pinned host memory.
+    Pinned(HostPointer),
+}
+
+/// An asynchronous copy between device memory and device memory or pinned host memory, in any direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// Where the bytes go.
+    pub target: Endpoint,
+    /// Where they come from.
+    pub source: Endpoint,
+    /// How many.
+    pub bytes: u64,
+    /// Who asked for it.
+    pub label: Label,
+}
+
+/// An asynchronous fill of device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Fill {
+    /// The first byte, aligned to the pattern.
+    pub target: DevicePointer,
+    /// What is written.
+    pub pattern: FillPattern,
+    /// How often the pattern is written.
+    pub count: u64,
+    /// Who asked for it.
+    pub label: Label,
+}
+
+/// The unit of a fill.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FillPattern {
+    /// One byte.
+    U8(u8),
+    /// Two bytes.
+    U16(u16),
+    /// Four bytes.
+    U32(u32),
+}
+
+impl FillPattern {
+    /// The size of the unit.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::U8(_) => 1,
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+        }
+    }
+}

@@ -1,0 +1,552 @@
+//! [`Driver`]: the narrow waist below.
+//!
+//! # Contract
+//!
+//! **Who validates.** The driver does. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
+//! error ([`Code::InvalidHandle`](crate::Code::InvalidHandle), [`InvalidDevice`](crate::Code::InvalidDevice),
+//! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
+//! it was given is the kernel's affair: on a card a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
+//! and sticky; in the simulator it is the same, at the first byte outside the declared accesses.
+//!
+//! **State after an error.** A call that fails changes nothing, unless its documentation says otherwise.
+//!
+//! **Asynchronous errors.** Work runs later than the call that submits it. When it fails, the device's context is lost, and
+//! *every* later call on that device may answer with the sticky code; [`Error::is_asynchronous`](crate::Error::is_asynchronous)
+//! is true of it. No error is ever parked for a call on another device, and dropping things reports nothing.
+//!
+//! **What is asynchronous.** Methods that end in `_async`, and `event_record`, `stream_wait_event`, `launch`,
+//! `graph_launch`: they return when the command is queued. Everything else is done when it returns. The methods that wait
+//! for the device say *blocks*.
+//!
+//! **Streams.** [`Driver::default_stream`] is CUDA's legacy default stream: it waits for all earlier work of the device's
+//! blocking streams, and they wait for its. All streams that [`Driver::stream_create`] makes are non-blocking: they have
+//! no such ties.
+//!
+//! **Capture.** While a stream captures, commands on it become nodes of a graph and nothing runs. The calls that are
+//! marked *not in capture* answer [`StreamCaptureUnsupported`](crate::Code::StreamCaptureUnsupported) and break the capture,
+//! when a capture forbids them to the calling thread ([`CaptureMode`]).
+//!
+//! **Threads.** Every method may be called from every thread at any time. There is no current device and no current
+//! context: handles know their device.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::collective::{Collective, CommunicatorInfo};
+use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::conditional::{ConditionFormat, Conditional};
+use crate::description::GraphDescription;
+use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
+use crate::memory::{
+    HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
+};
+use crate::module::Image;
+use crate::properties::{DeviceProperties, Version};
+use crate::{
+    CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
+    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
+    StreamHandle,
+};
+
+/// How an event is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct EventFlags {
+    /// Whether it takes the time when it is reached. Events without are cheaper.
+    pub timing: bool,
+    /// Whether `event_synchronize` sleeps instead of spinning.
+    pub blocking_sync: bool,
+}
+
+/// Free and total memory of a device, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MemoryInfo {
+    /// What an allocation could still take.
+    pub free_bytes: u64,
+    /// All there is.
+    pub total_bytes: u64,
+}
+
+/// What a kernel needs of a multiprocessor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FunctionAttributes {
+    /// The most threads a block of this kernel may have.
+    pub max_threads_per_block: u32,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Static shared memory a block.
+    pub shared_memory_bytes: u32,
+    /// Local memory a thread (spills and arrays).
+    pub local_memory_bytes: u32,
+}
+
+/// Who may touch a mapped range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemoryAccess {
+    /// Nobody on that device.
+    None,
+    /// Reads only.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+/// A function of the host that runs in stream order. It must not call the driver.
+pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
+
+/// A GPU and its driver, in CUDA's verbs. See the [module](self) for the contract that all methods share.
+pub trait Driver: Send + Sync + fmt::Debug {
+    // ---- Devices and contexts -------------------------------------------------------------------------------------
+
+    /// `cuda` or `sim`.
+    fn name(&self) -> &'static str;
+
+    /// Whom to tell of what the driver cannot see: blocks of allocators that live above it, and what host threads tell one
+    /// another. `None` where nobody listens, and then nothing need be told.
+    fn instrument(&self) -> Option<&dyn crate::Instrument> {
+        None
+    }
+
+    /// The version of the CUDA interface that the driver implements.
+    fn version(&self) -> Version;
+
+    /// How many devices there are. Creates no context.
+    fn device_count(&self) -> u32;
+
+    /// What a device is. Creates no context, except on the first call where the driver can only learn it that way.
+    fn device_properties(&self, device: u32) -> Result<DeviceProperties>;
+
+    /// Whether the device has a context already. Creates none.
+    fn context_is_active(&self, device: u32) -> Result<bool>;
+
+    /// Makes sure that the device has a context (some 100 ms on a card, hundreds of MiB of its memory). Every call that
+    /// needs one does so too. *Not in capture.*
+    fn context_initialize(&self, device: u32) -> Result<()>;
+
+    /// Blocks until all work of the device is done. *Not in capture*: while a stream of the device captures, in no mode.
+    fn device_synchronize(&self, device: u32) -> Result<()>;
+
+    /// Free and total memory.
+    fn memory_info(&self, device: u32) -> Result<MemoryInfo>;
+
+    /// Whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
+
+    /// Lets kernels of `device` touch plain memory of `peer`. Enabling twice is
+    /// [`PeerAccessAlreadyEnabled`](crate::Code::PeerAccessAlreadyEnabled).
+    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+
+    /// Takes that back; not on is [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
+    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+
+    // ---- Streams --------------------------------------------------------------------------------------------------
+
+    /// The legacy default stream of a device. It needs no destroying, and destroying it is an error.
+    fn default_stream(&self, device: u32) -> Result<StreamHandle>;
+
+    /// A new non-blocking stream. The priority is clamped to the device's range; smaller is more urgent.
+    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle>;
+
+    /// Gives the stream up. Work on it still runs to its end.
+    fn stream_destroy(&self, stream: StreamHandle) -> Result<()>;
+
+    /// The device of the stream.
+    fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+
+    /// The priority after clamping.
+    fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
+
+    /// Whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
+    /// stream's for its. Streams of `stream_create` have none; those that were made elsewhere may. True of the legacy default
+    /// stream itself.
+    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool>;
+
+    /// Whether all work on the stream is done. *Not in capture*, of this stream or another.
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
+
+    /// Blocks until all work on the stream is done. *Not in capture*, of this stream or another.
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
+
+    /// Later work on the stream waits for the latest record of the event before this call. An event that was never
+    /// recorded holds nothing up. Recording the event again changes nothing for this wait. An event of a capture pulls the
+    /// stream into that capture.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+
+    /// A stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
+    /// stream alone.
+    fn stream_adopt(&self, device: u32, stream: crate::ForeignStream) -> Result<StreamHandle>;
+
+    /// The driver's own number for the stream (`CUstream`), to be given to other libraries.
+    fn stream_native(&self, stream: StreamHandle) -> Result<u64>;
+
+    // ---- Events ---------------------------------------------------------------------------------------------------
+
+    /// A new event. It belongs to the device and counts as complete until it is recorded.
+    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle>;
+
+    /// Gives the event up. Waits that were queued on it keep their meaning.
+    fn event_destroy(&self, event: EventHandle) -> Result<()>;
+
+    /// Records the event on a stream of the same device: it is complete when all earlier work on the stream is. On a
+    /// capturing stream it marks the place in the graph.
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+
+    /// Whether the latest record is complete. *Not in capture.* An event of a capture under way is
+    /// [`CapturedEvent`](crate::Code::CapturedEvent), of one that is over or broken
+    /// [`InvalidValue`](crate::Code::InvalidValue).
+    fn event_query(&self, event: EventHandle) -> Result<bool>;
+
+    /// Blocks until the latest record is complete. *Not in capture.* Events of captures are refused as `event_query`
+    /// refuses them.
+    fn event_synchronize(&self, event: EventHandle) -> Result<()>;
+
+    /// Milliseconds from one record to another. Both events need timing and must be recorded
+    /// ([`InvalidHandle`](crate::Code::InvalidHandle)) and complete ([`NotReady`](crate::Code::NotReady)).
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
+
+    // ---- Device memory --------------------------------------------------------------------------------------------
+
+    /// `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May block.
+    /// *Not in capture.*
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and there may
+    /// be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that cannot
+    /// answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// Says how a part of managed memory will be used. A device that is named must be able to touch managed memory while
+    /// the host does (the properties say so).
+    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
+
+    /// Gives memory of `memory_allocate` or `memory_allocate_managed` back. Blocks until the work that may use it is done.
+    /// *Not in capture.*
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
+
+    // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
+
+    /// A range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
+    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+
+    /// Gives a reserved range back; all of it must be unmapped.
+    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+
+    /// Physical memory without an address. `bytes` is a multiple of the device's granularity.
+    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle>;
+
+    /// Gives up the handle. The memory lives on while it is mapped.
+    fn physical_release(&self, physical: PhysicalHandle) -> Result<()>;
+
+    /// Maps the physical memory, from `offset` on, at an address of a reserved range. It cannot be touched before
+    /// `memory_set_access`. The same memory may be mapped at several addresses at a time: they are the same bytes to work
+    /// that is ordered (by its stream, an event, the host), and one kernel does not use two of them.
+    fn memory_map(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        physical: PhysicalHandle,
+        offset: u64,
+    ) -> Result<()>;
+
+    /// Unmaps whole mappings: all of them, or none where it fails. The caller has waited for the work that uses these
+    /// addresses: work that comes later finds nothing there, which is sticky. Other mappings of the same memory stay.
+    fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+
+    /// Lets `device` touch a mapped range.
+    fn memory_set_access(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        device: u32,
+        access: MemoryAccess,
+    ) -> Result<()>;
+
+    // ---- Memory of several processes ------------------------------------------------------------------------------
+
+    /// Physical memory as something that another process can be given; it was made with
+    /// [`share_as`](PhysicalFlags::share_as), or imported.
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle>;
+
+    /// The physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
+    /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping
+    /// keeps it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
+    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle>;
+
+    /// Memory of `memory_allocate`, by its first address, as something that another process can be given. It must not be
+    /// freed while somebody has it open.
+    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle>;
+
+    /// Opens memory that another process exported, of a device that is `device` here. The process that exported it is
+    /// refused by a card ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
+    /// ([`NotSupported`](crate::Code::NotSupported) otherwise). *Not in capture.*
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer>;
+
+    /// Closes what `ipc_open` opened, once for each time that it did. The caller has waited for the work that uses it.
+    /// *Not in capture.*
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()>;
+
+    /// The allocation that an address lies in: its first address, and its size in bytes. It knows what `memory_allocate` and
+    /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A card
+    /// may hold small allocations of one process in one piece, and opens all of it: then the piece is what is answered.)
+    /// Any other address is [`InvalidValue`](crate::Code::InvalidValue).
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
+
+    // ---- Stream-ordered memory ------------------------------------------------------------------------------------
+
+    /// A new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
+    /// until it is trimmed.
+    fn pool_create(&self, device: u32) -> Result<PoolHandle>;
+
+    /// Gives the pool up; its memory goes back when the last allocation from it is freed.
+    fn pool_destroy(&self, pool: PoolHandle) -> Result<()>;
+
+    /// Gives unused memory of the pool back to the device, down to `keep_bytes`.
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()>;
+
+    /// How the pool behaves.
+    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes>;
+
+    /// Changes how the pool behaves. Where it fails, some of the attributes may have changed.
+    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
+
+    /// What the pool holds.
+    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage>;
+
+    /// Memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes a node,
+    /// and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer>;
+
+    /// Frees such memory once earlier work on the stream is done. On a capturing stream it becomes a node, and only memory
+    /// that the same capture allocated is taken. What a graph allocates and does not free is freed by this call after a
+    /// launch, or by the next launch.
+    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()>;
+
+    // ---- Pinned host memory ---------------------------------------------------------------------------------------
+
+    /// Page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer>;
+
+    /// Gives it back. Blocks until the work of every device that uses it is done. *Not in capture*, in no mode where a device
+    /// that used it captures.
+    fn host_free(&self, pointer: HostPointer) -> Result<()>;
+
+    /// Reads pinned memory from the host, now. Nothing orders it after work that writes there: synchronise first.
+    fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()>;
+
+    /// Writes pinned memory from the host, now. Nothing orders it after work that reads there: synchronise first.
+    fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()>;
+
+    // ---- Copies, fills, host functions ----------------------------------------------------------------------------
+
+    /// Copies between device memory and device or pinned memory, in stream order. Memory of another device than the stream's
+    /// may be copied if it is plain, with peer access or without, and if it is mapped where it was opened to the stream's
+    /// device (`memory_set_access`).
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()>;
+
+    /// Copies ordinary host memory to the device in stream order. Returns when `source` may change; the copy itself may
+    /// still be under way. Blocks for all but small sizes. *Not in capture of this stream.*
+    fn copy_from_host(
+        &self,
+        stream: StreamHandle,
+        target: DevicePointer,
+        source: &[u8],
+        label: Label,
+    ) -> Result<()>;
+
+    /// Copies device memory to ordinary host memory in stream order. Blocks until the bytes are there. *Not in capture of
+    /// this stream.*
+    fn copy_to_host(
+        &self,
+        stream: StreamHandle,
+        target: &mut [u8],
+        source: DevicePointer,
+        label: Label,
+    ) -> Result<()>;
+
+    /// Fills device memory with a pattern, in stream order.
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()>;
+
+    /// Runs a function of the host in stream order; later work on the stream waits for it. In a capture it becomes a node
+    /// and runs at each launch.
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()>;
+
+    // ---- Code -----------------------------------------------------------------------------------------------------
+
+    /// Loads an image. An image of a kind that the device does not take is
+    /// [`InvalidImage`](crate::Code::InvalidImage).
+    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle>;
+
+    /// Unloads it, with its functions. Blocks until the work that uses it is done.
+    fn module_unload(&self, module: ModuleHandle) -> Result<()>;
+
+    /// A kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
+
+    /// What the kernel needs.
+    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes>;
+
+    /// Queues a kernel. A grid or block with a 0, or a block that is too large, is
+    /// [`InvalidValue`](crate::Code::InvalidValue).
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()>;
+
+    /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the
+    /// properties say so beforehand.
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()>;
+
+    // ---- Several devices together ---------------------------------------------------------------------------------
+
+    /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on cards
+    /// for about a second). Without NCCL a card answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>>;
+
+    /// Which rank of how many a handle is.
+    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
+
+    /// Gives a rank up. Blocks until the collectives that it was given are done. *Not in capture.*
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()>;
+
+    /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
+    /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
+    /// ranks submits their parts as one group: a card may wait, in this call, for the others.
+    ///
+    /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the
+    /// communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed), [`LaunchTimeout`](crate::Code::LaunchTimeout)) and
+    /// name the calls; a rank whose part is never submitted keeps the others waiting. A card hangs in all these cases.
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()>;
+
+    // ---- Capture and graphs ---------------------------------------------------------------------------------------
+
+    /// Starts a capture on a stream that is not the legacy default stream.
+    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
+
+    /// Ends it, on the stream that started it, and gives the graph. A forked stream that was not joined is
+    /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined), a broken capture
+    /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated), another thread than the one that began a
+    /// capture that is not relaxed [`StreamCaptureWrongThread`](crate::Code::StreamCaptureWrongThread); in these cases the
+    /// capture is over and the streams are usable again.
+    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+
+    /// Whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
+    /// [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
+    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo>;
+
+    /// Changes what the next command on a capturing stream will depend on. Nodes are of the graph under construction.
+    fn stream_update_capture_dependencies(
+        &self,
+        stream: StreamHandle,
+        dependencies: &[GraphNodeHandle],
+        update: DependencyUpdate,
+    ) -> Result<()>;
+
+    /// A new condition of the graph that the stream captures into, which each launch starts at `initial`. One conditional node
+    /// of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a condition that no
+    /// node reads, in the simulator and with drivers for CUDA 12.8 and later. It goes with the graph that the capture began.
+    ///
+    /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
+    /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
+    /// [properties](DeviceProperties::conditional_nodes) say. See the [module](crate::conditional).
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
+
+    /// Captures a kernel that sets a condition to the value that is at `source` when it runs: in front of the node that reads
+    /// it, or in a body. A condition of another graph or device is [`InvalidValue`](crate::Code::InvalidValue), and so is a
+    /// `source` that is not aligned to the format. Where two executables of one graph run at once, each may see what the other
+    /// set.
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()>;
+
+    /// Puts a conditional node behind what the next command on the capturing stream would depend on; the next command then
+    /// depends on the node. Answers its bodies, which are empty and to be captured into before the graph is instantiated. A
+    /// condition that another node reads is [`InvalidValue`](crate::Code::InvalidValue).
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>>;
+
+    /// Starts a capture on a stream into a body of a conditional node, which must be empty and of the stream's device; any other
+    /// graph is [`InvalidValue`](crate::Code::InvalidValue). It is ended by `stream_end_capture`, which answers the body. The
+    /// capture that the node belongs to may be over by then or go on meanwhile on its own streams. Commands that cannot be in a
+    /// body are refused when they are captured, when the capture ends or by `graph_instantiate`.
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()>;
+
+    /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+
+    /// The nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
+    /// graph. Each call costs the same, however large the graph is, as long as the node is one that was learned from
+    /// [`CaptureInfo::dependencies`] or from this call.
+    fn graph_node_predecessors(
+        &self,
+        graph: GraphHandle,
+        node: GraphNodeHandle,
+    ) -> Result<Vec<GraphNodeHandle>>;
+
+    /// The graph as data, also while a capture builds it. Takes a few calls a node on a card.
+    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;
+
+    /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz, `verbose` with everything. A
+    /// file that cannot be written is [`OperatingSystem`](crate::Code::OperatingSystem), or
+    /// [`InvalidValue`](crate::Code::InvalidValue) where the path is none. For a text that is the same on every driver see
+    /// [`GraphDescription::to_dot`].
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
+
+    /// Gives the graph up, with its bodies and conditions. Its executables live on. A body by itself, and a graph of which a
+    /// body is being captured, is [`IllegalState`](crate::Code::IllegalState).
+    fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
+
+    /// An executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and a graph
+    /// of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
+    /// conditional nodes that has an executable already is [`NotSupported`](crate::Code::NotSupported).
+    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+
+    /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would
+    /// do, launches that were queued before are not affected. It costs a fraction of an instantiation.
+    ///
+    /// The graphs must have the same shape. Nodes that nothing depends on are paired in their order, and what paired nodes
+    /// depend on is paired in the order of the edges, so two captures of one program fit. Paired nodes are of one kind. A
+    /// kernel may be replaced by any other of the same device and stream priority; a copy keeps the devices and the kinds of
+    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a card may
+    /// insist on its size; stream-ordered allocations and frees, and conditional nodes, cannot be updated at all. Where any of this does not hold, the
+    /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
+    ///
+    /// The executable's nodes keep their names: those of the graph that it was instantiated from.
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
+
+    /// Gives a kernel of an executable graph other work: another kernel of the same device, grid, block, arguments, and the
+    /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
+    ///
+    /// `node` is named as in the graph that the executable was instantiated from, which must still be there, and was a
+    /// [`launch`](Self::launch) when it was captured, in the graph itself and not in a body. Anything else is [`InvalidValue`](crate::Code::InvalidValue), and so is
+    /// what `launch` would refuse.
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()>;
+
+    /// Gives the executable up; a launch that is under way runs to its end.
+    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;
+
+    /// Queues the whole graph as one piece of work on the stream. Launches of one executable run one after the other.
+    /// *Not in capture of this stream.*
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()>;
+}

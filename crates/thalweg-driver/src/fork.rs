@@ -1,0 +1,61 @@
+//! Noticing that a driver was inherited through `fork`.
+//!
+//! A child gets a copy of its parent's memory and none of its threads, and CUDA's contexts stay with the parent. A driver that
+//! was opened before the fork would answer with misleading errors there, or wait for ever for a thread that does not exist.
+//! So each driver remembers in which process it was opened, and refuses to work in another.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Code, Error, Result};
+
+/// How many forks lie between the first process and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn in_child() {
+    // Only an atomic addition: little else is allowed in the child of a process with threads.
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The process in which something was opened. Whoever keeps state of a device apart from its driver (an allocator behind a C
+/// interface) asks it before touching that state: in a child, its locks may be held by threads that do not exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process(u32);
+
+impl Process {
+    /// This process.
+    pub fn current() -> Self {
+        static AT_FORK: Once = Once::new();
+        AT_FORK.call_once(|| {
+            // SAFETY: the handler is a function of this library, which is never unloaded, and does one atomic operation. A
+            // failure (no memory) leaves forks unnoticed, which costs a clear message only.
+            // (Miri knows no forks.)
+            let _ = cfg!(miri) || unsafe { libc::pthread_atfork(None, None, Some(in_child)) } == 0;
+        });
+        Self(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is a child of that process.
+    #[inline]
+    pub fn is_left(self) -> bool {
+        self.0 != GENERATION.load(Ordering::Relaxed)
+    }
+
+    /// An error of `call` ([`Code::Forked`]) where this is a child of that process; `what` was opened there.
+    ///
+    /// # Errors
+    /// That one.
+    #[inline]
+    pub fn check(self, call: &'static str, what: &str) -> Result<()> {
+        if self.is_left() { Err(forked(call, what)) } else { Ok(()) }
+    }
+}
+
+#[cold]
+fn forked(call: &'static str, what: &str) -> Error {
+    let detail = format!(
+        "this process was forked from one that had initialised {what}, and cannot use it; start workers with the spawn \
+         method, or fork before the first use of {what}"
+    );
+    Error::new(Code::Forked, call, detail)
+}

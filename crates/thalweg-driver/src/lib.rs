@@ -1,0 +1,64 @@
+//! The boundary to GPUs: the [`Driver`] trait, and its implementation on NVIDIA's driver.
+//!
+//! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
+//! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
+//!   without CUDA and says what is missing.
+//! - [`instrument`] is what the layers above tell a sanitizer around a driver, because no driver sees it.
+//!
+//! The simulated GPU, the sanitizer and the conformance suite are crates of their own (`thalweg-sim`, `thalweg-sanitizer`,
+//! `thalweg-conformance`). Everything above this crate is the same code on a GPU and on the simulated one.
+//!
+//! # Invariants
+//! - [`Driver`] is a safe trait: no call of it, however wrong, is undefined behaviour in Rust.
+//! - A driver never names a dtype, a tensor or a policy.
+//! - A missing library is an error that says where it was looked for, never a panic.
+
+pub mod anonymous;
+pub mod collective;
+mod command;
+pub mod conditional;
+pub mod cuda;
+mod description;
+pub mod driver;
+mod error;
+mod foreign;
+mod fork;
+mod graph;
+mod handle;
+pub mod host;
+pub mod instrument;
+mod library;
+mod memory;
+mod module;
+mod process;
+mod properties;
+
+pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
+pub use command::{
+    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, Step, Touch,
+};
+pub use conditional::{ConditionFormat, Conditional};
+pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
+pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
+pub use error::{Code, Error, Result};
+pub use foreign::ForeignStream;
+pub use fork::Process;
+pub use graph::{
+    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,
+};
+pub use handle::{
+    CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
+    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
+};
+pub use host::{HostFault, HostKernel, HostLaunch};
+pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
+pub use library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
+pub use memory::{
+    HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,
+    PoolAttributes, PoolUsage, ShareableHandle,
+};
+pub use module::{HostModule, Image};
+pub use process::{descriptor_of_process, effective_user_id};
+pub use properties::{
+    ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
+};

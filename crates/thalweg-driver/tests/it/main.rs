@@ -1,0 +1,3 @@
+//! The integration tests of the crate, in one binary.
+
+mod cuda_libraries;

@@ -1,0 +1,102 @@
+//! What the referee costs a submission: the same small scenarios on a plain simulator and on a checked one.
+//!
+//! `cargo bench -p thalweg-sanitizer --bench referee` prints a table; with `-- --json`, one JSON object a line.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use thalweg_driver::{
+    Access, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule, Image,
+    Label, Launch, Result, StreamHandle,
+};
+use thalweg_sanitizer::CheckedDriver;
+use thalweg_sim::{SimConfig, SimDriver};
+
+const SCENARIOS: u32 = 2_000;
+const ROUNDS: usize = 9;
+
+struct Bench {
+    driver: Arc<dyn Driver>,
+    streams: Vec<StreamHandle>,
+    function: FunctionHandle,
+    data: DevicePointer,
+}
+
+impl Bench {
+    fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        let kernel: Arc<dyn HostKernel> = Arc::new(|_: &HostLaunch<'_>| Ok(()));
+        let module = driver.module_load(0, Image::Host(&HostModule::single("nothing", kernel)))?;
+        let function = driver.function_get(module, "nothing")?;
+        let streams = (0..3).map(|_| driver.stream_create(0, 0)).collect::<Result<_>>()?;
+        let data = driver.memory_allocate(0, 64 << 10)?;
+        Ok(Self { driver, streams, function, data })
+    }
+
+    fn launch(&self, stream: usize, accesses: &[Access]) -> Result<()> {
+        let launch = Launch {
+            function: self.function,
+            grid: [1; 3],
+            block: [1; 3],
+            shared_memory_bytes: 0,
+            arguments: &[],
+            accesses,
+            label: Label::here("work"),
+        };
+        self.driver.launch(self.streams[stream], &launch)
+    }
+
+    /// 20 calls on 3 streams: 14 launches with three accesses each, and three hand-overs by an event. Then the machine is
+    /// waited for.
+    fn scenario(&self) -> Result<()> {
+        let event = self.driver.event_create(0, EventFlags::default())?;
+        for step in 0..14 {
+            let stream = step % 3;
+            let part = |which: usize| self.data.offset(((which * 3 + stream) * 1024) as u64);
+            let accesses =
+                [Access::read(part(0), 1024), Access::read(part(1), 1024), Access::write(part(2), 1024)];
+            self.launch(stream, &accesses)?;
+            if step % 5 == 4 || step == 13 {
+                self.driver.event_record(event, self.streams[stream])?;
+                self.driver.stream_wait_event(self.streams[(stream + 1) % 3], event)?;
+            }
+        }
+        self.driver.event_destroy(event)
+    }
+
+    /// Microseconds a scenario, the best of some rounds: the calls alone, and with the wait for the machine.
+    fn measure(&self) -> Result<(f64, f64)> {
+        let (mut calls, mut whole) = (f64::MAX, f64::MAX);
+        for _ in 0..ROUNDS {
+            let (start, mut submitting) = (Instant::now(), 0.0);
+            for _ in 0..SCENARIOS {
+                let submit = Instant::now();
+                self.scenario()?;
+                submitting += submit.elapsed().as_secs_f64();
+                self.driver.device_synchronize(0)?;
+            }
+            calls = calls.min(submitting * 1e6 / f64::from(SCENARIOS));
+            whole = whole.min(start.elapsed().as_secs_f64() * 1e6 / f64::from(SCENARIOS));
+        }
+        Ok((calls, whole))
+    }
+}
+
+fn main() -> Result<()> {
+    let json = std::env::args().any(|argument| argument == "--json");
+    let report = |name: &str, value: f64, unit: &str| {
+        if json {
+            println!("{{\"name\": \"{name}\", \"value\": {value:.4}, \"unit\": \"{unit}\"}}");
+        } else {
+            println!("{name:<36} {value:>10.3} {unit}");
+        }
+    };
+    let sim = || SimDriver::new(SimConfig { workers: 1, ..SimConfig::default() });
+    let plain = Bench::new(sim()?)?.measure()?;
+    let checked = Bench::new(CheckedDriver::new(sim()?))?.measure()?;
+    report("scenario_calls_plain", plain.0, "us");
+    report("scenario_calls_checked", checked.0, "us");
+    report("scenario_plain", plain.1, "us");
+    report("scenario_checked", checked.1, "us");
+    report("referee_a_call", (checked.0 - plain.0) / 22.0, "us");
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Sets of bytes at regular distances, as strided operands touch them.
+
+use smallvec::{SmallVec, smallvec};
+use thalweg_driver::{Access, Touch};
+
+/// `chunk` bytes from `start` on, again at each step, all of that at each of the next step, and so on.
+///
+/// Invariant: a step is as long at least as what it repeats, and repeats it at least once more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Bytes {
+    pub(super) start: u64,
+    chunk: u64,
+    /// Bytes from one to the next, and how many; the shortest first.
+    steps: SmallVec<[(u64, u64); 4]>,
+}
+
+/// Parts of a set.
+pub(super) type Parts = SmallVec<[Bytes; 2]>;
+
+impl Bytes {
+    /// The bytes from `start` to `end`.
+    pub(super) fn range(start: u64, end: u64) -> Self {
+        Self { start, chunk: end - start, steps: SmallVec::new() }
+    }
+
+    /// What an access touches; `None` where that is not said.
+    pub(super) fn of(access: &Access) -> Option<Self> {
+        let (chunk, steps) = match access.touch {
+            Touch::All => return Some(Self::range(access.start, access.start.saturating_add(access.bytes))),
+            Touch::Some { .. } => return None,
+            Touch::Strided { chunk_bytes, steps } => (chunk_bytes, steps),
+        };
+        let mut bytes = Self { start: access.start, chunk, steps: SmallVec::new() };
+        for step in steps.iter().filter(|step| step.count > 1) {
+            if step.bytes < bytes.reach() {
+                return None;
+            }
+            bytes.steps.push((step.bytes, step.count));
+        }
+        (chunk > 0 && bytes.reach() <= access.bytes).then_some(bytes)
+    }
+
+    /// Bytes from the first to behind the last.
+    pub(super) fn reach(&self) -> u64 {
+        let steps = self.steps.iter().map(|(step, count)| step.saturating_mul(count - 1));
+        steps.fold(self.chunk, u64::saturating_add)
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    fn count(&self) -> u64 {
+        self.steps.iter().fold(self.chunk, |product, (_, count)| product.saturating_mul(*count))
+    }
+
+    /// The longest step, and how often it is taken.
+    pub(super) fn longest(&self) -> Option<(u64, u64)> {
+        self.steps.last().copied()
+    }
+
+    /// The end, if it is one range.
+    pub(super) fn end_of_range(&self) -> Option<u64> {
+        self.steps.is_empty().then(|| self.start + self.chunk)
+    }
+
+    /// What the longest step repeats, from `start` on.
+    pub(super) fn repeated(&self, start: u64) -> Self {
+        let steps = self.steps[..self.steps.len() - 1].into();
+        Self { start, chunk: self.chunk, steps }
+    }
+
+    /// The same, `count` times.
+    pub(super) fn times(mut self, step: u64, count: u64) -> Self {
+        debug_assert!(self.reach() <= step, "steps do not interleave");
+        if count > 1 {
+            self.steps.push((step, count));
+        }
+        self
+    }
+
+    /// The same elsewhere.
+    pub(super) fn moved(mut self, start: u64) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Those below `at`, and those from there on.
+    pub(super) fn split(self, at: u64) -> (Parts, Parts) {
+        if at <= self.start {
+            return (Parts::new(), smallvec![self]);
+        }
+        if at >= self.start + self.reach() {
+            return (smallvec![self], Parts::new());
+        }
+        let Some((step, count)) = self.longest() else {
+            let end = self.start + self.chunk;
+            return (smallvec![Self::range(self.start, at)], smallvec![Self::range(at, end)]);
+        };
+        let one = self.repeated(self.start);
+        let reach = one.reach();
+        // That many end below.
+        let below = (at - self.start).checked_sub(reach).map_or(0, |rest| rest / step + 1);
+        let (mut low, mut high) = (Parts::new(), Parts::new());
+        if below > 0 {
+            low.push(one.clone().times(step, below));
+        }
+        let mut next = below;
+        let start = self.start + below * step;
+        if start < at {
+            let (left, right) = one.clone().moved(start).split(at);
+            low.extend(left);
+            high.extend(right);
+            next += 1;
+        }
+        if next < count {
+            high.push(one.moved(self.start + next * step).times(step, count - next));
+        }
+        (low, high)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(parts: &[Bytes]) -> Vec<u64> {
+        let mut found = Vec::new();
+        for part in parts {
+            let mut starts = vec![part.start];
+            for &(step, count) in &part.steps {
+                starts = starts.iter().flat_map(|start| (0..count).map(move |i| start + i * step)).collect();
+            }
+            found.extend(starts.iter().flat_map(|start| *start..start + part.chunk));
+        }
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn a_set_is_split_at_every_place() {
+        let set = Bytes { start: 5, chunk: 3, steps: smallvec![(4, 3), (20, 2), (50, 3)] };
+        let all = list(std::slice::from_ref(&set));
+        assert_eq!(all.len() as u64, set.count());
+        assert_eq!(all.last().copied(), Some(set.start + set.reach() - 1));
+        for at in 0..170 {
+            let (low, high) = set.clone().split(at);
+            let (low, high) = (list(&low), list(&high));
+            assert!(low.iter().all(|byte| *byte < at) && high.iter().all(|byte| *byte >= at), "at {at}");
+            assert_eq!([low, high].concat(), all, "at {at}");
+        }
+    }
+
+    #[test]
+    fn what_interleaves_is_not_said() {
+        let of = |touch| Bytes::of(&Access::new(0, 100, thalweg_driver::AccessMode::Read).touching(touch));
+        assert!(of(Touch::rows(4, 8, 12)).is_some());
+        assert!(of(Touch::rows(9, 8, 4)).is_none(), "a chunk longer than its step");
+        assert!(of(Touch::rows(4, 8, 14)).is_none(), "more than the range has");
+        assert!(of(Touch::Some { most_bytes: 4 }).is_none());
+    }
+}

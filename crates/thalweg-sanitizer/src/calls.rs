@@ -1,0 +1,210 @@
+//! What the calls of a driver have in common: work, waits, memory that is given back, what the host touches.
+
+use std::sync::atomic::Ordering;
+
+use thalweg_driver::{
+    Access, AccessMode, CaptureInfo, CaptureStatus, Code, Error, Label, Result, StreamHandle,
+};
+
+use super::capture::CapturedCall;
+use super::clock::Clock;
+use super::model::{Model, StreamId};
+use super::shadow::{Mark, MarkKind};
+use super::touch::Manner;
+use super::{CheckedDriver, take_label};
+
+impl CheckedDriver {
+    /// The state of the stream's capture, where it takes part in one.
+    pub(super) fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
+        if self.captures.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let info = self.inner.stream_capture_info(stream).ok()?;
+        (info.status == CaptureStatus::Active).then_some(info)
+    }
+
+    /// A command on a stream, or a node of its capture.
+    pub(super) fn command(
+        &self,
+        stream: StreamHandle,
+        label: Label,
+        accesses: &[Access],
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let before = self.capturing(stream);
+        call()?;
+        let after = before.as_ref().map(|_| self.inner.stream_capture_info(stream)).transpose()?;
+        let host = self.host();
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        let site = model.sites.of(label);
+        if let (Some(before), Some(after)) = (&before, &after) {
+            model.captured(&*self.inner, before, after, site, CapturedCall::Accesses(accesses));
+        } else if let Some(id) = model.stream(stream) {
+            let number = model.submit(id, host);
+            let mark = model.mark(id, number, site, MarkKind::Command);
+            work(&mut model, id, |model, clock| {
+                for access in accesses {
+                    model.touch(clock, mark, access, Manner::Submitted);
+                }
+            });
+        }
+        self.answer(&model, found, label.operator, ())
+    }
+
+    /// The host waits for work that a clock describes.
+    pub(super) fn waits(
+        &self,
+        frontier: impl FnOnce(&mut Model) -> Option<Clock>,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.asks(frontier, || call().map(|()| true)).map(|_| ())
+    }
+
+    /// The host asks whether work that a clock describes is done.
+    pub(super) fn asks(
+        &self,
+        frontier: impl FnOnce(&mut Model) -> Option<Clock>,
+        call: impl FnOnce() -> Result<bool>,
+    ) -> Result<bool> {
+        // What others submit while this call waits is not what it waits for.
+        let clock = frontier(&mut self.lock());
+        let answer = call();
+        self.note_standstill(&answer);
+        // Nothing runs on a lost device any more, so what it had is over.
+        let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
+        if let (true, Some(clock)) = (is_over, clock) {
+            self.seen(&mut self.lock(), &clock);
+        }
+        answer
+    }
+
+    /// A wait that was given up says that work which the program was owed cannot go on: a collective that a rank has not joined, a
+    /// thread that nobody wakes. That is the cause of what is found in memory that goes later, under that work.
+    pub(super) fn note_standstill<T>(&self, answer: &Result<T>) {
+        if answer.as_ref().is_err_and(|error| error.code() == Code::Timeout) {
+            self.lock().stands_still = true;
+        }
+    }
+
+    /// Memory is given back by a call that waits for all that `frontier` describes.
+    pub(super) fn gives_back(
+        &self,
+        start: u64,
+        name: &'static str,
+        frontier: impl FnOnce(&mut Model) -> Clock,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (clock, taken) = {
+            let mut model = self.lock();
+            let site = model.sites.labelled(take_label(), name);
+            (frontier(&mut model), model.depart(start, site))
+        };
+        let result = call();
+        let mut model = self.lock();
+        model.departed(taken, result.is_ok());
+        if result.is_ok() {
+            self.seen(&mut model, &clock);
+        }
+        result
+    }
+
+    /// A range is unmapped by a call that waits for nothing.
+    pub(super) fn unmaps(
+        &self,
+        start: u64,
+        bytes: u64,
+        name: &'static str,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let host = self.host();
+        let (taken, found) = {
+            let mut model = self.lock();
+            let found = model.findings.list.len();
+            let site = model.sites.labelled(take_label(), name);
+            model.check_unmap(start, bytes, host, site);
+            (model.depart_range(start, start.saturating_add(bytes), site), found)
+        };
+        let result = call();
+        let mut model = self.lock();
+        model.departed(taken, result.is_ok());
+        result.and_then(|()| self.answer(&model, found, name, ()))
+    }
+
+    /// The host touches pinned memory.
+    pub(super) fn host_touches(
+        &self,
+        start: u64,
+        bytes: usize,
+        mode: AccessMode,
+        name: &'static str,
+    ) -> Result<()> {
+        let host = self.host();
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        let site = model.sites.labelled(take_label(), name);
+        let number = model.host_acts(host);
+        let strand = model.hosts[host as usize].strand;
+        let access = Access::new(start, bytes as u64, mode);
+        let kind = MarkKind::Host;
+        let mark = Mark {
+            strand,
+            within: 0,
+            site,
+            number,
+            start,
+            bytes: access.bytes,
+            launch: 0,
+            mode,
+            kind,
+            is_certain: true,
+        };
+        let clock = std::mem::take(&mut model.hosts[host as usize].clock);
+        model.touch(&clock, mark, &access, Manner::Submitted);
+        model.hosts[host as usize].clock = clock;
+        self.answer(&model, found, name, ())
+    }
+
+    /// Enters a stream that the driver has given a handle for.
+    pub(super) fn enter_stream(&self, device: u32, handle: StreamHandle, is_legacy: bool) {
+        let known = self.lock().stream(handle).is_some();
+        if known {
+            return;
+        }
+        let native = self.inner.stream_native(handle).unwrap_or(handle.raw());
+        let is_blocking = self.inner.stream_is_blocking(handle).unwrap_or(false);
+        let is_legacy = is_legacy || native <= 1;
+        self.lock().add_stream(handle, device, native, is_legacy, is_blocking);
+    }
+
+    /// A free or an allocation in stream order.
+    pub(super) fn in_stream_order(
+        &self,
+        stream: StreamHandle,
+        before: Option<&CaptureInfo>,
+        name: &'static str,
+        node: CapturedCall<'_>,
+        apply: impl FnOnce(&mut Model, &Clock, Mark),
+    ) -> Result<()> {
+        let after = before.map(|_| self.inner.stream_capture_info(stream)).transpose()?;
+        let host = self.host();
+        let mut model = self.lock();
+        let found = model.findings.list.len();
+        let site = model.sites.labelled(take_label(), name);
+        if let (Some(before), Some(after)) = (before, &after) {
+            model.captured(&*self.inner, before, after, site, node);
+        } else if let Some(id) = model.stream(stream) {
+            let number = model.submit(id, host);
+            let mark = model.mark(id, number, site, MarkKind::Command);
+            work(&mut model, id, |model, clock| apply(model, clock, mark));
+        }
+        self.answer(&model, found, name, ())
+    }
+}
+
+/// Does something with the clock of a stream's newest command.
+pub(super) fn work(model: &mut Model, id: StreamId, act: impl FnOnce(&mut Model, &Clock)) {
+    let clock = std::mem::take(&mut model.streams[id as usize].clock);
+    act(model, &clock);
+    model.streams[id as usize].clock = clock;
+}

@@ -1,0 +1,195 @@
+//! Collectives: which parts meet, and what that orders.
+//!
+//! A part is work of its stream, judged with what that stream knows when the part is submitted. When the last part of a
+//! collective is submitted, the streams of the ranks that receive data learn what the streams of those that gave it knew before
+//! theirs: not the parts themselves, since a rank goes on when its own is done.
+//!
+//! Until then the order is not there yet, though it will be. Races between what follows an early part and work of the ranks
+//! that have not come are therefore not reported in the meantime. What an event carried away from an early rank's stream in
+//! that time does not learn of the order later.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{Access, AccessMode, Collective, CollectiveOperation, CommunicatorHandle};
+
+use super::clock::Clock;
+use super::model::{Actor, HostId, Model, StreamId};
+use super::shadow::{Mark, MarkKind};
+use super::touch::Manner;
+
+/// The communicators that the program has made.
+#[derive(Default)]
+pub(super) struct Communicators {
+    /// Communicator and rank of each handle.
+    ranks: FxHashMap<u64, (u64, u32)>,
+    all: FxHashMap<u64, Communicator>,
+    made: u64,
+}
+
+struct Communicator {
+    devices: Vec<u32>,
+    /// How many collectives each rank was given.
+    calls: Vec<u64>,
+    /// How many sends and receives there were from one rank to another.
+    pairs: FxHashMap<(u32, u32), [u64; 2]>,
+    /// What some ranks have come to, and others not.
+    open: FxHashMap<Key, Vec<Option<Seat>>>,
+}
+
+/// Which parts meet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    All(u64),
+    Pair(u32, u32, u64),
+}
+
+/// A rank's part.
+struct Seat {
+    rank: u32,
+    operation: CollectiveOperation,
+    stream: StreamId,
+    number: u64,
+    /// What it comes after.
+    entry: Clock,
+}
+
+impl Communicators {
+    pub(super) fn add(&mut self, devices: &[u32], handles: &[CommunicatorHandle]) {
+        self.made += 1;
+        let all = Communicator {
+            devices: devices.to_vec(),
+            calls: vec![0; devices.len()],
+            pairs: FxHashMap::default(),
+            open: FxHashMap::default(),
+        };
+        self.all.insert(self.made, all);
+        self.ranks.extend((0..).zip(handles).map(|(rank, handle)| (handle.raw(), (self.made, rank))));
+    }
+
+    pub(super) fn forget(&mut self, handle: CommunicatorHandle) {
+        let Some((communicator, _)) = self.ranks.remove(&handle.raw()) else { return };
+        if !self.ranks.values().any(|(other, _)| *other == communicator) {
+            self.all.remove(&communicator);
+        }
+    }
+
+    /// What a part touches.
+    pub(super) fn accesses(&self, call: &Collective) -> Option<[Access; 2]> {
+        let (communicator, rank) = self.ranks.get(&call.communicator.raw())?;
+        call.accesses(*rank, self.all.get(communicator)?.devices.len() as u32)
+    }
+
+    /// Takes a part in. All parts of its meeting, if this was the last.
+    fn seat(&mut self, handle: CommunicatorHandle, seat: Seat) -> Option<Vec<Seat>> {
+        let (communicator, _) = self.ranks.get(&handle.raw())?;
+        let communicator = self.all.get_mut(communicator)?;
+        let (pair, place) = match seat.operation {
+            CollectiveOperation::Send { peer } => ((seat.rank, peer), 0),
+            CollectiveOperation::Receive { peer } => ((peer, seat.rank), 1),
+            _ => ((0, 0), seat.rank as usize),
+        };
+        let (key, seats) = if seat.operation.is_between_two() {
+            let number = &mut communicator.pairs.entry(pair).or_default()[place];
+            *number += 1;
+            (Key::Pair(pair.0, pair.1, *number), 2)
+        } else {
+            let calls = &mut communicator.calls[place];
+            *calls += 1;
+            (Key::All(*calls), communicator.devices.len())
+        };
+        let open = communicator.open.entry(key);
+        let open = open.or_insert_with(|| std::iter::repeat_with(|| None).take(seats).collect());
+        open[place] = Some(seat);
+        if open.iter().any(Option::is_none) {
+            return None;
+        }
+        let complete = communicator.open.remove(&key)?;
+        Some(complete.into_iter().flatten().collect())
+    }
+}
+
+impl Model {
+    /// A group of parts on streams that do not capture, and what they touch.
+    pub(super) fn collectives(&mut self, group: &[(&Collective, StreamId)], host: HostId) {
+        let mut entries: SmallVec<[(StreamId, Clock); 4]> = SmallVec::new();
+        for &(call, id) in group {
+            let Some(&(_, rank)) = self.communicators.ranks.get(&call.communicator.raw()) else { continue };
+            let Some(accesses) = self.communicators.accesses(call) else { continue };
+            let known = entries.iter().find(|(stream, _)| *stream == id).map(|(_, entry)| entry.clone());
+            let is_first = known.is_none();
+            let entry = known.unwrap_or_else(|| self.address(id, host).clock.clone());
+            if is_first {
+                entries.push((id, entry.clone()));
+            }
+            // The parts of a group on one stream are not ordered: each but the first is a strand of its own.
+            let number = self.next();
+            let own = self.streams[id as usize].strand;
+            let strand = if is_first { own } else { self.strand(Actor::Stream(id)) };
+            let mut clock = entry.clone();
+            clock.learn(strand, number);
+            let site = self.sites.of(call.label);
+            let (mode, kind) = (AccessMode::Read, MarkKind::Command);
+            let mark = Mark {
+                strand,
+                within: self.sites.within(),
+                site,
+                number,
+                start: 0,
+                bytes: 0,
+                launch: 0,
+                mode,
+                kind,
+                is_certain: true,
+            };
+            for access in &accesses {
+                self.touch(&clock, mark, access, Manner::Submitted);
+            }
+            self.streams[id as usize].clock.learn(strand, number);
+            if !is_first {
+                self.retire(strand, number);
+            }
+            let seat = Seat { rank, operation: call.operation, stream: id, number, entry };
+            if let Some(seats) = self.communicators.seat(call.communicator, seat) {
+                self.met(&seats);
+            }
+        }
+    }
+
+    fn met(&mut self, seats: &[Seat]) {
+        for seat in seats {
+            let givers = seats.iter().filter(|giver| seat.operation.is_fed_by(seat.rank, giver.rank));
+            let clock = &mut self.streams[seat.stream as usize].clock;
+            givers.for_each(|giver| clock.join(&giver.entry));
+        }
+    }
+
+    /// Whether a collective that is still open may put one of two pieces of work before the other: one follows a part, and the
+    /// other is work of a device whose rank has not come to it.
+    pub(super) fn may_yet_be_ordered(&self, first: &Mark, second: &Mark) -> bool {
+        let stream = |mark: &Mark| match self.actors[mark.strand.index()] {
+            Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(stream),
+            Actor::Host(_) => None,
+        };
+        let (Some(one), Some(other)) = (stream(first), stream(second)) else { return false };
+        let is_between = |communicator: &Communicator, key: &Key, seats: &[Option<Seat>]| {
+            let is_missing = |device: u32| {
+                let mut missing =
+                    (0..).zip(seats).filter(|(_, seat)| seat.is_none()).map(|(place, _)| match key {
+                        Key::All(_) => place,
+                        Key::Pair(from, to, _) => [*from, *to][place as usize],
+                    });
+                missing.any(|rank: u32| communicator.devices[rank as usize] == device)
+            };
+            let follows = |mark: &Mark, stream: StreamId| {
+                seats.iter().flatten().any(|seat| seat.stream == stream && seat.number < mark.number)
+            };
+            let device = |stream: StreamId| self.streams[stream as usize].device;
+            (follows(first, one) && is_missing(device(other)))
+                || (follows(second, other) && is_missing(device(one)))
+        };
+        let communicators = self.communicators.all.values();
+        communicators.into_iter().any(|communicator| {
+            communicator.open.iter().any(|(key, seats)| is_between(communicator, key, seats))
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! Captured work: nodes as they were captured, and the chains that an executable is cut into.
+//!
+//! What a node depends on is learned from the driver, which knows (`stream_capture_info` before and after each captured call),
+//! so that the rules of capture need not be known here. At a launch the nodes are checked as if they were submitted then. Nodes
+//! of one chain follow one another, so a chain is one strand; it keeps its strand from launch to launch, since the launches of
+//! an executable follow one another too.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{Access, GraphHandle, GraphNodeHandle};
+
+use super::clock::{Clock, Strand};
+use super::shadow::BlockId;
+use super::site::SiteId;
+
+/// Whose memory a captured access touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Owner {
+    /// The block that held the bytes; 0 for none.
+    pub(super) block: BlockId,
+    /// The object behind the address.
+    pub(super) serial: u64,
+    /// Whether the graph's own pool keeps the memory: it was allocated in the capture.
+    pub(super) is_kept: bool,
+}
+
+/// An access of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Captured {
+    pub(super) access: Access,
+    pub(super) owner: Owner,
+}
+
+/// What a node does.
+#[derive(Clone, Debug)]
+pub(super) enum NodeWork {
+    /// It touches memory, or nothing.
+    Accesses(Vec<Captured>),
+    /// It allocates memory of the graph.
+    Allocate { start: u64, bytes: u64 },
+    /// It frees it.
+    Free { start: u64 },
+    /// It runs one of these graphs. In an executable they are in front of it, and the node does nothing more.
+    Bodies(SmallVec<[GraphHandle; 2]>),
+}
+
+/// A captured call.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    /// Indices into the graph's nodes, all smaller than its own.
+    pub(super) predecessors: SmallVec<[u32; 2]>,
+    pub(super) site: SiteId,
+    /// The call that it was captured in, where that is another; 0 for none.
+    pub(super) within: SiteId,
+    pub(super) work: NodeWork,
+}
+
+/// A capture under way, or a graph.
+#[derive(Default)]
+pub(super) struct Graph {
+    /// The number of the capture.
+    pub(super) capture: u64,
+    /// The stream that the capture began on.
+    pub(super) origin: u64,
+    pub(super) nodes: Vec<Node>,
+    pub(super) handles: FxHashMap<GraphNodeHandle, u32>,
+}
+
+impl Graph {
+    /// Adds a node.
+    pub(super) fn push(&mut self, handle: GraphNodeHandle, node: Node) -> u32 {
+        debug_assert!(node.predecessors.iter().all(|&index| (index as usize) < self.nodes.len()));
+        let index = self.nodes.len() as u32;
+        self.nodes.push(node);
+        self.handles.insert(handle, index);
+        index
+    }
+}
+
+/// Where a node is in its chain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) chain: u32,
+    /// Whether nodes of other chains depend on it.
+    pub(super) is_awaited: bool,
+}
+
+/// An executable graph.
+pub(super) struct Executable {
+    /// The capture that built the graph that it was instantiated from.
+    pub(super) capture: u64,
+    pub(super) nodes: Vec<Node>,
+    /// Its nodes by the names that they have in that graph.
+    pub(super) names: FxHashMap<GraphNodeHandle, u32>,
+    pub(super) places: Arc<[Place]>,
+    /// One a chain.
+    pub(super) strands: SmallVec<[Strand; 2]>,
+    /// What comes before the next launch: the end of the last one.
+    pub(super) last: Clock,
+}
+
+/// Cuts a graph into chains, and says how many there are.
+pub(super) fn chains(nodes: &[Node]) -> (Vec<Place>, u32) {
+    let mut places: Vec<Place> = Vec::with_capacity(nodes.len());
+    // The chain that a node is the last of.
+    let mut ends: FxHashMap<u32, u32> = FxHashMap::default();
+    let mut count = 0;
+    for (index, node) in nodes.iter().enumerate() {
+        let continued = node.predecessors.iter().find_map(|before| Some((*before, ends.remove(before)?)));
+        let chain = continued.map_or_else(
+            || {
+                count += 1;
+                count - 1
+            },
+            |(_, chain)| chain,
+        );
+        for &before in &node.predecessors {
+            if continued.is_none_or(|(kept, _)| kept != before) {
+                places[before as usize].is_awaited = true;
+            }
+        }
+        ends.insert(index as u32, chain);
+        places.push(Place { chain, is_awaited: false });
+    }
+    (places, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(predecessors: &[u32]) -> Node {
+        Node { predecessors: predecessors.into(), site: 0, within: 0, work: NodeWork::Accesses(Vec::new()) }
+    }
+
+    #[test]
+    fn a_diamond_is_two_chains() {
+        let nodes = [node(&[]), node(&[0]), node(&[0]), node(&[2, 1])];
+        let (places, count) = chains(&nodes);
+        assert_eq!(count, 2);
+        let of = |index: usize| (places[index].chain, places[index].is_awaited);
+        assert_eq!([of(0), of(1), of(2), of(3)], [(0, true), (0, true), (1, false), (1, false)]);
+    }
+}

@@ -1,0 +1,427 @@
+//! The referee's model of a machine: streams, events and host threads with their clocks, and what orders what.
+//!
+//! The model works at submission. Every order that CUDA promises is known when a call is made, whatever the device does later,
+//! so nothing here depends on how the driver below schedules its work. Calls enter the model after the driver has accepted
+//! them; calls that give something up leave it before the driver hears of them, since another thread may get the same handle or
+//! address the moment that the driver is done.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use thalweg_driver::{AccessMode, StreamHandle};
+
+use super::blocks::Blocks;
+use super::bodies::Families;
+use super::clock::{Clock, Strand};
+use super::collective::Communicators;
+use super::graph::{Executable, Graph};
+use super::report::Findings;
+use super::shadow::{Mark, MarkKind};
+use super::site::{SiteId, Sites};
+use super::space::{Shared, Space};
+
+/// The index of a host thread; 0 is everybody whom nobody has introduced.
+pub(super) type HostId = u32;
+
+/// The index of a stream.
+pub(super) type StreamId = u32;
+
+/// A host thread.
+pub(super) struct Host {
+    pub(super) strand: Strand,
+    pub(super) name: String,
+    /// What it knows: what it did, what it saw complete, and what it was told.
+    pub(super) clock: Clock,
+    /// Counts the changes of the clock.
+    pub(super) version: u64,
+}
+
+/// A stream.
+pub(super) struct Stream {
+    pub(super) strand: Strand,
+    pub(super) device: u32,
+    pub(super) name: String,
+    pub(super) is_legacy: bool,
+    pub(super) is_blocking: bool,
+    /// What its next command comes after.
+    pub(super) clock: Clock,
+    /// Where it was made; 0 if that was not said.
+    pub(super) made: SiteId,
+    /// The last of its waits for each other stream, the latest last.
+    pub(super) waits: Vec<Wait>,
+    /// The host thread, at which version of its clock, that this stream knows already.
+    heard: (HostId, u64),
+    /// Handles that mean it.
+    handles: u32,
+    native: u64,
+}
+
+/// The streams of a device.
+#[derive(Default)]
+pub(super) struct Device {
+    legacy: Option<StreamId>,
+    blocking: SmallVec<[StreamId; 4]>,
+    all: Vec<StreamId>,
+    /// What destroyed streams were given.
+    orphans: Clock,
+    created: u32,
+}
+
+/// What a strand is, for reports and advice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Actor {
+    Host(HostId),
+    Stream(StreamId),
+    /// A chain of an executable graph that was last launched on a stream.
+    Chain {
+        graph: u64,
+        stream: StreamId,
+    },
+}
+
+/// A wait of a stream for an event of another, where the program is known to have said so.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) earlier: StreamId,
+    /// The other's last work that it is for.
+    pub(super) number: u64,
+    pub(super) site: SiteId,
+}
+
+/// The latest record of an event.
+pub(super) enum Record {
+    Live(Clock, StreamId),
+    /// In a capture: it orders nodes, and the driver tells us of those.
+    Captured,
+}
+
+/// All that the referee knows.
+pub(super) struct Model {
+    pub(super) sites: Sites,
+    pub(super) actors: Vec<Actor>,
+    /// Strands whose owners are gone, with the last number of each.
+    retired: Vec<(Strand, u64)>,
+    pub(super) number: u64,
+    pub(super) hosts: Vec<Host>,
+    pub(super) streams: Vec<Stream>,
+    handles: FxHashMap<u64, StreamId>,
+    natives: FxHashMap<(u32, u64), StreamId>,
+    devices: Vec<Device>,
+    pub(super) events: FxHashMap<u64, Record>,
+    /// What some host thread has seen complete.
+    pub(super) observed: Clock,
+    pub(super) space: Space,
+    pub(super) blocks: Blocks,
+    pub(super) captures: Vec<Graph>,
+    pub(super) graphs: FxHashMap<u64, Graph>,
+    pub(super) executables: FxHashMap<u64, Executable>,
+    pub(super) families: Families,
+    /// Captures whose graphs' launcher answers for memory of other captures.
+    pub(super) vouched: FxHashSet<u64>,
+    /// The device of each module.
+    pub(super) modules: FxHashMap<u64, u32>,
+    /// The physical object of each handle.
+    pub(super) physical: FxHashMap<u64, u32>,
+    /// The plain object behind each exported handle, with its serial number.
+    pub(super) exported: FxHashMap<[u8; 64], (u32, u64)>,
+    /// The physical object behind each handle that was given away, with its serial number.
+    pub(super) given_away: FxHashMap<Shared, (u32, u64)>,
+    pub(super) communicators: Communicators,
+    pub(super) findings: Findings,
+    /// The captures whose graphs have been launched.
+    pub(super) launched: FxHashSet<u64>,
+    /// Whether a wait was given up since nothing could go on.
+    pub(super) stands_still: bool,
+    /// Whether the line of each drop is looked up, and not only of those that something is found at.
+    pub(super) traces_drops: bool,
+    /// Whether advice is written for a Python program.
+    pub(super) speaks_python: bool,
+}
+
+impl Model {
+    pub(super) fn new(devices: u32) -> Self {
+        let mut model = Self {
+            sites: Sites::default(),
+            actors: Vec::new(),
+            retired: Vec::new(),
+            number: 0,
+            hosts: Vec::new(),
+            streams: Vec::new(),
+            handles: FxHashMap::default(),
+            natives: FxHashMap::default(),
+            devices: (0..devices).map(|_| Device::default()).collect(),
+            events: FxHashMap::default(),
+            observed: Clock::default(),
+            space: Space::new(),
+            blocks: Blocks::default(),
+            captures: Vec::new(),
+            graphs: FxHashMap::default(),
+            executables: FxHashMap::default(),
+            families: Families::default(),
+            vouched: FxHashSet::default(),
+            modules: FxHashMap::default(),
+            physical: FxHashMap::default(),
+            exported: FxHashMap::default(),
+            given_away: FxHashMap::default(),
+            communicators: Communicators::default(),
+            findings: Findings::default(),
+            launched: FxHashSet::default(),
+            stands_still: false,
+            traces_drops: false,
+            speaks_python: false,
+        };
+        model.introduce("the host");
+        model
+    }
+
+    /// The next number.
+    pub(super) fn next(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    /// A strand for a new actor: one that nobody uses any more, whose work the host has seen complete, or a new one.
+    pub(super) fn strand(&mut self, actor: Actor) -> Strand {
+        let observed = &self.observed;
+        if let Some(index) = self.retired.iter().position(|&(strand, last)| observed.covers(strand, last)) {
+            let (strand, _) = self.retired.swap_remove(index);
+            self.actors[strand.index()] = actor;
+            return strand;
+        }
+        self.actors.push(actor);
+        Strand((self.actors.len() - 1) as u32)
+    }
+
+    /// Nobody works in this strand any more.
+    pub(super) fn retire(&mut self, strand: Strand, last: u64) {
+        self.retired.push((strand, last));
+    }
+
+    // ---- Host threads ---------------------------------------------------------------------------------------------
+
+    /// A new host thread, which knows nothing yet.
+    pub(super) fn introduce(&mut self, name: &str) -> HostId {
+        let id = self.hosts.len() as HostId;
+        let strand = self.strand(Actor::Host(id));
+        self.hosts.push(Host { strand, name: name.to_owned(), clock: Clock::default(), version: 1 });
+        id
+    }
+
+    /// The host thread saw all this complete.
+    pub(super) fn saw(&mut self, host: HostId, clock: &Clock) {
+        self.observed.join(clock);
+        self.tell(host, clock);
+    }
+
+    /// The host thread was told of all this.
+    pub(super) fn tell(&mut self, host: HostId, clock: &Clock) {
+        let host = &mut self.hosts[host as usize];
+        host.clock.join(clock);
+        host.version += 1;
+    }
+
+    /// The host thread does something now; its number.
+    pub(super) fn host_acts(&mut self, host: HostId) -> u64 {
+        let number = self.next();
+        let host = &mut self.hosts[host as usize];
+        host.clock.learn(host.strand, number);
+        host.version += 1;
+        number
+    }
+
+    // ---- Streams --------------------------------------------------------------------------------------------------
+
+    /// A stream of the driver, under its handle and its native number.
+    pub(super) fn add_stream(
+        &mut self,
+        handle: StreamHandle,
+        device: u32,
+        native: u64,
+        is_legacy: bool,
+        is_blocking: bool,
+    ) -> StreamId {
+        let native = if is_legacy { 0 } else { native };
+        if let Some(&known) = self.handles.get(&handle.raw()) {
+            return known;
+        }
+        if let Some(&known) = self.natives.get(&(device, native)) {
+            self.streams[known as usize].handles += 1;
+            self.handles.insert(handle.raw(), known);
+            return known;
+        }
+        let id = self.streams.len() as StreamId;
+        let strand = self.strand(Actor::Stream(id));
+        let owner = &mut self.devices[device as usize];
+        let name = if is_legacy {
+            format!("the default stream of device {device}")
+        } else {
+            owner.created += 1;
+            format!("stream {} of device {device}", owner.created)
+        };
+        owner.all.push(id);
+        if is_legacy {
+            owner.legacy = Some(id);
+        } else if is_blocking {
+            owner.blocking.push(id);
+        }
+        let clock = Clock::default();
+        let stream = Stream {
+            strand,
+            device,
+            name,
+            is_legacy,
+            is_blocking: is_blocking && !is_legacy,
+            clock,
+            made: 0,
+            waits: Vec::new(),
+            heard: (0, 0),
+            handles: 1,
+            native,
+        };
+        self.streams.push(stream);
+        self.handles.insert(handle.raw(), id);
+        self.natives.insert((device, native), id);
+        id
+    }
+
+    /// The stream of a handle.
+    pub(super) fn stream(&self, handle: StreamHandle) -> Option<StreamId> {
+        self.handles.get(&handle.raw()).copied()
+    }
+
+    /// A handle is given up. The stream goes with its last one; its work does not.
+    pub(super) fn forget_stream(&mut self, handle: StreamHandle) {
+        let Some(id) = self.handles.remove(&handle.raw()) else { return };
+        let stream = &mut self.streams[id as usize];
+        stream.handles -= 1;
+        if stream.handles > 0 || stream.is_legacy {
+            return;
+        }
+        let (native, number) = (stream.native, stream.device);
+        let (strand, is_blocking, clock) = (stream.strand, stream.is_blocking, stream.clock.clone());
+        let device = &mut self.devices[number as usize];
+        device.all.retain(|&other| other != id);
+        device.blocking.retain(|other| *other != id);
+        device.orphans.join(&clock);
+        let legacy = device.legacy;
+        if let (true, Some(legacy)) = (is_blocking, legacy) {
+            // Later work of the default stream still comes after it.
+            self.streams[legacy as usize].clock.join(&clock);
+        }
+        self.natives.remove(&(number, native));
+        let last = clock.of(strand);
+        self.retire(strand, last);
+    }
+
+    /// What the next command of a stream comes after, with the ties of the legacy default stream, as its own clock.
+    pub(super) fn settle(&mut self, id: StreamId) -> &mut Stream {
+        let stream = &self.streams[id as usize];
+        let device = &self.devices[stream.device as usize];
+        if stream.is_legacy {
+            let mut clock = std::mem::take(&mut self.streams[id as usize].clock);
+            for &other in &device.blocking {
+                clock.join(&self.streams[other as usize].clock);
+            }
+            self.streams[id as usize].clock = clock;
+        } else if let (true, Some(legacy)) = (stream.is_blocking, device.legacy) {
+            let clock = std::mem::take(&mut self.streams[legacy as usize].clock);
+            self.streams[id as usize].clock.join(&clock);
+            self.streams[legacy as usize].clock = clock;
+        }
+        &mut self.streams[id as usize]
+    }
+
+    /// The host thread speaks to the stream: what it knows comes before what the stream does next.
+    pub(super) fn address(&mut self, id: StreamId, host: HostId) -> &mut Stream {
+        let speaker = &self.hosts[host as usize];
+        let stream = &mut self.streams[id as usize];
+        if stream.heard != (host, speaker.version) {
+            stream.clock.join(&speaker.clock);
+            stream.heard = (host, speaker.version);
+        }
+        if stream.is_legacy || stream.is_blocking {
+            self.settle(id);
+        }
+        &mut self.streams[id as usize]
+    }
+
+    /// The stream is given a command: its number. The stream's clock is then the command's.
+    pub(super) fn submit(&mut self, id: StreamId, host: HostId) -> u64 {
+        let number = self.next();
+        let stream = self.address(id, host);
+        stream.clock.learn(stream.strand, number);
+        number
+    }
+
+    /// What comes after all that a stream has been given.
+    pub(super) fn frontier(&mut self, id: StreamId) -> Clock {
+        self.settle(id).clock.clone()
+    }
+
+    /// What comes after all that a device has been given.
+    pub(super) fn device_frontier(&self, device: u32) -> Clock {
+        let Some(device) = self.devices.get(device as usize) else { return Clock::default() };
+        let mut clock = device.orphans.clone();
+        for &stream in &device.all {
+            clock.join(&self.streams[stream as usize].clock);
+        }
+        clock
+    }
+
+    /// What comes after all that every device has been given.
+    pub(super) fn whole_frontier(&self) -> Clock {
+        let mut clock = Clock::default();
+        for device in 0..self.devices.len() as u32 {
+            clock.join(&self.device_frontier(device));
+        }
+        clock
+    }
+
+    // ---- Events ---------------------------------------------------------------------------------------------------
+
+    /// The event is recorded on a stream.
+    pub(super) fn record(&mut self, event: u64, id: StreamId, host: HostId) {
+        let clock = self.address(id, host).clock.clone();
+        self.events.insert(event, Record::Live(clock, id));
+    }
+
+    /// The stream waits for the event's latest record.
+    pub(super) fn wait(&mut self, id: StreamId, event: u64, host: HostId, site: SiteId) {
+        self.address(id, host);
+        let Some(Record::Live(clock, earlier)) = self.events.get(&event) else { return };
+        let number = clock.of(self.streams[*earlier as usize].strand);
+        let wait = Wait { earlier: *earlier, number, site };
+        let stream = &mut self.streams[id as usize];
+        stream.clock.join(clock);
+        if site != 0 && wait.earlier != id {
+            stream.waits.retain(|other| other.earlier != wait.earlier);
+            stream.waits.push(wait);
+        }
+    }
+
+    /// What the event's latest record comes after.
+    pub(super) fn recorded(&self, event: u64) -> Option<Clock> {
+        match self.events.get(&event) {
+            Some(Record::Live(clock, _)) => Some(clock.clone()),
+            _ => None,
+        }
+    }
+
+    // ---- Marks ----------------------------------------------------------------------------------------------------
+
+    /// A mark of the stream's command of this number.
+    pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
+        let strand = self.streams[id as usize].strand;
+        Mark {
+            strand,
+            site,
+            within: self.sites.within(),
+            number,
+            start: 0,
+            bytes: 0,
+            launch: 0,
+            mode: AccessMode::Write,
+            kind,
+            is_certain: true,
+        }
+    }
+}

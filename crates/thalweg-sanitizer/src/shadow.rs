@@ -1,0 +1,577 @@
+//! Shadow memory: what is known of every byte of one piece of memory.
+//!
+//! A [`Shadow`] divides its bytes into spans whose bytes have the same history: the last write, the reads since, whether they
+//! have been written since somebody got them, and the block of a caching allocator that they belong to. Spans are cut where an
+//! access begins or ends inside one, and fused again where a write makes them alike. So their number is bounded by the layout of
+//! what a program keeps there, and not by how much it does.
+//!
+//! # Strided accesses
+//! A column of a matrix has a piece in every row, and the rows are alike: whatever is done with columns is done in each of them.
+//! So a span may be *rows*: as many bytes as a row has, again and again, whose history is that of one row, a shadow of its own.
+//! An access that takes steps of the length of the row is then an access to a range of that row, however many rows there are.
+//! Rows may be made of rows, as those of a block of a tensor are. An access that takes other steps, or leaves some rows out, cuts
+//! them off, and in the end writes them out one by one: what is known is exact for every access.
+//!
+//! Invariants: the spans cover all bytes without gap or overlap; a span of rows has at least two.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+use thalweg_driver::AccessMode;
+
+use super::bytes::Bytes;
+use super::clock::{Clock, Strand};
+use super::site::SiteId;
+
+/// The number of a block of an allocator; 0 is no block.
+pub(super) type BlockId = u32;
+
+/// What kind of thing touched the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MarkKind {
+    /// A command of a stream, or a node of a graph.
+    Command,
+    /// The memory was given out there: whoever uses it comes after.
+    Allocation,
+    /// The memory was taken back there.
+    Free,
+    /// A host thread.
+    Host,
+}
+
+/// A piece of work that touched bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    pub(super) strand: Strand,
+    pub(super) site: SiteId,
+    /// The call that it was part of, where that is another; 0 for none.
+    pub(super) within: SiteId,
+    pub(super) number: u64,
+    /// The range that the work touched, as an address.
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    /// The launch that it was part of, for nodes of graphs.
+    pub(super) launch: SiteId,
+    pub(super) mode: AccessMode,
+    pub(super) kind: MarkKind,
+    /// Whether it touched these bytes for certain, and not some of the range.
+    pub(super) is_certain: bool,
+}
+
+impl Mark {
+    /// Whether it comes before whoever has this clock.
+    pub(super) fn is_before(&self, clock: &Clock) -> bool {
+        clock.covers(self.strand, self.number)
+    }
+}
+
+/// Whether bytes have been written since they were given out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Written {
+    /// None of them.
+    #[default]
+    No,
+    /// All of them.
+    Yes,
+    /// Of all bytes with this number no more than `most_bytes`; which ones is not known.
+    Some { number: u64, most_bytes: u64 },
+}
+
+/// What is known of the bytes of a span.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct State {
+    /// The last write.
+    pub(super) write: Option<Mark>,
+    /// What came since then, without what comes before others of them: reads, and writes of some bytes of a range.
+    pub(super) since: SmallVec<[Mark; 1]>,
+    /// Whether the bytes have been written since they were given out.
+    pub(super) written: Written,
+    /// The block that they belong to, or belonged to last.
+    pub(super) block: BlockId,
+}
+
+impl State {
+    /// All that is remembered.
+    pub(super) fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.write.iter().chain(&self.since)
+    }
+
+    /// Remembers a read by somebody with this clock.
+    pub(super) fn read(&mut self, mark: &Mark, clock: &Clock) {
+        // What comes before this read comes before whatever comes after this read; but a read does not stand for a write.
+        self.since.retain(|other| other.mode.writes() || !other.is_before(clock));
+        self.since.push(*mark);
+    }
+
+    /// Remembers a write.
+    pub(super) fn wrote(&mut self, mark: &Mark) {
+        self.write = Some(*mark);
+        self.since.clear();
+        self.written = Written::Yes;
+    }
+
+    /// Remembers a write of some bytes, these or others, by somebody with this clock.
+    pub(super) fn may_have_been_written(&mut self, mark: &Mark, clock: &Clock, written: Written) {
+        self.since.retain(|other| !other.is_before(clock));
+        self.since.push(*mark);
+        if self.written != Written::Yes {
+            self.written = written;
+        }
+    }
+}
+
+/// Bytes of a span, shown to be changed: the first and the end of those of its first row, and in how many rows they are.
+pub(super) struct Seen<'a> {
+    pub(super) first: u64,
+    pub(super) end: u64,
+    pub(super) rows: u64,
+    pub(super) state: &'a mut State,
+}
+
+/// Whoever is shown spans.
+type Visit<'a> = &'a mut dyn FnMut(Seen<'_>);
+
+#[derive(Clone, PartialEq, Eq)]
+enum Content {
+    /// All bytes have this history.
+    Even(State),
+    Rows(Box<Rows>),
+}
+
+/// Rows with the same history.
+#[derive(Clone, PartialEq, Eq)]
+struct Rows {
+    step: u64,
+    /// That of one row: `step` bytes.
+    row: Shadow,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Span {
+    end: u64,
+    content: Content,
+}
+
+/// What is known of the bytes of one piece of memory.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Shadow {
+    /// By their first byte.
+    spans: BTreeMap<u64, Span>,
+}
+
+/// Where a shadow lies, and how often.
+#[derive(Clone, Copy)]
+struct Frame {
+    base: u64,
+    rows: u64,
+    fuses: bool,
+}
+
+impl Shadow {
+    /// `bytes` that nobody has touched.
+    pub(super) fn new(bytes: u64, is_written: bool) -> Self {
+        let written = if is_written { Written::Yes } else { Written::No };
+        Self::even(bytes, State { written, ..State::default() })
+    }
+
+    fn even(bytes: u64, state: State) -> Self {
+        Self { spans: BTreeMap::from([(0, Span { end: bytes, content: Content::Even(state) })]) }
+    }
+
+    /// Inserts `count` rows.
+    fn put(&mut self, start: u64, step: u64, count: u64, row: &Self) {
+        match count {
+            0 => {}
+            1 => {
+                let spans = row.spans.iter();
+                self.spans.extend(spans.map(|(&first, span)| {
+                    (start + first, Span { end: start + span.end, content: span.content.clone() })
+                }));
+            }
+            _ => {
+                let content = Content::Rows(Box::new(Rows { step, row: row.clone() }));
+                self.spans.insert(start, Span { end: start + step * count, content });
+            }
+        }
+    }
+
+    /// Makes a span begin at a byte.
+    fn cut(&mut self, at: u64) {
+        let Some((&start, span)) = self.spans.range_mut(..at).next_back() else { return };
+        if at >= span.end {
+            return;
+        }
+        match &span.content {
+            Content::Even(state) => {
+                let right = Span { end: span.end, content: Content::Even(state.clone()) };
+                span.end = at;
+                self.spans.insert(at, right);
+            }
+            Content::Rows(_) => {
+                let span = self.spans.remove(&start).expect("found above");
+                let Content::Rows(rows) = span.content else { unreachable!("looked at above") };
+                let (before, all) = ((at - start) / rows.step, (span.end - start) / rows.step);
+                let row = start + before * rows.step;
+                self.put(start, rows.step, before, &rows.row);
+                if row == at {
+                    return self.put(at, rows.step, all - before, &rows.row);
+                }
+                self.put(row, rows.step, 1, &rows.row);
+                self.put(row + rows.step, rows.step, all - before - 1, &rows.row);
+                self.cut(at);
+            }
+        }
+    }
+
+    /// Shows every span of some bytes, cut to them, to be changed. Where `fuses` says so, what is alike then is one again.
+    pub(super) fn each(&mut self, bytes: &Bytes, fuses: bool, mut visit: impl FnMut(Seen<'_>)) {
+        self.each_of(bytes, Frame { base: 0, rows: 1, fuses }, &mut visit);
+    }
+
+    fn each_of(&mut self, bytes: &Bytes, frame: Frame, visit: Visit<'_>) {
+        match bytes.end_of_range() {
+            Some(end) => self.each_in(bytes.start, end, frame, visit),
+            None => self.each_row(bytes, frame, visit),
+        }
+    }
+
+    fn each_in(&mut self, start: u64, end: u64, frame: Frame, visit: Visit<'_>) {
+        // Mostly an access has the range of the one before.
+        if let Some(span) = self.spans.get_mut(&start)
+            && span.end == end
+        {
+            return span.show(start, frame, visit);
+        }
+        self.cut(start);
+        self.cut(end);
+        let mut count = 0;
+        for (&first, span) in self.spans.range_mut(start..end) {
+            span.show(first, frame, visit);
+            count += 1;
+        }
+        if count > 1 && frame.fuses {
+            self.fuse(start, end);
+        }
+    }
+
+    /// Shows what takes steps: as many of them together as meet the same rows.
+    fn each_row(&mut self, bytes: &Bytes, frame: Frame, visit: Visit<'_>) {
+        let Some((step, count)) = bytes.longest() else { return };
+        let one = bytes.repeated(bytes.start);
+        let reach = one.reach();
+        let mut done = 0;
+        while done < count {
+            let (at, left) = (bytes.start + done * step, count - done);
+            match self.meet(at, reach, step, left) {
+                Meeting::One => {
+                    self.each_of(&one.clone().moved(at), frame, visit);
+                    done += 1;
+                }
+                Meeting::Rows { row, count: found } => {
+                    self.cut(row);
+                    self.cut(row + found * step);
+                    let span = self.spans.get_mut(&row).expect("cut above");
+                    let part = one.clone().moved(at - row);
+                    span.show_in_rows(row, &part, frame, visit);
+                    done += found;
+                }
+                Meeting::Across { end } => {
+                    let (near, far) = one.moved(at).split(end);
+                    for part in near.into_iter().chain(far) {
+                        self.each_of(&part.times(step, left), frame, visit);
+                    }
+                    return;
+                }
+                Meeting::Grouped { step: longer, group, count: found } => {
+                    let together = one.clone().moved(at).times(step, group).times(longer, found);
+                    self.each_of(&together, frame, visit);
+                    done += group * found;
+                }
+            }
+        }
+    }
+
+    /// How `left` pieces of `reach` bytes, the first at `at` and each a step behind the one before, meet the span that the first
+    /// is in. Makes it rows of that length, if it can be.
+    fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
+        let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
+        let end = span.end;
+        let rows = match &span.content {
+            Content::Even(_) => {
+                let within = (at - first) % step;
+                let row = if within + reach <= step { at - within } else { at };
+                let count = ((end - row) / step).min(left);
+                if count >= 2 {
+                    self.make_rows(row, step, count);
+                    return Meeting::Rows { row, count };
+                }
+                return Meeting::One;
+            }
+            Content::Rows(rows) => rows.step,
+        };
+        let within = (at - first) % rows;
+        let row = at - within;
+        if rows == step {
+            if within + reach > step {
+                return Meeting::Across { end: row + step };
+            }
+            let count = ((end - row) / step).min(left);
+            return if count >= 2 { Meeting::Rows { row, count } } else { Meeting::One };
+        }
+        if rows.is_multiple_of(step) {
+            let group = rows / step;
+            let pieces = (end - at).checked_sub(reach).map_or(0, |rest| rest / step + 1).min(left);
+            let count = pieces / group;
+            return if count >= 2 { Meeting::Grouped { step: rows, group, count } } else { Meeting::One };
+        }
+        // Rows of rows, that both fit into.
+        let Some(common) = (step / gcd(step, rows)).checked_mul(rows) else { return Meeting::One };
+        let count = (end - row) / common;
+        if count < 2 || left < 2 * (common / step) {
+            return Meeting::One;
+        }
+        self.make_rows(row, common, count);
+        self.meet(at, reach, step, left)
+    }
+
+    /// Makes what is even, or rows of which several make one of these, `count` rows of `step` bytes.
+    fn make_rows(&mut self, start: u64, step: u64, count: u64) {
+        let end = start + step * count;
+        self.cut(start);
+        self.cut(end);
+        let span = self.spans.get_mut(&start).expect("cut above");
+        let content = std::mem::replace(&mut span.content, Content::Even(State::default()));
+        let row = Self { spans: BTreeMap::from([(0, Span { end: step, content })]) };
+        span.content = Content::Rows(Box::new(Rows { step, row }));
+    }
+
+    /// Shows every span that meets a range, uncut.
+    pub(super) fn look(&self, start: u64, end: u64, mut visit: impl FnMut(u64, u64, &State)) {
+        self.look_in(start, end, 0, &mut visit);
+    }
+
+    fn look_in(&self, start: u64, end: u64, base: u64, visit: &mut dyn FnMut(u64, u64, &State)) {
+        let before = self.spans.range(..=start).next_back().map_or(start, |(&first, _)| first);
+        for (&first, span) in self.spans.range(before..end) {
+            if span.end <= start {
+                continue;
+            }
+            let (from, to) = (first.max(start), span.end.min(end));
+            match &span.content {
+                Content::Even(state) => visit(base + from, base + to, state),
+                Content::Rows(rows) => {
+                    let within = (from - first) % rows.step;
+                    let row = base + from - within;
+                    let (past, step) = (within + (to - from), rows.step);
+                    rows.row.look_in(within, past.min(step), row, visit);
+                    if past > step {
+                        // The rows that follow; the first of them, up to where the range begins in it, says all.
+                        let rest = (past - step).min(within);
+                        if rest > 0 {
+                            rows.row.look_in(0, rest, row + step, visit);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes spans of a range one where they are alike.
+    fn fuse(&mut self, start: u64, end: u64) {
+        let mut spans = self.spans.range(start..end);
+        let Some((&first, head)) = spans.next() else { return };
+        if head.end >= end {
+            return;
+        }
+        let (mut keep, mut keep_end, mut content) = (first, head.end, &head.content);
+        let mut gone: SmallVec<[u64; 8]> = SmallVec::new();
+        let mut grown: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+        for (&next, span) in spans {
+            if span.content == *content {
+                gone.push(next);
+                keep_end = span.end;
+            } else {
+                grown.push((keep, keep_end));
+                (keep, keep_end, content) = (next, span.end, &span.content);
+            }
+        }
+        grown.push((keep, keep_end));
+        for next in gone {
+            self.spans.remove(&next);
+        }
+        for (first, end) in grown {
+            self.spans.get_mut(&first).expect("it was kept").end = end;
+        }
+    }
+
+    /// How many spans there are, those of rows included.
+    #[cfg(test)]
+    fn size(&self) -> usize {
+        let size = |span: &Span| match &span.content {
+            Content::Even(_) => 1,
+            Content::Rows(rows) => 1 + rows.row.size(),
+        };
+        self.spans.values().map(size).sum()
+    }
+}
+
+/// How an access with steps meets a span.
+enum Meeting {
+    /// One piece is for itself.
+    One,
+    /// That many pieces have the same place in rows, the first of which begins here.
+    Rows { row: u64, count: u64 },
+    /// The pieces have the same place in rows, and reach over the end of their row, the first here.
+    Across { end: u64 },
+    /// The rows are longer, and have a group of pieces each.
+    Grouped { step: u64, group: u64, count: u64 },
+}
+
+impl Span {
+    /// Shows all of it.
+    fn show(&mut self, first: u64, frame: Frame, visit: Visit<'_>) {
+        match &mut self.content {
+            Content::Even(state) => {
+                visit(Seen { first: frame.base + first, end: frame.base + self.end, rows: frame.rows, state })
+            }
+            Content::Rows(rows) => {
+                let whole = Bytes::range(0, rows.step);
+                self.show_in_rows(first, &whole, frame, visit);
+            }
+        }
+    }
+
+    /// Shows the same bytes of each of its rows.
+    fn show_in_rows(&mut self, first: u64, part: &Bytes, frame: Frame, visit: Visit<'_>) {
+        let Content::Rows(rows) = &mut self.content else { unreachable!("a span of rows was asked for") };
+        let count = (self.end - first) / rows.step;
+        let frame =
+            Frame { base: frame.base + first, rows: frame.rows.saturating_mul(count), fuses: frame.fuses };
+        rows.row.each_of(part, frame, visit);
+        if rows.row.spans.len() == 1
+            && let Some(Span { content: Content::Even(state), .. }) = rows.row.spans.get(&0)
+        {
+            self.content = Content::Even(state.clone());
+        }
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_driver::{Access, Step, Touch};
+    use thalweg_sim::schedules::SplitMix;
+
+    fn write(shadow: &mut Shadow, bytes: &Bytes, block: BlockId) -> u64 {
+        let mut count = 0;
+        shadow.each(bytes, true, |seen| {
+            count += (seen.end - seen.first) * seen.rows;
+            seen.state.block = block;
+        });
+        count
+    }
+
+    fn blocks(shadow: &Shadow, bytes: u64) -> Vec<BlockId> {
+        let of = |at| {
+            let mut found = Vec::new();
+            shadow.look(at, at + 1, |_, _, state| found.push(state.block));
+            assert_eq!(found.len(), 1, "spans cover byte {at} once");
+            found[0]
+        };
+        (0..bytes).map(of).collect()
+    }
+
+    #[test]
+    fn spans_are_cut_and_fused() {
+        let mut shadow = Shadow::new(100, false);
+        write(&mut shadow, &Bytes::range(10, 20), 1);
+        assert_eq!(shadow.size(), 3);
+        write(&mut shadow, &Bytes::range(15, 30), 1);
+        assert_eq!(shadow.size(), 4, "what was there before stays in two");
+        write(&mut shadow, &Bytes::range(10, 30), 2);
+        assert_eq!(shadow.size(), 3);
+        write(&mut shadow, &Bytes::range(0, 100), 3);
+        assert_eq!(shadow.size(), 1);
+    }
+
+    /// A random set of bytes below `bytes`, of nested steps, as it is and listed.
+    fn random_set(random: &mut SplitMix, bytes: u64) -> (Bytes, Vec<u64>) {
+        loop {
+            let mut below = |end: u64| random.below(end as usize) as u64;
+            let start = below(bytes);
+            let chunk_bytes = 1 + below(8);
+            let (mut reach, mut steps) = (chunk_bytes, [Step::NONE; thalweg_driver::STEPS]);
+            let mut list: Vec<u64> = (start..start + chunk_bytes).collect();
+            for step in steps.iter_mut().take(below(4) as usize) {
+                // Steps that others have too are more likely, as in programs.
+                let length = [12, 24, 48, 96, reach, reach + below(20)][below(6) as usize].max(reach);
+                *step = Step { bytes: length, count: 1 + below(7) };
+                list = list.iter().flat_map(|at| (0..step.count).map(move |i| at + i * length)).collect();
+                reach += length * (step.count - 1);
+            }
+            if start + reach <= bytes {
+                let touch = Touch::Strided { chunk_bytes, steps };
+                let access = Access::new(start, reach, AccessMode::Write).touching(touch);
+                return (Bytes::of(&access).expect("steps are nested"), list);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_strided_bytes_is_what_a_list_of_bytes_says() {
+        const BYTES: u64 = 700;
+        let mut random = SplitMix::new(1);
+        for _ in 0..300 {
+            let (mut shadow, mut model) = (Shadow::new(BYTES, false), vec![0; BYTES as usize]);
+            for block in 1..30 {
+                // Few values, so that much is alike.
+                let block = 1 + block % 4;
+                let (set, list) = random_set(&mut random, BYTES);
+                assert_eq!(
+                    write(&mut shadow, &set, block),
+                    list.len() as u64,
+                    "each byte is shown once: {set:?}"
+                );
+                list.iter().for_each(|&at| model[at as usize] = block);
+                assert_eq!(blocks(&shadow, BYTES), model, "{set:?}");
+                let (from, to) = (random.below(600) as u64, 601 + random.below(99) as u64);
+                let mut seen: Vec<BlockId> = Vec::new();
+                shadow.look(from, to, |_, _, state| seen.push(state.block));
+                let mut expected = model[from as usize..to as usize].to_vec();
+                for list in [&mut seen, &mut expected] {
+                    list.sort_unstable();
+                    list.dedup();
+                }
+                assert_eq!(seen, expected, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_take_as_many_spans_as_there_are_columns() {
+        const ROWS: u64 = 1_000_000;
+        let mut shadow = Shadow::new(1 << 30, false);
+        let column = |number: u64| {
+            let access = Access::new(4096 + number * 8, (ROWS - 1) * 64 + 8, AccessMode::Write);
+            Bytes::of(&access.touching(Touch::rows(8, 64, ROWS))).unwrap()
+        };
+        for number in [3, 0, 7, 1, 2, 4, 6, 5] {
+            assert_eq!(write(&mut shadow, &column(number), number as BlockId + 1), ROWS * 8);
+            assert!(shadow.size() < 40, "{} spans", shadow.size());
+        }
+        for at in 0..8 {
+            let (mut low, mut high) = (0, 0);
+            shadow.look(4096 + at * 8, 4097 + at * 8, |_, _, state| low = state.block);
+            let last = 4096 + (ROWS - 1) * 64 + at * 8;
+            shadow.look(last, last + 1, |_, _, state| high = state.block);
+            assert_eq!((low, high), (at as BlockId + 1, at as BlockId + 1));
+        }
+    }
+}

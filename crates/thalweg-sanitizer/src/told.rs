@@ -1,0 +1,138 @@
+//! Programs that give a device work without this driver, and tell of it: PyTorch under a caching allocator of ours, say.
+//!
+//! Their memory comes from this driver, so the model knows it; their streams are adopted ones. What else orders and touches is
+//! told here, when it is submitted, in the order of submission of each stream. Nothing told calls the driver, but for one
+//! question: work on a stream that captures is not work yet, and is left out.
+//!
+//! # What it does not do
+//! Memory may have been written by work that nobody tells of, so no read counts as one of uninitialised bytes, and no access as
+//! one beside its block. What a CUDA graph does when it is launched is not told.
+
+use thalweg_driver::{Access, StreamHandle};
+
+use super::clock::Clock;
+use super::model::{Model, Record};
+use super::shadow::MarkKind;
+use super::touch::Manner;
+use super::{CheckedDriver, Site, TOLD, work};
+
+/// Something that a host thread has seen complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Completed {
+    /// An event's latest record, by the event's native handle.
+    Event(u64),
+    /// All that a stream was given so far.
+    Stream(StreamHandle),
+    /// All that a device was given so far.
+    Device(u32),
+}
+
+/// The events that are told of stand beside the driver's own, which count from 1.
+const fn key(event: u64) -> u64 {
+    event | 1 << 63
+}
+
+impl CheckedDriver {
+    /// Tells of work that touches memory: it was just given to `stream`, or is about to be. What it finds is in
+    /// [`findings`](Self::findings). In a capture it is left out, and the answer is `false`.
+    pub fn told_work(&self, stream: StreamHandle, site: Site, accesses: &[Access]) -> bool {
+        if self.captures_natively(stream) {
+            return false;
+        }
+        let host = self.host();
+        let mut model = self.lock();
+        let site = model.sites.told(site);
+        if let Some(id) = model.stream(stream) {
+            let number = model.submit(id, host);
+            let mark = model.mark(id, number, site, MarkKind::Command);
+            work(&mut model, id, |model, clock| {
+                for access in accesses {
+                    model.touch(clock, mark, access, Manner::Told);
+                }
+            });
+        }
+        true
+    }
+
+    /// Tells that an event, by its native handle, was recorded on a stream.
+    pub fn told_record(&self, event: u64, stream: StreamHandle) {
+        let is_captured = self.captures_natively(stream);
+        let host = self.host();
+        let mut model = self.lock();
+        if is_captured {
+            model.events.insert(key(event), Record::Captured);
+        } else if let Some(id) = model.stream(stream) {
+            model.record(key(event), id, host);
+        }
+    }
+
+    /// Tells that a stream waits for the latest record of an event, if it has one.
+    pub fn told_wait(&self, stream: StreamHandle, event: u64) {
+        if self.captures_natively(stream) {
+            return;
+        }
+        let host = self.host();
+        let mut model = self.lock();
+        if let Some(id) = model.stream(stream) {
+            let site = TOLD.get().map_or(0, |site| model.sites.told(site));
+            model.wait(id, key(event), host, site);
+        }
+    }
+
+    /// Tells that the calling thread has seen this complete: it waited, or asked and the answer was yes.
+    pub fn told_complete(&self, what: Completed) {
+        let host = self.host();
+        let mut model = self.lock();
+        let clock: Option<Clock> = match what {
+            Completed::Event(event) => model.recorded(key(event)),
+            Completed::Stream(stream) => model.stream(stream).map(|id| model.frontier(id)),
+            Completed::Device(device) => Some(model.device_frontier(device)),
+        };
+        if let Some(clock) = clock {
+            model.saw(host, &clock);
+        }
+    }
+
+    /// Tells that an event was destroyed: another may get its handle.
+    pub fn told_event_destroyed(&self, event: u64) {
+        self.lock().events.remove(&key(event));
+    }
+
+    /// Says where the calling thread is in its program, for what is allocated, recorded and freed from now on; `None` ends that.
+    pub fn told_site(site: Option<Site>) {
+        TOLD.set(site);
+    }
+
+    /// Whether the calling thread has said where it is.
+    pub fn has_told_site() -> bool {
+        TOLD.get().is_some()
+    }
+
+    /// What was found so far, but for the first `from` findings.
+    pub fn findings_from(&self, from: usize) -> Vec<super::Finding> {
+        self.lock().findings.list.get(from..).unwrap_or_default().to_vec()
+    }
+
+    /// Has advice name calls as Python writes them.
+    pub fn speak_python(&self) {
+        self.lock().speaks_python = true;
+    }
+
+    /// Whether the stream takes part in a capture, whoever began it.
+    fn captures_natively(&self, stream: StreamHandle) -> bool {
+        self.inner.stream_capture_info(stream).is_ok_and(|info| info.id != 0)
+    }
+}
+
+impl Model {
+    /// The number of the site that the calling thread has told of, or of another.
+    pub(super) fn site_or(
+        &mut self,
+        other: impl FnOnce(&mut Self) -> super::site::SiteId,
+    ) -> super::site::SiteId {
+        match TOLD.get() {
+            Some(site) => self.sites.told(site),
+            None => other(self),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What happens to bytes: every access is held against the shadow of the bytes that it touches.
+
+use smallvec::{SmallVec, smallvec};
+use thalweg_driver::{Access, AccessMode, Touch};
+
+use super::bytes::{Bytes, Parts};
+use super::clock::Clock;
+use super::finding::FindingKind;
+use super::graph::Owner;
+use super::model::Model;
+use super::shadow::{BlockId, Mark, MarkKind, Seen, State, Written};
+use super::space::{ELSEWHERE, ObjectId, ObjectKind, Piece, Pieces};
+
+/// Something is wrong with an access.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trouble {
+    pub(super) kind: FindingKind,
+    /// The other work.
+    pub(super) other: Option<Mark>,
+    /// The block that it is about; 0 for none.
+    pub(super) block: BlockId,
+    pub(super) object: ObjectId,
+    /// The bytes that it is about, as addresses.
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// What is wrong with an access; mostly nothing.
+pub(super) type Troubles = SmallVec<[Trouble; 1]>;
+
+/// How an access is judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Manner {
+    /// As work that is submitted now.
+    Submitted,
+    /// As a node of a graph that is launched now: whom the memory belongs to was judged otherwise.
+    Launched,
+    /// As work that a program tells of: others may have written there, too.
+    Told,
+}
+
+/// What an access of an actor with this clock finds, and leaves behind, in the bytes that it touches.
+struct Look<'a> {
+    clock: &'a Clock,
+    mark: Mark,
+    reads_before: bool,
+    writes: bool,
+    manner: Manner,
+    /// What the bytes are afterwards, if it writes.
+    written: Written,
+    /// Whether somebody has written any of them before.
+    found_written: bool,
+    /// Of those bytes of which some were written: which those are, how many may have been written, and how many it reads.
+    found_some: SmallVec<[(u64, u64, u64); 1]>,
+    /// The block that the first of them belongs to.
+    holder: Option<BlockId>,
+}
+
+impl Look<'_> {
+    /// The mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it can be.
+    fn conflict(&self, state: &State) -> Option<Mark> {
+        // What was given back stays so, however well the use of it is ordered.
+        let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
+        if write.is_some() {
+            return write;
+        }
+        let meets = |other: &&Mark| (self.writes || other.mode.writes()) && !other.is_before(self.clock);
+        state.since.iter().filter(meets).max_by_key(|other| other.is_certain).copied()
+    }
+
+    /// Whom it meets, and whether it reads what nobody has written.
+    fn visit(&mut self, seen: &mut Seen<'_>) -> (Option<Mark>, bool) {
+        let conflict = self.conflict(seen.state);
+        let mut reads_nothing = false;
+        match seen.state.written {
+            Written::Yes => self.found_written = true,
+            Written::No => reads_nothing = self.reads_before && self.mark.is_certain,
+            Written::Some { number, most_bytes } => {
+                self.found_written = true;
+                let bytes = (seen.end - seen.first).saturating_mul(seen.rows);
+                match self.found_some.iter_mut().find(|some| some.0 == number) {
+                    Some(some) => some.2 += bytes,
+                    None => self.found_some.push((number, most_bytes, bytes)),
+                }
+            }
+        }
+        let state = &mut seen.state;
+        match (self.writes, self.mark.is_certain) {
+            (true, true) => state.wrote(&self.mark),
+            (true, false) => state.may_have_been_written(&self.mark, self.clock, self.written),
+            (false, _) => state.read(&self.mark, self.clock),
+        }
+        if reads_nothing {
+            // Said once is enough.
+            state.written = Written::Yes;
+        }
+        (conflict, reads_nothing)
+    }
+
+    /// Whether it is certain, from all bytes together, that it reads some that nobody has written.
+    fn reads_nothing(&self) -> bool {
+        let less_was_written = |some: &(u64, u64, u64)| some.2 > some.1;
+        self.reads_before
+            && match self.mark.is_certain {
+                true => self.found_some.iter().any(less_was_written),
+                false => !self.found_written,
+            }
+    }
+}
+
+impl Model {
+    /// An access by somebody with this clock. The mark says who, and when.
+    pub(super) fn touch(&mut self, clock: &Clock, mark: Mark, access: &Access, manner: Manner) {
+        if access.bytes == 0 {
+            return;
+        }
+        let bytes = Bytes::of(access);
+        let (start, is_certain) = (access.start, bytes.is_some());
+        let mark = Mark { start, bytes: access.bytes, mode: access.mode, is_certain, ..mark };
+        let pieces = self.space.translate(start, access.bytes);
+        let writes = access.mode.writes();
+        let written = if writes && !is_certain {
+            self.some_written(&pieces, access, mark.number)
+        } else {
+            Written::Yes
+        };
+        let mut look = Look {
+            clock,
+            mark,
+            reads_before: access.mode != AccessMode::Write && manner != Manner::Told,
+            writes,
+            manner,
+            written,
+            found_written: false,
+            found_some: SmallVec::new(),
+            holder: None,
+        };
+        let mut troubles = Troubles::new();
+        let whole = bytes.unwrap_or_else(|| Bytes::range(start, start.saturating_add(access.bytes)));
+        let mut rest: Parts = smallvec![whole];
+        for piece in &pieces {
+            let end = piece.address + (piece.end - piece.start);
+            let mut beyond = Parts::new();
+            for part in rest {
+                let (within, behind) = part.split(end);
+                within.into_iter().for_each(|part| self.touch_part(&mut look, part, piece, &mut troubles));
+                beyond.extend(behind);
+            }
+            rest = beyond;
+        }
+        if let (true, Some(piece)) = (look.reads_nothing(), pieces.first()) {
+            let (kind, block) = (FindingKind::Uninitialised, look.holder.unwrap_or_default());
+            let found = trouble(kind, None, block, piece, piece.start, piece.start + access.bytes);
+            add(&mut troubles, found);
+        }
+        for trouble in troubles {
+            self.report(&trouble, &mark, clock);
+        }
+    }
+
+    /// What bytes are of which somebody writes some: all writes of that kind together may have written so many of them.
+    fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
+        let most_bytes = match access.touch {
+            Touch::Some { most_bytes } => most_bytes,
+            _ => access.bytes,
+        };
+        let mut former: SmallVec<[(u64, u64); 2]> = SmallVec::new();
+        for piece in pieces {
+            self.space.object(piece.object).shadow.look(piece.start, piece.end, |_, _, state| {
+                if let Written::Some { number, most_bytes } = state.written
+                    && !former.contains(&(number, most_bytes))
+                {
+                    former.push((number, most_bytes));
+                }
+            });
+        }
+        let most_bytes = former.iter().fold(most_bytes, |sum, (_, most)| sum.saturating_add(*most));
+        Written::Some { number, most_bytes }
+    }
+
+    /// The part of an access that lies in one piece of memory.
+    fn touch_part(&mut self, look: &mut Look<'_>, part: Bytes, piece: &Piece, troubles: &mut Troubles) {
+        let is_submitted = look.manner == Manner::Submitted;
+        if piece.object == ELSEWHERE && is_submitted && self.space.departed(piece.address).is_some() {
+            add(troubles, trouble(FindingKind::UseAfterFree, None, 0, piece, piece.start, piece.end));
+            return;
+        }
+        let object = self.space.object(piece.object);
+        let has_blocks = object.has_blocks && is_submitted;
+        let (first, reach) = (part.start - piece.address + piece.start, part.reach());
+        let mut strays = false;
+        object.shadow.each(&part.moved(first), look.writes, |mut seen| {
+            let (conflict, reads_nothing) = look.visit(&mut seen);
+            let block = seen.state.block;
+            let mut say =
+                |kind, other| add(troubles, trouble(kind, other, block, piece, seen.first, seen.end));
+            if let Some(other) = conflict {
+                say(kind_of(&other), Some(other));
+            }
+            if reads_nothing {
+                say(FindingKind::Uninitialised, None);
+            }
+            if *look.holder.get_or_insert(block) != block || block == 0 {
+                strays = true;
+                if has_blocks {
+                    say(FindingKind::OutOfBounds, None);
+                }
+            }
+        });
+        let holder = look.holder.unwrap_or_default();
+        if has_blocks && !strays && self.blocks.is_freed(holder) {
+            add(troubles, trouble(FindingKind::UseAfterFree, None, holder, piece, first, first + reach));
+        }
+    }
+
+    /// Whom the first byte of an access belongs to.
+    pub(super) fn owner(&mut self, address: u64) -> Option<Owner> {
+        let piece = *self.space.translate(address, 1).first()?;
+        if piece.object == ELSEWHERE && self.space.departed(address).is_some() {
+            return None;
+        }
+        let object = self.space.object(piece.object);
+        // Physical memory may be exchanged behind an address: that is what it is for.
+        let serial = if object.kind == ObjectKind::Physical { 0 } else { object.serial };
+        let mut block = 0;
+        object.shadow.look(piece.start, piece.end, |_, _, state| block = state.block);
+        Some(Owner { block, serial, is_kept: false })
+    }
+
+    /// All marks on some bytes.
+    pub(super) fn marks(&mut self, pieces: &Pieces, mut visit: impl FnMut(&Piece, u64, u64, &Mark, BlockId)) {
+        for piece in pieces {
+            self.space.object(piece.object).shadow.look(piece.start, piece.end, |first, end, state| {
+                for mark in state.marks() {
+                    visit(piece, first, end, mark, state.block);
+                }
+            });
+        }
+    }
+}
+
+/// What it is to come without order after such a mark.
+fn kind_of(other: &Mark) -> FindingKind {
+    match other.kind {
+        MarkKind::Command | MarkKind::Host => FindingKind::Race,
+        MarkKind::Allocation => FindingKind::UseBeforeAllocation,
+        MarkKind::Free => FindingKind::UseAfterFree,
+    }
+}
+
+/// A trouble with the bytes from `first` to `end` of a piece's object.
+pub(super) fn trouble(
+    kind: FindingKind,
+    other: Option<Mark>,
+    block: BlockId,
+    piece: &Piece,
+    first: u64,
+    end: u64,
+) -> Trouble {
+    let address = |offset: u64| piece.address + (offset - piece.start);
+    Trouble { kind, other, block, object: piece.object, start: address(first), end: address(end) }
+}
+
+/// Adds a trouble, or widens one of the same kind with the same other side.
+pub(super) fn add(troubles: &mut Troubles, new: Trouble) {
+    let same = |known: &&mut Trouble| {
+        known.kind == new.kind
+            && known.other.map(|mark| (mark.site, mark.strand))
+                == new.other.map(|mark| (mark.site, mark.strand))
+    };
+    match troubles.iter_mut().find(same) {
+        Some(known) if known.end == new.start => known.end = new.end,
+        Some(_) => {}
+        None => troubles.push(new),
+    }
+}

@@ -1,0 +1,73 @@
+//! Updates of executable graphs.
+//!
+//! After an update of the whole executable its nodes are the other graph's, taken over as they are: what they touch and what
+//! orders them is then right whatever the driver paired with what. The pairing is only needed for the names that the nodes
+//! keep, so it is found when there are names to keep, and a name without a pair is forgotten: an update of that node is then
+//! one that the referee does not see.
+
+use thalweg_driver::{GraphNodeHandle, Launch};
+
+use super::capture::CapturedCall;
+use super::graph::{Executable, Node, chains};
+use super::model::{Actor, Model};
+
+impl Model {
+    /// The executable has taken over the work of a graph.
+    pub(super) fn exec_updated(&mut self, handle: u64, graph: u64) {
+        let Some(graph) = self.graphs.get(&graph) else {
+            // A graph of before our time: nothing is known of the executable any more.
+            return self.executable_destroyed(handle);
+        };
+        let (nodes, _) = self.in_place(graph);
+        let Some(mut executable) = self.executables.remove(&handle) else { return };
+        let pairs = pairs(&executable.nodes, &nodes);
+        executable.names.retain(|_, index| match pairs[*index as usize] {
+            Some(other) => {
+                *index = other;
+                true
+            }
+            None => false,
+        });
+        let (places, count) = chains(&nodes);
+        let actor = Actor::Chain { graph: handle, stream: 0 };
+        while executable.strands.len() < count as usize {
+            executable.strands.push(self.strand(actor));
+        }
+        for strand in executable.strands.drain(count as usize..) {
+            self.retire(strand, executable.last.of(strand));
+        }
+        executable.places = places.into();
+        executable.nodes = nodes;
+        self.executables.insert(handle, executable);
+    }
+
+    /// A kernel of the executable has become another.
+    pub(super) fn kernel_node_set(&mut self, handle: u64, node: GraphNodeHandle, launch: &Launch<'_>) {
+        let Some(Executable { capture, names, .. }) = self.executables.get(&handle) else { return };
+        let (capture, Some(&index)) = (*capture, names.get(&node)) else { return };
+        let site = self.sites.of(launch.label);
+        let work = self.work(capture, site, CapturedCall::Accesses(launch.accesses));
+        let executable = self.executables.get_mut(&handle).expect("found above");
+        let node = &mut executable.nodes[index as usize];
+        (node.site, node.work) = (site, work);
+    }
+}
+
+/// For each node of a graph the node that has its place in another of the same shape: ends in their order, and what paired
+/// nodes depend on in its order.
+fn pairs(old: &[Node], new: &[Node]) -> Vec<Option<u32>> {
+    let ends = |nodes: &[Node]| {
+        let mut is_end = vec![true; nodes.len()];
+        nodes.iter().flat_map(|node| &node.predecessors).for_each(|&before| is_end[before as usize] = false);
+        (0..nodes.len() as u32).filter(|&index| is_end[index as usize]).collect::<Vec<_>>()
+    };
+    let mut found = vec![None; old.len()];
+    let mut open: Vec<(u32, u32)> = ends(old).into_iter().zip(ends(new)).collect();
+    while let Some((one, other)) = open.pop() {
+        if found[one as usize].replace(other).is_none() {
+            let (one, other) = (&old[one as usize].predecessors, &new[other as usize].predecessors);
+            open.extend(one.iter().copied().zip(other.iter().copied()));
+        }
+    }
+    found
+}

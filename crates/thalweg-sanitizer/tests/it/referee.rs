@@ -1,0 +1,56 @@
+//! The referee over the suites that exist: it changes no answer, and its verdicts on the litmus programs are those that the
+//! programs come with.
+
+use std::sync::Arc;
+
+use thalweg_conformance::{Fixture, litmus, simulator};
+use thalweg_driver::Driver;
+use thalweg_sanitizer::CheckedDriver;
+
+/// Racy programs in which no two accesses meet that the referee could see: what they race for is the answer of a query, or a
+/// variable of the host.
+const NOT_OF_MEMORY: [&str; 2] = ["host/a_query_answers_either", "streams/a_host_function_is_asynchronous"];
+
+/// What is racy here is which call comes first; the referee judges the order that it saw.
+const OF_HOST_THREADS: [&str; 1] = ["events/two_threads_race_to_record_and_wait"];
+
+#[test]
+fn every_answer_stays_the_same() {
+    let driver: Arc<dyn Driver> = CheckedDriver::new(simulator(2, 2));
+    let report = thalweg_conformance::run_each(&driver, 0, &mut |line| println!("{line}"));
+    let failed: Vec<_> = report.failed().map(ToString::to_string).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    let plain = thalweg_conformance::run_all(&simulator(2, 2), 0);
+    assert_eq!(report.skipped().count(), plain.skipped().count());
+}
+
+#[test]
+fn a_lost_device_stays_lost() {
+    let mut open = || -> thalweg_driver::Result<Arc<dyn Driver>> { Ok(CheckedDriver::new(simulator(2, 2))) };
+    let report = thalweg_conformance::run_destructive(&mut open, 0, &mut |line| println!("{line}"));
+    assert!(report.is_success(), "{report}");
+}
+
+#[test]
+fn litmus_programs_are_judged_right() {
+    let mut wrong = Vec::new();
+    for program in litmus::programs() {
+        let checked = CheckedDriver::new(simulator(1, 2));
+        let fixture = Fixture::new(checked.clone(), 0).unwrap();
+        assert_eq!(checked.findings(), [], "setting up is in order");
+        litmus::run(program, &fixture, 3, 7).unwrap_or_else(|error| panic!("{}: {error}", program.name));
+        let findings = checked.findings();
+        let is_expected = if OF_HOST_THREADS.contains(&program.name) {
+            true
+        } else if program.is_racy() && !NOT_OF_MEMORY.contains(&program.name) {
+            !findings.is_empty()
+        } else {
+            findings.is_empty()
+        };
+        if !is_expected {
+            let text: Vec<_> = findings.iter().map(ToString::to_string).collect();
+            wrong.push(format!("{} (racy: {}):\n{}", program.name, program.is_racy(), text.join("\n")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}

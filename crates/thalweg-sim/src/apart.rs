@@ -1,0 +1,135 @@
+//! What runs on threads that are no host threads of the program.
+//!
+//! CUDA runs host functions on a thread of its own. Here each gets one as well, since a function may wait for a lock that its
+//! submitter holds: it is *apart*. Nothing else changes: the machine waits until the function is over or asleep before it
+//! decides anything, so what can be chosen depends on the program alone.
+//!
+//! A host thread that waits for the device without a call of the driver, in a loop or on a lock, hands no turn over. If it is
+//! the only one, the [`watch`](super::watch) starts a *deputy*, which runs commands in its place until it calls again.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+use std::time::Instant;
+
+use thalweg_driver::Label;
+
+use super::control::{Control, INSIDE, Next, PATIENCE};
+use super::executor::Job;
+use super::machine::{Locked, Machine};
+use super::threads::{Alive, Sighted};
+
+/// A thread that runs apart.
+pub(super) struct Apart {
+    number: u64,
+    /// The host function; `None` for a deputy.
+    pub(super) label: Option<Label>,
+    /// `None` until it has begun.
+    sighted: Option<Sighted>,
+}
+
+impl Control {
+    /// Whether all that runs apart is asleep.
+    pub(super) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {
+        let mut all = self.apart.iter_mut();
+        all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(machine) != Alive::Awake))
+    }
+
+    /// Takes a thread in that will run apart. Its number.
+    fn set_apart(&mut self, label: Option<Label>) -> u64 {
+        let number = self.apart.last().map_or(1, |last| last.number + 1);
+        self.apart.push(Apart { number, label, sighted: None });
+        number
+    }
+
+    fn begun_apart(&mut self, number: u64) {
+        if let Some(apart) = self.apart.iter_mut().find(|apart| apart.number == number) {
+            apart.sighted = Some(Sighted::here());
+        }
+    }
+
+    fn ended_apart(&mut self, number: u64) {
+        self.apart.retain(|apart| apart.number != number);
+        self.wake_all();
+    }
+}
+
+impl<'a> Locked<'a> {
+    /// Runs a host function on a thread of its own, or on this one where the system has none.
+    pub(super) fn run_apart(mut self, label: Label, job: Job) -> Self {
+        self.control().observe();
+        let number = self.control().set_apart(Some(label));
+        let slot = Arc::new(Mutex::new(Some(job)));
+        let (machine, own) = (Arc::clone(self.machine()), Arc::clone(&slot));
+        let started = Builder::new().name("sim-host-function".to_owned()).spawn(move || {
+            machine.enter_apart().control().begun_apart(number);
+            machine.run_function(number, &own);
+        });
+        if started.is_ok() {
+            return self;
+        }
+        let machine = Arc::clone(self.machine());
+        self.control().begun_apart(number);
+        self.outside(|| machine.run_function(number, &slot))
+    }
+}
+
+impl Machine {
+    /// Enters the critical section as a thread that runs apart.
+    fn enter_apart(self: &Arc<Self>) -> Locked<'_> {
+        self.entering.fetch_add(1, Ordering::SeqCst);
+        let locked = self.lock();
+        self.entering.fetch_sub(1, Ordering::SeqCst);
+        locked
+    }
+
+    fn run_function(self: &Arc<Self>, number: u64, slot: &Mutex<Option<Job>>) {
+        let Some(job) = slot.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let before = INSIDE.replace(Arc::as_ptr(self).addr());
+        let (index, device, outcome) = job.run(|| INSIDE.set(before));
+        let mut locked = self.enter_apart();
+        locked.complete(index, device, outcome);
+        locked.control().ended_apart(number);
+    }
+
+    /// Starts a thread that runs commands as long as this host thread makes no call.
+    pub(super) fn send_deputy(self: &Arc<Self>, mut locked: Locked<'_>, host: u32) {
+        let number = locked.control().set_apart(None);
+        let machine = Arc::clone(self);
+        let deputy = move || {
+            let mut locked = machine.enter_apart();
+            locked.control().begun_apart(number);
+            loop {
+                let control = locked.control();
+                let is_away = control.turn == Some(host) && control.host(host).is_running();
+                if control.has_ended || !is_away {
+                    break;
+                }
+                match locked.choose(host) {
+                    Next::Command(index) => locked = locked.execute_chosen(index, None),
+                    Next::Begin(index) => locked.begin(index),
+                    Next::Host(_) | Next::Nothing => break,
+                }
+            }
+            locked.control().ended_apart(number);
+        };
+        if Builder::new().name("sim-deputy".to_owned()).spawn(deputy).is_err() {
+            // The next look comes round to it.
+            locked.control().ended_apart(number);
+        }
+    }
+
+    /// Waits until what runs apart is over, or asleep, or the calling thread itself; not for ever.
+    pub(super) fn wait_for_apart(self: &Arc<Self>) {
+        let (mut locked, begin) = (self.lock(), Instant::now());
+        loop {
+            let own = |apart: &Apart| apart.sighted.as_ref().is_some_and(Sighted::is_here);
+            let Some(control) = &mut locked.control else { return };
+            let is_late = begin.elapsed() > PATIENCE;
+            if is_late || control.apart.iter().any(own) || control.apart_is_asleep(self) {
+                return;
+            }
+            locked = locked.rest(None);
+        }
+    }
+}

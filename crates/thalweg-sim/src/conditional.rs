@@ -1,0 +1,257 @@
+//! Conditions, conditional nodes and their bodies, as they are captured and instantiated.
+//!
+//! The graph that a capture begins is the *root* of all bodies that come to lie in it, at any depth: bodies and conditions are
+//! the root's and go with it. How such nodes run is the executor's affair (`executor/branches`).
+//!
+//! Invariant: a body's root is a graph of the table for as long as the body has one.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_driver::{
+    Access, CaptureMode, Code, ConditionFormat, Conditional, DevicePointer, GraphNodeKind, Label,
+};
+
+use super::executor::branches::{Branch, BranchBody, Condition};
+use super::graph::{Graph, Node};
+use super::refusal::{Outcome, Refusal};
+use super::state::{State, unknown};
+use super::stream::Branch as Place;
+use super::task::{Task, Work};
+
+/// A condition.
+pub(super) struct ConditionEntry {
+    root: u64,
+    device: u32,
+    condition: Arc<Condition>,
+    /// Whether a node reads it.
+    is_used: bool,
+}
+
+/// What makes a graph a body.
+#[derive(Clone, Copy)]
+pub(super) struct BodyOf {
+    pub(super) root: u64,
+    pub(super) device: u32,
+}
+
+impl State {
+    /// The graph that the stream captures into, and its root.
+    fn captured_graphs(&self, own: u64) -> Outcome<(u64, u64)> {
+        let Some(Place { capture, .. }) = &self.stream(own).capture else {
+            return Err(Refusal::new(
+                Code::IllegalState,
+                "the stream does not capture: conditions and conditional nodes are parts of a graph",
+            ));
+        };
+        self.check_capture(own)?;
+        let graph = self.graph_under_capture(*capture);
+        let body_of = self.graph(graph)?.body_of;
+        Ok((graph, body_of.map_or(graph, |body| body.root)))
+    }
+
+    /// A condition of the graph that the stream captures into.
+    fn condition_here(&self, own: u64, condition: u64) -> Outcome<(&ConditionEntry, u64)> {
+        let entry = self.conditions.get(condition).ok_or_else(|| unknown("condition", condition))?;
+        let (graph, root) = self.captured_graphs(own)?;
+        let device = self.stream(own).device;
+        if entry.root != root || entry.device != device {
+            let detail =
+                "the condition belongs to another graph, or another device, than the stream captures for";
+            return Err(Refusal::new(Code::InvalidValue, detail));
+        }
+        Ok((entry, graph))
+    }
+
+    pub(super) fn condition_create(&mut self, stream: u64, initial: u32) -> Outcome<u64> {
+        let own = self.enter(stream)?;
+        let (_, root) = self.captured_graphs(own)?;
+        let device = self.stream(own).device;
+        let condition = Arc::new(Condition::new(initial));
+        let handle = self.conditions.insert(ConditionEntry { root, device, condition, is_used: false });
+        self.graphs.get_mut(root).expect("a root is there").conditions.push(handle);
+        Ok(handle)
+    }
+
+    pub(super) fn condition_set(
+        &mut self,
+        stream: u64,
+        condition: u64,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Outcome<()> {
+        let own = self.enter(stream)?;
+        let (entry, _) = self.condition_here(own, condition)?;
+        if !source.address().is_multiple_of(format.bytes()) {
+            let detail =
+                format!("`{label}`: {source:?} is not aligned to the {} bytes of the value", format.bytes());
+            return Err(Refusal::new(Code::InvalidValue, detail));
+        }
+        let task = Task {
+            device: entry.device,
+            label,
+            accesses: SmallVec::from_slice(&[Access::read(source, format.bytes())]),
+            work: Work::Decide(Arc::clone(&entry.condition)),
+        };
+        self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
+    }
+
+    pub(super) fn conditional_node_add(
+        &mut self,
+        stream: u64,
+        condition: u64,
+        conditional: Conditional,
+        label: Label,
+    ) -> Outcome<Vec<u64>> {
+        let own = self.enter(stream)?;
+        let (entry, _) = self.condition_here(own, condition)?;
+        let refuse = |why: &str| Refusal::new(Code::InvalidValue, format!("`{label}`, {conditional}: {why}"));
+        conditional.check().map_err(|why| refuse(&why))?;
+        if entry.is_used {
+            return Err(refuse("another node reads this condition"));
+        }
+        let (root, device, condition_value) = (entry.root, entry.device, Arc::clone(&entry.condition));
+        let graphs: Vec<u64> = (0..conditional.bodies())
+            .map(|_| {
+                let serial = self.next_graph_serial();
+                self.graphs.insert(Graph::body(serial, BodyOf { root, device }))
+            })
+            .collect();
+        let bodies =
+            graphs.iter().map(|&graph| BranchBody { graph, nodes: Arc::new([]), first_number: 0 }).collect();
+        let branch = Branch { device, label, conditional, condition: condition_value, bodies };
+        self.graphs.get_mut(root).expect("a root is there").bodies.extend(&graphs);
+        self.capture_branch(own, Arc::new(branch))?;
+        self.conditions.get_mut(condition).expect("found above").is_used = true;
+        Ok(graphs)
+    }
+
+    pub(super) fn capture_begin_to_graph(
+        &mut self,
+        stream: u64,
+        graph: u64,
+        mode: CaptureMode,
+    ) -> Outcome<()> {
+        let own = self.stream_id(stream)?;
+        let device = self.stream(own).device;
+        let body = self.graph(graph)?;
+        let refuse = |detail: &str| Err(Refusal::new(Code::InvalidValue, detail));
+        match body.body_of {
+            None => {
+                return refuse("the graph is no body of a conditional node: only those are captured into");
+            }
+            Some(of) if of.device != device => {
+                let detail =
+                    format!("the body is of device {}, and the stream of device {device}", of.device);
+                return refuse(&detail);
+            }
+            Some(of) if self.check_intact(of.root).is_err() => return self.check_intact(of.root),
+            Some(_) if !body.is_complete || !body.nodes.is_empty() => {
+                return refuse("the body has been captured already, or is just now");
+            }
+            Some(_) => {}
+        }
+        self.capture_begin_into(own, Some(graph), mode)?;
+        self.graphs.get_mut(graph).expect("found above").is_complete = false;
+        Ok(())
+    }
+
+    /// Refuses a graph with a condition that no node reads, as drivers for CUDA 12.8 do.
+    pub(super) fn check_conditions(&self, graph: &Graph) -> Outcome<()> {
+        let unused = |&&condition: &&u64| self.conditions.get(condition).is_some_and(|entry| !entry.is_used);
+        match graph.conditions.iter().filter(unused).count() {
+            0 => Ok(()),
+            count => {
+                let detail = format!("{count} conditions of the graph are read by no conditional node");
+                Err(Refusal::new(Code::InvalidValue, detail))
+            }
+        }
+    }
+
+    /// The nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their places.
+    pub(super) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> Outcome<Arc<[Node]>> {
+        nodes
+            .iter()
+            .map(|node| {
+                let mut node = node.clone();
+                if let Some(task) = &node.task
+                    && let Work::Decide(condition) = &task.work
+                {
+                    let (label, accesses) = (task.label, task.accesses.clone());
+                    let work = Work::Decide(instance.condition(condition));
+                    node.task = Some(Arc::new(Task { device: task.device, label, accesses, work }));
+                }
+                if let Some(branch) = &node.branch {
+                    node.branch = Some(Arc::new(self.branch_instance(branch, instance)?));
+                }
+                Ok(node)
+            })
+            .collect()
+    }
+
+    fn branch_instance(&self, branch: &Branch, instance: &mut Instance) -> Outcome<Branch> {
+        let body = |BranchBody { graph, .. }: &BranchBody| {
+            let found = self.graph(*graph)?;
+            if !found.is_complete {
+                let detail =
+                    format!("a body of `{}` is being captured: end that capture first", branch.label);
+                return Err(Refusal::new(Code::IllegalState, detail));
+            }
+            let first_number = instance.next_number;
+            instance.next_number += found.nodes.len() as u32;
+            let nodes = self.instance(&found.nodes, instance)?;
+            Ok(BranchBody { graph: *graph, nodes, first_number })
+        };
+        let bodies = branch.bodies.iter().map(body).collect::<Outcome<_>>()?;
+        let condition = instance.condition(&branch.condition);
+        let &Branch { device, label, conditional, .. } = branch;
+        Ok(Branch { device, label, conditional, condition, bodies })
+    }
+
+    /// The bodies and conditions of a graph that is going. A capture into one of them is broken, and owns it from now on.
+    pub(super) fn drop_family(&mut self, graph: &Graph) {
+        for &condition in &graph.conditions {
+            self.conditions.remove(condition);
+        }
+        for &body in &graph.bodies {
+            let Some(found) = self.graphs.get_mut(body) else { continue };
+            if found.is_complete {
+                let body = self.graphs.remove(body);
+                self.trash.push(Box::new(body));
+            } else {
+                found.body_of = None;
+                self.invalidate_captures_into(body, "the graph of its conditional node is gone");
+            }
+        }
+    }
+}
+
+/// What an executable is given while it is made.
+pub(super) struct Instance {
+    /// The number of the next node in a body.
+    pub(super) next_number: u32,
+    /// The conditions of the graph, and those of the executable.
+    conditions: Vec<(Arc<Condition>, Arc<Condition>)>,
+}
+
+impl Instance {
+    /// Of a graph with so many nodes.
+    pub(super) fn new(nodes: usize) -> Self {
+        Self { next_number: nodes as u32, conditions: Vec::new() }
+    }
+
+    fn condition(&mut self, of_graph: &Arc<Condition>) -> Arc<Condition> {
+        if let Some((_, own)) = self.conditions.iter().find(|(known, _)| Arc::ptr_eq(known, of_graph)) {
+            return Arc::clone(own);
+        }
+        let own = Arc::new(of_graph.sibling());
+        self.conditions.push((Arc::clone(of_graph), Arc::clone(&own)));
+        own
+    }
+
+    /// The conditions of the executable.
+    pub(super) fn into_conditions(self) -> Arc<[Arc<Condition>]> {
+        self.conditions.into_iter().map(|(_, own)| own).collect()
+    }
+}

@@ -1,0 +1,706 @@
+//! The turn: how a controlled machine runs one step at a time.
+//!
+//! The *host threads* of a controlled machine are those of the program: the one that made the driver, those started with
+//! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them has
+//! the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the one with the
+//! turn asks the schedule: it goes on, runs a ready command, or hands the turn over ([`turn`](super::turn)). So one step follows
+//! another, and the order is the schedule's.
+//!
+//! A thread can block outside of the driver, on a lock that a parked thread holds, say. It would keep the turn for ever. So
+//! parked threads watch: a thread with the turn that the operating system says is asleep loses it, and when it wakes up it
+//! runs on as far as its next call and parks there. Before each decision the machine waits until every other thread is
+//! parked, asleep or gone, so that what can be chosen depends on the program alone. Host functions may block in the same way,
+//! and have threads of their own ([`apart`](super::apart)). A thread that neither calls nor sleeps is found by the
+//! [`watch`](super::watch).
+//!
+//! # Polling
+//! A device goes on while a program polls. So a thread that looks at the same thing again and again, with nothing done in
+//! between, waits until something is done; and if nothing is left that could be done, for a while, that is a livelock.
+//!
+//! # Invariants
+//! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
+//! - A thread that has the turn can go on, or decides: the turn is *granted* to a thread only when its wait is over.
+//! - Once the run has ended no command begins. A wait for a command returns then only when no command runs: the memory that
+//!   its caller lent is the caller's again.
+//! - A command that calls the driver is refused, as CUDA does: what runs inside a command never waits for the turn.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use thalweg_driver::Code;
+
+use super::apart::Apart;
+use super::executor::{Claim, CommandId, Offer};
+use super::machine::{Locked, Machine, QUEUE_COMMANDS};
+use super::refusal::{Outcome, Refusal};
+use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
+use super::state::State;
+use super::threads::{Alive, Sighted};
+use super::watch::{Limit, Stall};
+
+/// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
+const FRUITLESS_LOOKS: u32 = 16;
+
+/// For how many looks a query counts that is answered `not ready`: twice is enough, and once is not, so that a program that
+/// asks twice and gives up is seen to do so.
+const NOT_READY: u32 = 8;
+
+/// How many things that were looked at are remembered.
+const LOOKED_AT: usize = 32;
+
+/// How long nobody may get ahead, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
+/// may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another process.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often threads poll in that time, at least: one that sleeps in between is not busy.
+const LIVELOCK_POLLS: u32 = 1000;
+
+/// How many of these polls a trace notes. There are as many as the time allows, which is not the program's doing.
+const NOTED_POLLS: u32 = 100;
+
+/// What a call is, to the schedule.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It queues work or an order, and sees nothing of what commands do.
+    Submit,
+    /// It asks whether work is done; the handle of what it asks.
+    Query(u64),
+    /// It looks at something else that others change; a number for that.
+    Look(u64),
+    /// Anything else.
+    Other,
+}
+
+/// What a host thread waits for inside a call.
+pub(super) enum Wait {
+    /// Its turn.
+    Turn { is_quiet: bool },
+    /// Anything but more of this.
+    Progress(u64),
+    /// Commands, until all are complete.
+    Commands(SmallVec<[CommandId; 4]>),
+    /// Bytes that something running touches.
+    Bytes(Claim),
+    /// Room in the queue.
+    Room,
+    /// The end of a host thread.
+    Thread(u32),
+    /// Something of the program, with a name for it.
+    Condition(String, Condition),
+}
+
+/// Whether something of the program has come true.
+pub(super) type Condition = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Who is told that nobody gets ahead any more.
+pub(super) type OnStuck = Box<dyn FnOnce(&str) + Send>;
+
+/// Who is told that the program may have seen something of what the schedule decides.
+pub(super) type OnObservation = Box<dyn FnOnce() + Send>;
+
+/// Who has the turn and who is in the run.
+pub(super) struct Control {
+    schedule: Box<dyn Schedule>,
+    pub(super) trace: Trace,
+    pub(super) hosts: Vec<Host>,
+    /// What runs on threads that are no host threads.
+    pub(super) apart: Vec<Apart>,
+    pub(super) turn: Option<u32>,
+    /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
+    /// ended.
+    pub(super) progress: u64,
+    /// How many commands run on host threads. More than one where a thread fell asleep in its own.
+    pub(super) running: u32,
+    /// How long threads have polled with nothing left to be done.
+    polls: Polls,
+    /// Counts the polls of all threads.
+    polled: u64,
+    pub(super) has_ended: bool,
+    /// What every call answers from now on.
+    end: Refusal,
+    /// Why nobody got ahead any more, the first time.
+    pub(super) stuck: Option<String>,
+    /// Told of that, once.
+    pub(super) on_stuck: Option<OnStuck>,
+    /// Told of the first observation.
+    pub(super) on_observation: Option<OnObservation>,
+    /// How long the run may take.
+    pub(super) limit: Option<Limit>,
+    pub(super) stall: Stall,
+}
+
+/// Polls since something was done last.
+struct Polls {
+    progress: u64,
+    since: Instant,
+    count: u32,
+}
+
+pub(super) struct Host {
+    pub(super) name: Cow<'static, str>,
+    /// 0 until it has begun.
+    pub(super) thread: u64,
+    pub(super) sighted: Sighted,
+    pub(super) phase: Phase,
+    /// The call that it is in, or was in last.
+    pub(super) call: &'static str,
+    /// How often it has got its turn.
+    pub(super) waits: u64,
+    /// Whether it was given the turn to go on.
+    pub(super) is_granted: bool,
+    /// Whether it is busy outside of the driver, and may be waiting for others there.
+    pub(super) is_spinning: bool,
+    pub(super) wake: Arc<Condvar>,
+    looks: Looks,
+    /// When it polled last with nothing left to be done.
+    polled: u64,
+}
+
+pub(super) enum Phase {
+    /// Outside of the driver, or asleep there, or it has the turn and goes on.
+    Running,
+    Parked(Wait),
+    /// Parked, and its call is to answer this.
+    Refused(Refusal),
+    Finished,
+}
+
+/// What a thread has looked at since something was done.
+#[derive(Default)]
+struct Looks {
+    progress: u64,
+    counts: SmallVec<[(u64, u32); 2]>,
+}
+
+/// What a decision came to.
+pub(super) enum Next {
+    Host(u32),
+    Command(u32),
+    /// The command begins, and ends later.
+    Begin(u32),
+    Nothing,
+}
+
+thread_local! {
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+    /// The machine whose command this thread runs.
+    pub(super) static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A number for the calling thread that no other ever has.
+fn this_thread() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    THREAD.with(|own| {
+        if own.get() == 0 {
+            own.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        own.get()
+    })
+}
+
+impl Host {
+    fn new(name: Cow<'static, str>, phase: Phase) -> Self {
+        Self {
+            name,
+            thread: 0,
+            sighted: Sighted::default(),
+            phase,
+            call: "",
+            waits: 0,
+            is_granted: false,
+            is_spinning: false,
+            wake: Arc::default(),
+            looks: Looks::default(),
+            polled: 0,
+        }
+    }
+
+    fn bind(&mut self) {
+        (self.thread, self.sighted) = (this_thread(), Sighted::here());
+    }
+}
+
+impl Control {
+    /// A run whose first host thread is this one.
+    pub(super) fn new(schedule: Box<dyn Schedule>) -> Self {
+        let mut first = Host::new(Cow::Borrowed("main"), Phase::Running);
+        first.bind();
+        Self {
+            schedule,
+            trace: Trace::default(),
+            hosts: vec![first],
+            apart: Vec::new(),
+            turn: Some(0),
+            progress: 0,
+            running: 0,
+            polls: Polls { progress: 0, since: Instant::now(), count: 0 },
+            polled: 0,
+            has_ended: false,
+            end: Refusal::new(Code::Deinitialized, "the run of the controlled simulator has ended"),
+            stuck: None,
+            on_stuck: None,
+            on_observation: None,
+            limit: None,
+            stall: Stall::default(),
+        }
+    }
+
+    pub(super) fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    pub(super) fn random(&mut self) -> u64 {
+        self.observe();
+        self.schedule.random()
+    }
+
+    /// Begins another run on the same machine, with other threads than the calling one gone. What the last one was.
+    pub(super) fn restart(&mut self, schedule: Box<dyn Schedule>) -> Trace {
+        self.schedule = schedule;
+        while self.hosts.len() > 1 && matches!(self.hosts.last(), Some(last) if last.is_finished()) {
+            self.hosts.pop();
+        }
+        self.hosts.iter_mut().for_each(|host| host.looks = Looks::default());
+        self.progress = 0;
+        std::mem::take(&mut self.trace)
+    }
+
+    /// Takes a host thread in that will begin when it gets the turn. Its number.
+    fn introduce(&mut self, name: String) -> u32 {
+        let phase = Phase::Parked(Wait::Turn { is_quiet: false });
+        self.hosts.push(Host::new(Cow::Owned(name), phase));
+        self.hosts.len() as u32 - 1
+    }
+
+    /// Takes the calling thread in, which nobody has announced. Its number.
+    fn adopt(&mut self) -> u32 {
+        self.trace.is_controlled = false;
+        let name = std::thread::current().name().unwrap_or("a thread without a name").to_owned();
+        let mut host = Host::new(Cow::Owned(name), Phase::Running);
+        host.bind();
+        self.hosts.push(host);
+        self.hosts.len() as u32 - 1
+    }
+
+    pub(super) fn host_here(&self) -> Option<u32> {
+        let thread = this_thread();
+        let position = self.hosts.iter().position(|host| host.thread == thread && !host.is_finished());
+        position.map(|position| position as u32)
+    }
+
+    pub(super) fn host(&mut self, host: u32) -> &mut Host {
+        &mut self.hosts[host as usize]
+    }
+
+    /// Gives the turn to a thread that can go on.
+    pub(super) fn grant(&mut self, host: u32) {
+        self.turn = Some(host);
+        let chosen = self.host(host);
+        chosen.is_granted = true;
+        chosen.wake.notify_all();
+    }
+
+    pub(super) fn wake_all(&self) {
+        self.hosts.iter().for_each(|host| host.wake.notify_all());
+    }
+
+    /// Ends the run: whoever is parked is told so, and no command begins any more.
+    pub(super) fn end(&mut self) {
+        self.has_ended = true;
+        self.wake_all();
+    }
+
+    /// Ends the run because it took too long.
+    pub(super) fn time_out(&mut self, text: String) {
+        self.end = Refusal::new(Code::Timeout, text.clone());
+        self.set_stuck(text);
+        self.end();
+    }
+
+    /// Nobody gets ahead any more, for this reason.
+    fn set_stuck(&mut self, text: String) {
+        if let Some(told) = self.on_stuck.take() {
+            told(&text);
+        }
+        self.stuck.get_or_insert(text);
+    }
+
+    /// The program may have seen something of what the schedule decides.
+    pub(super) fn observe(&mut self) {
+        self.trace.observations += 1;
+        if let Some(told) = self.on_observation.take() {
+            told();
+        }
+    }
+
+    /// What a call answers after the end.
+    pub(super) fn ended(&self) -> Refusal {
+        self.end.clone()
+    }
+
+    /// What a host thread waits for before a call.
+    fn before(&mut self, host: u32, step: Step) -> Wait {
+        if let Step::Query(object) | Step::Look(object) = step {
+            let progress = self.progress;
+            let looks = &self.hosts[host as usize].looks;
+            let is_fruitless = looks.progress == progress && looks.count(object) >= FRUITLESS_LOOKS;
+            if is_fruitless {
+                self.observe();
+                return Wait::Progress(progress);
+            }
+        }
+        Wait::Turn { is_quiet: step == Step::Submit }
+    }
+
+    /// A host thread has looked at something, and found it not ready, or as it was. Whether it has done so often enough.
+    pub(super) fn looked(&mut self, host: u32, object: u64, is_ready: bool) -> bool {
+        let progress = self.progress;
+        let looks = &mut self.host(host).looks;
+        if looks.progress != progress || looks.counts.len() > LOOKED_AT {
+            (looks.progress, looks.counts) = (progress, SmallVec::new());
+        }
+        let weight = if is_ready { 1 } else { NOT_READY };
+        match looks.counts.iter_mut().find(|(other, _)| *other == object) {
+            Some((_, count)) => *count = count.saturating_add(weight),
+            None => looks.counts.push((object, weight)),
+        }
+        looks.count(object) >= FRUITLESS_LOOKS
+    }
+
+    /// Whether another poll is one of too many with nothing left to be done.
+    fn is_livelock(&mut self) -> bool {
+        if self.polls.progress != self.progress || self.polls.count == 0 {
+            self.polls = Polls { progress: self.progress, since: Instant::now(), count: 0 };
+        }
+        self.polls.count += 1;
+        self.polls.count.is_multiple_of(LIVELOCK_POLLS) && self.polls.since.elapsed() > PATIENCE
+    }
+
+    /// Whether the trace still notes what polls are answered.
+    pub(super) fn notes_polls(&self) -> bool {
+        self.polls.progress != self.progress || self.polls.count < NOTED_POLLS
+    }
+
+    /// Whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
+    pub(super) fn is_asleep(&mut self, host: u32, machine: &Machine) -> bool {
+        let seen = self.host(host);
+        match seen.sighted.look(machine) {
+            Alive::Gone => {
+                seen.phase = Phase::Finished;
+                true
+            }
+            Alive::Asleep => true,
+            Alive::Awake => seen.is_spinning,
+        }
+    }
+}
+
+impl Looks {
+    fn count(&self, object: u64) -> u32 {
+        self.counts.iter().find(|(other, _)| *other == object).map_or(0, |(_, count)| *count)
+    }
+}
+
+impl Host {
+    pub(super) fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Finished)
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        matches!(self.phase, Phase::Parked(_) | Phase::Refused(_))
+    }
+}
+
+impl State {
+    pub(super) fn control(&mut self) -> &mut Control {
+        self.control.as_mut().expect("the machine is controlled")
+    }
+
+    /// Whether a wait is over.
+    fn is_over(&self, wait: &Wait) -> bool {
+        let control = self.control.as_ref().expect("the machine is controlled");
+        match wait {
+            Wait::Turn { .. } => true,
+            Wait::Progress(seen) => *seen != control.progress,
+            Wait::Commands(commands) => commands.iter().all(|command| self.executor.is_done(*command)),
+            Wait::Bytes(claim) => self.executor.can_hold(*claim),
+            Wait::Room => self.executor.live() < QUEUE_COMMANDS,
+            Wait::Thread(host) => control.hosts[*host as usize].is_finished(),
+            Wait::Condition(_, condition) => condition(),
+        }
+    }
+
+    fn can_go(&self, host: &Host) -> bool {
+        match &host.phase {
+            Phase::Parked(wait) => self.is_over(wait),
+            Phase::Refused(_) => true,
+            Phase::Running | Phase::Finished => false,
+        }
+    }
+
+    /// The host threads that can go on, `first` before the others.
+    pub(super) fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
+        let control = self.control.as_ref().expect("the machine is controlled");
+        let others = (0..control.hosts.len() as u32).filter(|&host| host != first);
+        std::iter::once(first)
+            .chain(others)
+            .filter(|&host| self.can_go(&control.hosts[host as usize]))
+            .collect()
+    }
+
+    /// Asks the schedule.
+    pub(super) fn choose(&mut self, decider: u32) -> Next {
+        let commands = self.executor.offers(&self.memory);
+        let mut hosts = self.hosts_that_can_go(decider);
+        if hosts.is_empty() && commands.is_empty() {
+            // Only threads that poll are left. Whatever they wait for, they have to look for it themselves.
+            hosts = self.pollers();
+        }
+        match (&hosts[..], &commands[..]) {
+            ([], []) => return Next::Nothing,
+            (&[host], []) => return Next::Host(host),
+            ([], &[command]) => return Next::Command(command),
+            _ => {}
+        }
+        let mut control = self.control.take().expect("the machine is controlled");
+        let mut choices: SmallVec<[(Choice<'_>, Next); 8]> = SmallVec::new();
+        let is_quiet = !self.executor.has_host_functions() && control.is_quiet();
+        let host = |number: u32| {
+            let choice = Choice {
+                actor: Actor::Host(number),
+                label: None,
+                command: 0,
+                index: control.hosts[number as usize].waits,
+                is_current: number == decider,
+                is_needed: false,
+                is_quiet,
+                is_beginning: false,
+                touched: Touched::Anything,
+            };
+            (choice, Next::Host(number))
+        };
+        let offers = || commands.iter().map(|&index| self.executor.offer(index));
+        let (mine, others) = hosts.split_at(usize::from(hosts.first() == Some(&decider)));
+        choices.extend(mine.iter().map(|&number| host(number)));
+        let needed = offers().filter(|offer| offer.is_needed);
+        choices.extend(needed.map(|offer| (offer.choice(), Next::Command(offer.index))));
+        choices.extend(others.iter().map(|&number| host(number)));
+        let rest = offers().filter(|offer| !offer.is_needed);
+        choices.extend(rest.map(|offer| (offer.choice(), Next::Command(offer.index))));
+        let beginning = commands.iter().filter(|&&index| self.executor.can_begin(index, &commands));
+        choices.extend(beginning.map(|&index| {
+            let choice = Choice { is_beginning: true, ..self.executor.offer(index).choice() };
+            (choice, Next::Begin(index))
+        }));
+        let (offered, mut nexts): (SmallVec<[Choice<'_>; 8]>, SmallVec<[Next; 8]>) =
+            choices.into_iter().unzip();
+        if hosts.len() > 1 {
+            control.observe();
+        }
+        let wanted = control.schedule.next(&offered);
+        let chosen = if wanted < offered.len() { wanted } else { 0 };
+        control.trace.decided(chosen, &offered);
+        drop(offered);
+        self.control = Some(control);
+        nexts.swap_remove(chosen)
+    }
+
+    /// The threads that poll, the one that has waited longest for its turn first: none, if they have done so for too long.
+    fn pollers(&mut self) -> SmallVec<[u32; 4]> {
+        let control = self.control();
+        let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
+        let hosts = control.hosts.iter().enumerate();
+        let mut found: SmallVec<[u32; 4]> =
+            hosts.filter(|(_, host)| polls(host)).map(|(number, _)| number as u32).collect();
+        if found.is_empty() {
+            return found;
+        }
+        if control.is_livelock() {
+            self.declare_stuck(
+                "livelock: nothing is left to be done that could change what the program polls for. ",
+            );
+            return found;
+        }
+        let polled = |host: &u32| control.hosts[*host as usize].polled;
+        // One at a time: which of them is first cannot be seen, and each gets its turn.
+        let first = found.iter().copied().min_by_key(polled).unwrap_or_default();
+        control.polled += 1;
+        let now = control.polled;
+        control.host(first).polled = now;
+        found.clear();
+        found.push(first);
+        found
+    }
+
+    /// Runs the first half of a command.
+    pub(super) fn begin(&mut self, index: u32) {
+        let offer = self.executor.offer(index);
+        let (label, actor, number) = (offer.label, offer.actor, offer.number);
+        self.control().trace.began(label, actor, number);
+        self.executor.begin(index);
+    }
+
+    /// Tells everybody who waits that nothing will come.
+    pub(super) fn declare_stuck(&mut self, what: &str) {
+        let text = self.describe_hosts(what);
+        let control = self.control();
+        let refusal = Refusal::new(Code::Timeout, &*text);
+        for host in &mut control.hosts {
+            if matches!(host.phase, Phase::Parked(_)) {
+                host.phase = Phase::Refused(refusal.clone());
+            }
+        }
+        control.set_stuck(text);
+    }
+
+    /// Says what everybody is doing, behind a sentence that says what is the matter.
+    pub(super) fn describe_hosts(&mut self, what: &str) -> String {
+        let collectives = self.executor.describe_collectives();
+        let control = self.control.as_ref().expect("the machine is controlled");
+        let mut text = what.to_owned();
+        for (number, host) in control.hosts.iter().enumerate() {
+            let reason = match &host.phase {
+                Phase::Parked(wait) => format!("waits in {} for {}", host.call, self.describe(wait, control)),
+                Phase::Running if host.is_spinning => {
+                    format!("is busy outside of the driver, where its last call was {}", host.call)
+                }
+                Phase::Running => "is blocked outside of the driver".to_owned(),
+                Phase::Refused(_) | Phase::Finished => continue,
+            };
+            let _ = write!(text, "Host thread {number} `{}` {reason}. ", host.name);
+        }
+        for label in control.apart.iter().filter_map(|apart| apart.label) {
+            let _ = write!(text, "The host function `{label}` is blocked outside of the driver. ");
+        }
+        text += &collectives;
+        text.truncate(text.trim_end().len());
+        text
+    }
+
+    fn describe(&self, wait: &Wait, control: &Control) -> String {
+        match wait {
+            Wait::Turn { .. } => "its turn".to_owned(),
+            Wait::Progress(_) => "something that it polls for".to_owned(),
+            Wait::Commands(commands) => {
+                let unfinished = commands.iter().filter_map(|&command| self.executor.describe(command));
+                let names: Vec<String> =
+                    unfinished.take(4).map(|(label, actor)| format!("`{label}` on {actor}")).collect();
+                format!("work on the device: {}", names.join(", "))
+            }
+            Wait::Bytes(_) => "memory that a running command touches".to_owned(),
+            Wait::Room => "room in the queue of commands".to_owned(),
+            Wait::Thread(host) => {
+                format!("the end of host thread {host} `{}`", control.hosts[*host as usize].name)
+            }
+            Wait::Condition(what, _) => what.clone(),
+        }
+    }
+}
+
+impl Control {
+    /// Whether every host thread is about to queue something.
+    fn is_quiet(&self) -> bool {
+        let is_quiet = |host: &Host| match host.phase {
+            Phase::Parked(Wait::Turn { is_quiet }) => is_quiet,
+            Phase::Finished => true,
+            _ => false,
+        };
+        self.apart.is_empty() && self.hosts.iter().all(is_quiet)
+    }
+}
+
+impl<'a> Offer<'a> {
+    fn choice(&self) -> Choice<'a> {
+        let &Offer { number: command, step: index, actor, label, is_needed, touched, .. } = self;
+        let label = Some(label);
+        let (is_current, is_quiet, is_beginning) = (false, false, false);
+        Choice { actor, label, command, index, is_current, is_needed, is_quiet, is_beginning, touched }
+    }
+}
+
+impl Machine {
+    /// Enters the critical section for a call of the program, when it is the calling thread's turn.
+    pub(super) fn call_in_turn(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
+        let mut locked = self.enter_for(call)?;
+        let control = locked.control();
+        let host = control.host_here().unwrap_or_default();
+        let wait = control.before(host, step);
+        let mut locked = locked.wait_in_turn(wait)?;
+        let control = locked.control();
+        match step {
+            Step::Submit => control.progress += 1,
+            Step::Look(object) => {
+                control.observe();
+                control.looked(host, object, true);
+            }
+            Step::Query(_) | Step::Other => {}
+        }
+        Ok(locked)
+    }
+
+    /// The same for a call that only waits.
+    pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> Outcome<Locked<'_>> {
+        self.enter_for(call)?.wait_in_turn(wait)
+    }
+
+    /// Enters the critical section, whoever has the turn.
+    fn enter_for(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
+        if INSIDE.get() == Arc::as_ptr(self).addr() {
+            let detail = "a host function or kernel must not call the driver: CUDA forbids it";
+            return Err(Refusal::new(Code::NotPermitted, detail));
+        }
+        self.entering.fetch_add(1, Ordering::SeqCst);
+        let mut locked = self.lock();
+        self.entering.fetch_sub(1, Ordering::SeqCst);
+        let control = locked.control();
+        let host = control.host_here().unwrap_or_else(|| control.adopt());
+        let host = control.host(host);
+        (host.call, host.is_spinning) = (call, false);
+        Ok(locked)
+    }
+
+    /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
+    pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> Outcome<u32> {
+        let mut locked = self.enter_for("SimDriver::spawn")?;
+        let control = locked.control();
+        if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
+    }
+
+    /// The calling thread becomes the host thread that was introduced, and waits for its first turn.
+    pub(super) fn begin_host(self: &Arc<Self>, host: u32) -> Outcome<()> {
+        let mut locked = self.lock();
+        let entry = locked.control().host(host);
+        entry.bind();
+        entry.call = "the start of the thread";
+        locked.wait_in_turn(Wait::Turn { is_quiet: false }).map(drop)
+    }
+
+    /// A host thread has ended, or never began.
+    pub(super) fn finish_host(self: &Arc<Self>, host: u32) {
+        let mut locked = self.lock();
+        let control = locked.control();
+        control.progress += 1;
+        let entry = control.host(host);
+        let has_begun = entry.thread != 0;
+        entry.phase = Phase::Finished;
+        if has_begun {
+            drop(locked.decide(host));
+        }
+    }
+}
+
+impl Control {
+    /// Whether a host thread besides this one is parked.
+    pub(super) fn has_others(&self, me: u32) -> bool {
+        self.hosts.iter().enumerate().any(|(number, host)| number as u32 != me && host.is_parked())
+    }
+}

@@ -1,0 +1,793 @@
+//! The [`Driver`] of the simulator: each call enters the machine, does its part there, waits where the contract says so,
+//! and names itself in its errors.
+
+use std::path::Path;
+
+use smallvec::SmallVec;
+use thalweg_driver::{
+    Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorInfo,
+    ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
+    Driver, Error, EventFlags, EventHandle, Fill, ForeignStream, FunctionAttributes, FunctionHandle,
+    GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
+    HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
+    MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
+    PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+};
+
+use super::capture;
+use super::code::MAX_THREADS_PER_BLOCK;
+use super::control::Step;
+use super::executor::{Body, CommandId, Frontier};
+use super::faults::Point;
+use super::machine::Locked;
+use super::memory::Sharing;
+use super::refusal::{Outcome, Refusal};
+use super::state::{State, unknown};
+use super::task::{HostTarget, Task, Work};
+use super::transfer::take_away;
+use super::{SimDriver, collective, graph_memory, transfer};
+
+impl SimDriver {
+    /// Before any lock: a thread that is not there in the child may have held it.
+    fn check_process(&self, call: &'static str) -> Result<()> {
+        self.process.check(call, "the simulated GPU")
+    }
+
+    fn enter<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+        self.check_process(call)?;
+        let entered = self.machine.call(call, Step::Other);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+    }
+
+    fn submit<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+        self.check_process(call)?;
+        let entered = self.machine.lock_to_submit(call);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+    }
+
+    fn enter_and_wait<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(Locked<'_>) -> Outcome<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        self.machine.call(call, Step::Other).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
+    /// The same for a call that looks at what others change, by a number.
+    fn look_and_wait<T>(
+        &self,
+        call: &'static str,
+        object: u64,
+        body: impl FnOnce(Locked<'_>) -> Outcome<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        self.machine.call(call, Step::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
+    fn query(
+        &self,
+        call: &'static str,
+        object: u64,
+        find: impl FnOnce(&mut State) -> Outcome<Frontier>,
+    ) -> Result<bool> {
+        self.check_process(call)?;
+        self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
+    }
+}
+
+/// Ends the process if a panic leaves a call whose caller's memory is lent to a command.
+struct NoUnwinding;
+
+impl Drop for NoUnwinding {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Driver for SimDriver {
+    // ---- Devices and contexts -------------------------------------------------------------------------------------
+
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn version(&self) -> Version {
+        Version { major: 13, minor: 0 }
+    }
+
+    fn device_count(&self) -> u32 {
+        self.config.devices
+    }
+
+    fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
+        self.enter("cuDeviceGetAttribute", |state| state.device(device).map(|_| ()))?;
+        Ok(self.properties(device))
+    }
+
+    fn context_is_active(&self, device: u32) -> Result<bool> {
+        self.enter("cuDevicePrimaryCtxGetState", |state| Ok(state.device(device)?.is_active))
+    }
+
+    fn context_initialize(&self, device: u32) -> Result<()> {
+        self.enter("cuDevicePrimaryCtxRetain", |state| {
+            state.device(device)?;
+            state.forbid_in_capture("context_initialize")?;
+            state.usable(device)
+        })
+    }
+
+    fn device_synchronize(&self, device: u32) -> Result<()> {
+        self.enter_and_wait("cuCtxSynchronize", |mut locked| {
+            locked.usable(device)?;
+            locked.forbid_on_capturing_device(device, "device_synchronize")?;
+            let work = locked.device_frontier(device);
+            locked.wait_for(&work)?.check_alive(device)
+        })
+    }
+
+    fn memory_info(&self, device: u32) -> Result<MemoryInfo> {
+        self.enter("cuMemGetInfo", |state| {
+            state.usable(device)?;
+            Ok(state.memory.info(device))
+        })
+    }
+
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
+        self.enter("cuDeviceCanAccessPeer", |state| {
+            state.device(device)?;
+            state.device(peer)?;
+            Ok(device != peer)
+        })
+    }
+
+    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        self.enter("cuCtxEnablePeerAccess", |state| {
+            state.usable(device)?;
+            state.usable(peer)?;
+            state.memory.enable_peer(device, peer)
+        })
+    }
+
+    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        self.enter("cuCtxDisablePeerAccess", |state| {
+            state.usable(device)?;
+            state.usable(peer)?;
+            state.memory.disable_peer(device, peer)
+        })
+    }
+
+    // ---- Streams --------------------------------------------------------------------------------------------------
+
+    fn default_stream(&self, device: u32) -> Result<StreamHandle> {
+        self.enter("cuDevicePrimaryCtxRetain", |state| {
+            state.usable(device)?;
+            Ok(StreamHandle::from_raw(state.devices[device as usize].default_stream))
+        })
+    }
+
+    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
+        self.enter("cuStreamCreateWithPriority", |state| {
+            Ok(StreamHandle::from_raw(state.stream_create(device, priority, false)?))
+        })
+    }
+
+    fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        self.enter("cuStreamDestroy", |state| state.stream_destroy(stream.raw()))
+    }
+
+    fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+        self.enter("cuStreamGetDevice", |state| Ok(state.number_and_device(stream.raw())?.1))
+    }
+
+    fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
+        self.enter("cuStreamGetPriority", |state| {
+            let own = state.stream_id(stream.raw())?;
+            Ok(state.stream(own).priority)
+        })
+    }
+
+    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
+        self.enter("cuStreamGetFlags", |state| {
+            let own = state.stream_id(stream.raw())?;
+            let found = state.stream(own);
+            Ok(found.is_blocking || found.is_legacy)
+        })
+    }
+
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        self.query("cuStreamQuery", stream.raw(), |state| {
+            let own = state.enter(stream.raw())?;
+            state.forbid_on_capturing(own, "stream_query")?;
+            state.forbid_in_capture("stream_query")?;
+            Ok(state.frontier(own))
+        })
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        self.enter_and_wait("cuStreamSynchronize", |mut locked| {
+            let own = locked.enter(stream.raw())?;
+            locked.forbid_on_capturing(own, "stream_synchronize")?;
+            locked.forbid_in_capture("stream_synchronize")?;
+            let device = locked.stream(own).device;
+            let work = locked.frontier(own);
+            locked.wait_for(&work)?.check_alive(device)
+        })
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.submit("cuStreamWaitEvent", |state| state.stream_wait_event(stream.raw(), event.raw()))
+    }
+
+    fn stream_adopt(&self, device: u32, stream: ForeignStream) -> Result<StreamHandle> {
+        self.enter("cuStreamGetCtx", |state| {
+            if stream.context().is_some() {
+                return Err(Refusal::new(
+                    Code::InvalidContext,
+                    "a simulated device has its primary context only",
+                ));
+            }
+            Ok(StreamHandle::from_raw(state.stream_adopt(device, stream.native())?))
+        })
+    }
+
+    fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
+        self.enter("cuStreamGetId", |state| Ok(state.number_and_device(stream.raw())?.0))
+    }
+
+    // ---- Events ---------------------------------------------------------------------------------------------------
+
+    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
+        self.enter("cuEventCreate", |state| Ok(EventHandle::from_raw(state.event_create(device, flags)?)))
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        self.enter("cuEventDestroy", |state| {
+            state.events.remove(event.raw()).map(|_| ()).ok_or_else(|| unknown("event", event.raw()))
+        })
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.submit("cuEventRecord", |state| state.event_record(event.raw(), stream.raw()))
+    }
+
+    fn event_query(&self, event: EventHandle) -> Result<bool> {
+        self.query("cuEventQuery", event.raw(), |state| {
+            let unfinished = state.event_frontier(event.raw())?;
+            state.forbid_in_capture("event_query")?;
+            Ok(unfinished)
+        })
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        self.enter_and_wait("cuEventSynchronize", |mut locked| {
+            let work = locked.event_frontier(event.raw())?;
+            locked.forbid_in_capture("event_synchronize")?;
+            let device = locked.event_device(event.raw())?;
+            locked.wait_for(&work)?.check_alive(device)
+        })
+    }
+
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        self.enter("cuEventElapsedTime", |state| {
+            let (start, end) = state.event_times(start.raw(), end.raw())?;
+            Ok(((end as f64 - start as f64) / 1e6) as f32)
+        })
+    }
+
+    // ---- Device memory --------------------------------------------------------------------------------------------
+
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.enter("cuMemAlloc", |state| {
+            state.usable(device)?;
+            state.forbid_in_capture("memory_allocate")?;
+            state.executor.faults.pass(Point::DeviceMemory)?;
+            state.memory.plain_allocate(device, bytes, Sharing::Plain).map(DevicePointer::new)
+        })
+    }
+
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.enter("cuMemAllocManaged", |state| {
+            state.usable(device)?;
+            state.forbid_in_capture("memory_allocate_managed")?;
+            state.executor.faults.pass(Point::DeviceMemory)?;
+            state.memory.plain_allocate(device, bytes, Sharing::Managed).map(DevicePointer::new)
+        })
+    }
+
+    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
+        self.enter("cuMemAdvise", |state| state.memory_advise(pointer.address(), bytes, advice))
+    }
+
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
+        let address = pointer.address();
+        self.enter_and_wait("cuMemFree", |mut locked| {
+            let (device, _) = locked.memory.plain_pieces(address)?;
+            locked.memory.check_not_open(address)?;
+            locked.forbid_in_capture("memory_free")?;
+            let work = locked.device_frontier(device);
+            let find = |state: &State| {
+                state.memory.check_not_open(address)?;
+                state.memory.plain_pieces(address).map(|(_, pieces)| pieces)
+            };
+            take_away(locked.wait_for(&work)?, find, |state| state.memory.plain_free(address))
+        })
+    }
+
+    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.enter("cuMemAddressReserve", |state| {
+            state.usable(device)?;
+            state.memory.address_reserve(bytes).map(DevicePointer::new)
+        })
+    }
+
+    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
+        self.enter("cuMemAddressFree", |state| state.memory.address_free(pointer.address(), bytes))
+    }
+
+    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
+        self.enter("cuMemCreate", |state| {
+            state.usable(device)?;
+            if flags.gpu_direct_rdma {
+                let detail = "no network card reaches simulated memory: leave `gpu_direct_rdma` off";
+                return Err(Refusal::new(Code::NotSupported, detail));
+            }
+            state.executor.faults.pass(Point::DeviceMemory)?;
+            state.memory.physical_create(device, bytes, flags.share_as).map(PhysicalHandle::from_raw)
+        })
+    }
+
+    fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
+        self.enter("cuMemRelease", |state| state.memory.physical_release(physical.raw()))
+    }
+
+    fn memory_map(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        physical: PhysicalHandle,
+        offset: u64,
+    ) -> Result<()> {
+        self.enter("cuMemMap", |state| {
+            state.executor.faults.pass(Point::Map)?;
+            state.memory.map(pointer.address(), bytes, physical.raw(), offset)
+        })
+    }
+
+    fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
+        let address = pointer.address();
+        self.enter_and_wait("cuMemUnmap", |locked| {
+            let find = |state: &State| state.memory.mapped_pieces(address, bytes);
+            take_away(locked, find, |state| state.memory.unmap(address, bytes))
+        })
+    }
+
+    fn memory_set_access(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        device: u32,
+        access: MemoryAccess,
+    ) -> Result<()> {
+        self.enter("cuMemSetAccess", |state| {
+            state.usable(device)?;
+            state.memory.set_access(pointer.address(), bytes, device, access)
+        })
+    }
+
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
+        self.enter("cuMemExportToShareableHandle", |state| state.memory.physical_export(physical.raw()))
+    }
+
+    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
+        self.enter("cuMemImportFromShareableHandle", |state| {
+            state.usable(device)?;
+            state.memory.physical_import(device, bytes, handle).map(PhysicalHandle::from_raw)
+        })
+    }
+
+    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
+        self.enter("cuIpcGetMemHandle", |state| state.memory.ipc_export(pointer.address()))
+    }
+
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
+        self.enter("cuIpcOpenMemHandle", |state| {
+            state.usable(device)?;
+            state.forbid_in_capture("ipc_open")?;
+            state.memory.ipc_open(device, handle).map(DevicePointer::new)
+        })
+    }
+
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
+        self.enter("cuMemGetAddressRange", |state| {
+            let (start, bytes) = state.memory.address_range(pointer.address())?;
+            Ok((DevicePointer::new(start), bytes))
+        })
+    }
+
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
+        let address = pointer.address();
+        self.enter_and_wait("cuIpcCloseMemHandle", |mut locked| {
+            locked.memory.opened_pieces(address)?;
+            locked.forbid_in_capture("ipc_close")?;
+            let find = |state: &State| state.memory.opened_pieces(address);
+            take_away(locked, find, |state| state.memory.ipc_close(address))
+        })
+    }
+
+    fn pool_create(&self, device: u32) -> Result<PoolHandle> {
+        self.enter("cuMemPoolCreate", |state| {
+            state.usable(device)?;
+            let pool = state.pools.create(device);
+            Ok(PoolHandle::from_raw(state.pool_handles.insert(pool)))
+        })
+    }
+
+    fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
+        self.enter("cuMemPoolDestroy", |state| {
+            let removed = state.pool_handles.remove(pool.raw()).ok_or_else(|| unknown("pool", pool.raw()))?;
+            state.pools.destroy(removed, &mut state.memory);
+            Ok(())
+        })
+    }
+
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()> {
+        self.enter("cuMemPoolTrimTo", |state| {
+            let pool = state.pool(pool.raw())?;
+            state.pools.trim(pool, keep_bytes, &mut state.memory);
+            Ok(())
+        })
+    }
+
+    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
+        self.enter("cuMemPoolGetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            Ok(*state.pools.attributes(pool))
+        })
+    }
+
+    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
+        self.enter("cuMemPoolSetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            *state.pools.attributes(pool) = attributes;
+            Ok(())
+        })
+    }
+
+    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
+        self.enter("cuMemPoolGetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            Ok(state.pools.usage(pool))
+        })
+    }
+
+    fn memory_allocate_async(
+        &self,
+        pool: PoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<DevicePointer> {
+        self.enter_and_wait("cuMemAllocFromPoolAsync", |locked| {
+            graph_memory::allocate_async(locked, pool.raw(), bytes, stream.raw()).map(DevicePointer::new)
+        })
+    }
+
+    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
+        let address = pointer.address();
+        self.submit("cuMemFreeAsync", |state| {
+            let own = state.enter(stream.raw())?;
+            state.pools.check_live(address)?;
+            if state.stream(own).capture.is_some() {
+                return state.capture_free(own, address);
+            }
+            if state.free_of_graph(address)? {
+                return Ok(());
+            }
+            let command = state.append(own, Body::PoolFree(address));
+            state.pools.set_freeing(address, SmallVec::from_slice(&[command]));
+            Ok(())
+        })
+    }
+
+    // ---- Pinned host memory ---------------------------------------------------------------------------------------
+
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+        self.enter("cuMemHostAlloc", |state| {
+            state.forbid_in_capture("host_allocate")?;
+            let prefault_threads = match flags.method {
+                HostMethod::Allocate => 0,
+                HostMethod::Register { .. } if flags.write_combined => {
+                    let detail =
+                        "memory of the process cannot be made write-combined: use HostMethod::Allocate";
+                    return Err(Refusal::new(Code::InvalidValue, detail));
+                }
+                HostMethod::Register { prefault_threads } => prefault_threads,
+            };
+            state.executor.faults.pass(Point::PinnedMemory)?;
+            state.memory.pinned_allocate(bytes, prefault_threads).map(HostPointer::new)
+        })
+    }
+
+    fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        let address = pointer.address();
+        self.enter_and_wait("cuMemFreeHost", |mut locked| {
+            locked.memory.pinned_piece(address)?;
+            locked.forbid_in_capture("host_free")?;
+            let devices = 0..locked.devices.len() as u32;
+            let work: Vec<CommandId> = devices.flat_map(|device| locked.device_frontier(device)).collect();
+            let find = |state: &State| Ok(SmallVec::from_slice(&[state.memory.pinned_piece(address)?]));
+            take_away(locked.wait_for(&work)?, find, |state| state.memory.pinned_free(address))
+        })
+    }
+
+    fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+        let access =
+            Access { start: source.address(), ..Access::read(DevicePointer::default(), target.len() as u64) };
+        self.look_and_wait("host_read", source.address(), |locked| {
+            transfer::with_pinned(locked, access, |pointer| {
+                // SAFETY: the bytes are held for this read, and `target` is memory of its own.
+                unsafe { std::ptr::copy_nonoverlapping(pointer, target.as_mut_ptr(), target.len()) };
+            })
+        })
+    }
+
+    fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+        let access = Access {
+            start: target.address(),
+            ..Access::write(DevicePointer::default(), source.len() as u64)
+        };
+        self.enter_and_wait("host_write", |locked| {
+            transfer::with_pinned(locked, access, |pointer| {
+                // SAFETY: the bytes are held for this write, and `source` is memory of its own.
+                unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), pointer, source.len()) };
+            })
+        })
+    }
+
+    // ---- Copies, fills, host functions ----------------------------------------------------------------------------
+
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
+        self.submit("cuMemcpyAsync", |state| transfer::copy(state, stream.raw(), copy))
+    }
+
+    fn copy_from_host(
+        &self,
+        stream: StreamHandle,
+        target: DevicePointer,
+        source: &[u8],
+        label: Label,
+    ) -> Result<()> {
+        let staged: Box<[u8]> = source.into();
+        self.submit("cuMemcpyHtoDAsync", |state| {
+            let own = state.enter(stream.raw())?;
+            state.forbid_on_capturing(own, "copy_from_host")?;
+            let accesses = [Access::write(target, staged.len() as u64)];
+            transfer::submit(state, own, label, &accesses, Work::CopyIn(staged), GraphNodeKind::Copy)?;
+            Ok(())
+        })
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamHandle,
+        target: &mut [u8],
+        source: DevicePointer,
+        label: Label,
+    ) -> Result<()> {
+        let _guard = NoUnwinding;
+        self.enter_and_wait("cuMemcpyDtoHAsync", |mut locked| {
+            let own = locked.enter(stream.raw())?;
+            locked.forbid_on_capturing(own, "copy_to_host")?;
+            let device = locked.stream(own).device;
+            let accesses = [Access::read(source, target.len() as u64)];
+            // SAFETY: we hold the exclusive borrow of `target` until the command is complete: `wait_for` returns only then,
+            // and a panic on the way ends the process.
+            let work = Work::CopyOut(unsafe { HostTarget::new(target) });
+            let command = transfer::submit(&mut locked, own, label, &accesses, work, GraphNodeKind::Copy)?;
+            let command = command.expect("the stream does not capture");
+            locked.wait_for(&[command])?.check_alive(device)
+        })
+    }
+
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
+        self.submit("cuMemsetAsync", |state| transfer::fill(state, stream.raw(), fill))
+    }
+
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
+        self.submit("cuLaunchHostFunc", |state| {
+            let own = state.enter(stream.raw())?;
+            let device = state.stream(own).device;
+            // A clone: if this is refused, the function is dropped by this call, outside the critical section.
+            let work = Work::Host(HostFunction::clone(&function));
+            let task = Task { device, label, accesses: SmallVec::new(), work };
+            state.submit(own, task, GraphNodeKind::Host).map(|_| ())
+        })
+    }
+
+    // ---- Code -----------------------------------------------------------------------------------------------------
+
+    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
+        self.enter("cuModuleLoadData", |state| state.module_load(device, image).map(ModuleHandle::from_raw))
+    }
+
+    fn module_unload(&self, module: ModuleHandle) -> Result<()> {
+        self.enter_and_wait("cuModuleUnload", |locked| {
+            let device = locked.module_device(module.raw())?;
+            let work = locked.device_frontier(device);
+            locked.wait_for(&work)?.module_unload(module.raw())
+        })
+    }
+
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
+        self.enter("cuModuleGetFunction", |state| {
+            state.function_get(module.raw(), name).map(FunctionHandle::from_raw)
+        })
+    }
+
+    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
+        self.enter("cuFuncGetAttribute", |state| {
+            state.check_function(function.raw())?;
+            Ok(FunctionAttributes {
+                max_threads_per_block: MAX_THREADS_PER_BLOCK,
+                registers: 32,
+                shared_memory_bytes: 0,
+                local_memory_bytes: 0,
+            })
+        })
+    }
+
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        self.submit("cuLaunchKernel", |state| state.launch(stream.raw(), launch))
+    }
+
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        self.submit("cublasLtMatmul", |state| state.library(stream.raw(), launch))
+    }
+
+    // ---- Several devices together ---------------------------------------------------------------------------------
+
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        self.enter("ncclCommInitAll", |state| state.communicators_create(devices))
+    }
+
+    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
+        self.enter("ncclCommUserRank", |state| state.communicator_info(communicator))
+    }
+
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.enter_and_wait("ncclCommDestroy", |locked| {
+            collective::communicator_destroy(locked, communicator)
+        })
+    }
+
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        self.submit("ncclGroupEnd", |state| state.collectives(collectives))
+    }
+
+    // ---- Capture and graphs ---------------------------------------------------------------------------------------
+
+    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        self.enter("cuStreamBeginCapture", |state| state.capture_begin(stream.raw(), mode))
+    }
+
+    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        self.enter("cuStreamEndCapture", |state| state.capture_end(stream.raw()).map(GraphHandle::from_raw))
+    }
+
+    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
+        self.enter("cuStreamGetCaptureInfo", |state| state.capture_info(stream.raw()))
+    }
+
+    fn stream_update_capture_dependencies(
+        &self,
+        stream: StreamHandle,
+        dependencies: &[GraphNodeHandle],
+        update: DependencyUpdate,
+    ) -> Result<()> {
+        self.enter("cuStreamUpdateCaptureDependencies", |state| {
+            state.capture_update(stream.raw(), dependencies, update)
+        })
+    }
+
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+        self.enter("cuGraphConditionalHandleCreate", |state| {
+            state.condition_create(stream.raw(), initial).map(ConditionHandle::from_raw)
+        })
+    }
+
+    fn condition_set_async(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        source: DevicePointer,
+        format: ConditionFormat,
+        label: Label,
+    ) -> Result<()> {
+        self.submit("cudaGraphSetConditional", |state| {
+            state.condition_set(stream.raw(), condition.raw(), source, format, label)
+        })
+    }
+
+    fn conditional_node_add(
+        &self,
+        stream: StreamHandle,
+        condition: ConditionHandle,
+        conditional: Conditional,
+        label: Label,
+    ) -> Result<Vec<GraphHandle>> {
+        self.enter("cuGraphAddNode", |state| {
+            let bodies = state.conditional_node_add(stream.raw(), condition.raw(), conditional, label)?;
+            Ok(bodies.into_iter().map(GraphHandle::from_raw).collect())
+        })
+    }
+
+    fn stream_begin_capture_to_graph(
+        &self,
+        stream: StreamHandle,
+        body: GraphHandle,
+        mode: CaptureMode,
+    ) -> Result<()> {
+        self.enter("cuStreamBeginCaptureToGraph", |state| {
+            state.capture_begin_to_graph(stream.raw(), body.raw(), mode)
+        })
+    }
+
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        Ok(capture::exchange_thread_mode(mode))
+    }
+
+    fn graph_node_predecessors(
+        &self,
+        graph: GraphHandle,
+        node: GraphNodeHandle,
+    ) -> Result<Vec<GraphNodeHandle>> {
+        self.enter("cuGraphNodeGetDependencies", |state| state.graph_node_predecessors(graph.raw(), node))
+    }
+
+    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
+        self.enter("cuGraphGetNodes", |state| state.graph_describe(graph.raw()))
+    }
+
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, _verbose: bool) -> Result<()> {
+        let call = "cuGraphDebugDotPrint";
+        let description = self.enter(call, |state| state.graph_describe(graph.raw()))?;
+        std::fs::write(path, description.to_dot()).map_err(|error| {
+            Error::new(Code::OperatingSystem, call, format!("writing {}: {error}", path.display()))
+        })
+    }
+
+    fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        self.enter("cuGraphDestroy", |state| state.graph_destroy(graph.raw()))
+    }
+
+    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+        self.enter("cuGraphInstantiate", |state| {
+            state.graph_instantiate(graph.raw(), device).map(GraphExecHandle::from_raw)
+        })
+    }
+
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        self.enter("cuGraphExecUpdate", |state| state.graph_exec_update(exec.raw(), graph.raw()))
+    }
+
+    fn graph_exec_kernel_node_set_params(
+        &self,
+        exec: GraphExecHandle,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
+        self.enter("cuGraphExecKernelNodeSetParams", |state| {
+            state.graph_exec_kernel_node_set_params(exec.raw(), node, launch)
+        })
+    }
+
+    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+        self.enter("cuGraphExecDestroy", |state| state.graph_exec_destroy(exec.raw()))
+    }
+
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        self.submit("cuGraphLaunch", |state| state.graph_launch(exec.raw(), stream.raw()))
+    }
+}

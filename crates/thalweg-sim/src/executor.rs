@@ -1,0 +1,790 @@
+//! The executor: commands, the edges between them, and the range lock.
+//!
+//! Each command counts its unfinished predecessors and lists its successors. Stream order, event waits, the ties of the
+//! legacy default stream and the edges of graphs are all the same edges. A command whose count is 0 is *ready*; a worker
+//! takes it when the range lock admits it.
+//!
+//! # The range lock
+//! What runs holds the physical bytes that it touches. A command is admitted only if nothing that runs touches the same
+//! bytes in conflict. This is not ordering for the program, which gets none where it asked for none; it is what makes
+//! every program sound: a racy one gets one of the orders. The host holds bytes in the same way while it reads or writes
+//! pinned memory or takes memory away; while it waits for that, conflicting commands are not admitted, so it waits for
+//! what runs and never for what is queued.
+//!
+//! # Invariants
+//! - A command is in exactly one state: waiting, ready, running, gone. Its slot is used again with another generation, so a
+//!   [`CommandId`] tells for ever whether its command is gone.
+//! - Edges lead from older commands to newer ones: there are no cycles.
+//! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
+//! - A part of a collective is never ready: when it could be, it waits for its partners ([`collective`](super::collective)),
+//!   and then one of them runs for all.
+//! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
+
+pub(super) mod branches;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{Code, Label};
+
+use self::branches::{Branch, Condition, Round};
+use super::collective::{Collectives, Failure, Verdict, Web};
+use super::faults::{Faults, Point};
+use super::memory::{Memory, Piece, Resolved};
+use super::refusal::Refusal;
+use super::schedule::Ready;
+use super::schedules::{Actor, Touched};
+use super::snapshot::{Snapshot, is_update};
+use super::task::{Task, Work};
+
+/// A command, for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CommandId {
+    index: u32,
+    generation: u32,
+}
+
+impl CommandId {
+    /// Where it is as long as it is not complete.
+    pub(super) fn slot(self) -> u32 {
+        self.index
+    }
+}
+
+/// Commands that something comes after.
+pub(super) type Frontier = SmallVec<[CommandId; 2]>;
+
+/// What a command is.
+pub(super) enum Body {
+    /// Work for a worker.
+    Task(Arc<Task>),
+    /// A place in the order; it may take the time.
+    Mark(Option<Arc<Stamp>>),
+    /// A stream-ordered free of the allocation at this address.
+    PoolFree(u64),
+    /// The start of a launch with conditions.
+    Start(Arc<[Arc<Condition>]>),
+    /// A conditional node, or the end of its body.
+    Branch(Round),
+}
+
+/// Where a command comes from.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    /// Its priority.
+    pub(super) level: u8,
+    /// Whose step it is.
+    pub(super) actor: Actor,
+}
+
+/// What a controlled machine knows of a command besides.
+struct Detail {
+    number: u64,
+    /// Which of its actor's commands.
+    index: u64,
+    actor: Actor,
+    /// Whether a host thread waits for it, directly or not.
+    is_needed: bool,
+    predecessors: Frontier,
+    /// Where it has begun and not ended.
+    snapshot: Option<Snapshot>,
+}
+
+/// What a controlled machine keeps.
+#[derive(Default)]
+struct Details {
+    /// One for each slot.
+    commands: Vec<Detail>,
+    /// Of the last command. Marks have none: they are never chosen.
+    number: u64,
+    /// How many commands each actor has had.
+    counts: FxHashMap<Actor, u64>,
+    /// How many host functions are not complete.
+    host_functions: usize,
+    /// The time: how many commands have ended.
+    ended: u64,
+}
+
+/// What a step of the time is, in nanoseconds, where time is counted in commands.
+const TICK_NANOSECONDS: u64 = 1000;
+
+/// When a place in the order was reached.
+#[derive(Debug, Default)]
+pub(super) struct Stamp(AtomicU64);
+
+impl Stamp {
+    /// Nanoseconds since the machine started.
+    pub(super) fn nanoseconds(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Slot {
+    generation: u32,
+    pending: u32,
+    level: u8,
+    /// Whether a host thread waits for it.
+    awaited: bool,
+    body: Option<Body>,
+    successors: SmallVec<[u32; 4]>,
+    /// Where its accesses are, and the epoch of the memory when that was looked up.
+    resolved: Option<(u64, Resolved)>,
+}
+
+/// What a worker has to do with a command that it took.
+pub(super) struct Job {
+    index: u32,
+    pub(super) task: Arc<Task>,
+    pub(super) start: Start,
+    /// What its memory held when it began, if it began earlier.
+    pub(super) snapshot: Option<Snapshot>,
+}
+
+/// How a command begins.
+pub(super) enum Start {
+    /// It runs, with its bytes held.
+    Run(Resolved),
+    /// Its device is lost: it does not run.
+    Skip,
+    /// It touches what it may not.
+    Fail(Refusal),
+}
+
+/// Bytes held, or waited for, by a host thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Claim(u64);
+
+struct Held {
+    holder: Holder,
+    pieces: SmallVec<[Piece; 4]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Command(u32),
+    Host(Claim),
+}
+
+/// Commands and the range lock.
+pub(super) struct Executor {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    pub(super) ready: Ready,
+    running: Vec<Held>,
+    waiting_claims: Vec<Held>,
+    last_claim: u64,
+    lost: Vec<Option<Refusal>>,
+    /// What is to go wrong.
+    pub(super) faults: Faults,
+    /// Which parts of collectives meet.
+    pub(super) collectives: Collectives,
+    started: Instant,
+    live: usize,
+    /// Marks that are complete but whose successors have not been told yet.
+    completing: Vec<u32>,
+    /// Conditional nodes to go on with, by their slots.
+    reached: Vec<(u32, Round)>,
+    is_branching: bool,
+    /// Conditional nodes that have been gone on with: they may be the last to know their tasks.
+    pub(super) spent: Vec<Arc<Branch>>,
+    /// Addresses whose stream-ordered frees have been reached.
+    pub(super) freed: Vec<u64>,
+    /// Whether a worker may find more to do than before.
+    pub(super) wake_workers: bool,
+    /// Whether something that a host thread waits for has happened.
+    pub(super) wake_hosts: bool,
+    /// On a controlled machine.
+    details: Option<Box<Details>>,
+}
+
+impl Executor {
+    pub(super) fn new(devices: u32) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: Ready::default(),
+            running: Vec::new(),
+            waiting_claims: Vec::new(),
+            last_claim: 0,
+            lost: vec![None; devices as usize],
+            faults: Faults::default(),
+            collectives: Collectives::default(),
+            started: Instant::now(),
+            live: 0,
+            completing: Vec::new(),
+            reached: Vec::new(),
+            is_branching: false,
+            spent: Vec::new(),
+            freed: Vec::new(),
+            wake_workers: false,
+            wake_hosts: false,
+            details: None,
+        }
+    }
+
+    /// Keeps from now on what [`offers`](Self::offers) tells.
+    pub(super) fn keep_details(&mut self) {
+        self.details = Some(Box::default());
+    }
+
+    /// Why the device is lost, if it is.
+    pub(super) fn lost(&self, device: u32) -> Option<&Refusal> {
+        self.lost[device as usize].as_ref()
+    }
+
+    /// How many commands are not complete.
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Whether the command is complete.
+    pub(super) fn is_done(&self, id: CommandId) -> bool {
+        self.slots[id.index as usize].generation != id.generation
+    }
+
+    /// Whether all are complete. Those that are not will wake the host threads.
+    pub(super) fn await_all(&mut self, ids: &[CommandId]) -> bool {
+        let mut done = true;
+        for &id in ids {
+            if !self.is_done(id) {
+                self.slots[id.index as usize].awaited = true;
+                done = false;
+            }
+        }
+        done
+    }
+
+    /// Forgets what is complete.
+    pub(super) fn prune(&self, frontier: &mut Frontier) {
+        frontier.retain(|id| !self.is_done(*id));
+    }
+
+    /// Queues a command after others.
+    pub(super) fn add(
+        &mut self,
+        body: Body,
+        origin: Origin,
+        predecessors: impl IntoIterator<Item = CommandId>,
+    ) -> CommandId {
+        let index = self.vacant_slot();
+        let id = CommandId { index, generation: self.slots[index as usize].generation };
+        let before = match &body {
+            Body::Task(task) => self.collectives.enlist(id, task),
+            _ => Frontier::new(),
+        };
+        let mut pending = 0;
+        if let Some(details) = &mut self.details {
+            details.begin(index, &body, origin.actor);
+        }
+        for predecessor in predecessors.into_iter().chain(before) {
+            let slot = &mut self.slots[predecessor.index as usize];
+            if slot.generation == predecessor.generation {
+                slot.successors.push(index);
+                pending += 1;
+                if let Some(details) = &mut self.details {
+                    details.commands[index as usize].predecessors.push(predecessor);
+                }
+            }
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.pending = pending;
+        slot.level = origin.level;
+        slot.body = Some(body);
+        self.live += 1;
+        if pending == 0 {
+            self.make_ready(index);
+            self.complete_marks();
+        }
+        id
+    }
+
+    fn vacant_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.slots.len()).expect("fewer than 2^32 commands are queued");
+            self.slots.push(Slot {
+                generation: 0,
+                pending: 0,
+                level: 0,
+                awaited: false,
+                body: None,
+                successors: SmallVec::new(),
+                resolved: None,
+            });
+            index
+        })
+    }
+
+    fn make_ready(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        match slot.body.as_ref().expect("a waiting command has a body") {
+            Body::Task(task) if matches!(task.work, Work::Host(_)) => self.ready.push_host(index),
+            Body::Task(task) if matches!(task.work, Work::Part(_)) => {
+                self.collectives.arrived(index);
+                self.meet();
+            }
+            Body::Task(_) => {
+                self.ready.push(slot.level, index);
+                self.wake_workers = true;
+            }
+            Body::Mark(_) | Body::PoolFree(_) | Body::Start(_) | Body::Branch(_) => {
+                self.completing.push(index);
+            }
+        }
+    }
+
+    /// Completes all marks that have been reached, and those that are reached by that.
+    fn complete_marks(&mut self) {
+        loop {
+            while let Some(index) = self.completing.pop() {
+                self.complete_mark(index);
+            }
+            if !self.take_branches() {
+                return;
+            }
+        }
+    }
+
+    fn complete_mark(&mut self, index: u32) {
+        match self.slots[index as usize].body.take() {
+            Some(Body::Mark(Some(stamp))) => {
+                let nanoseconds = match &self.details {
+                    Some(details) => details.ended * TICK_NANOSECONDS,
+                    None => self.started.elapsed().as_nanos() as u64,
+                };
+                stamp.0.store(nanoseconds, Ordering::Relaxed);
+            }
+            Some(Body::PoolFree(address)) => self.freed.push(address),
+            Some(Body::Start(conditions)) => Self::start_conditions(&conditions),
+            Some(Body::Branch(round)) => {
+                let node = round.slot;
+                self.reached.push((node.unwrap_or(index), round));
+                if node.is_none() {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.retire(index);
+    }
+
+    /// The command is complete: its successors wait for one thing less.
+    fn retire(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.resolved = None;
+        self.wake_hosts |= std::mem::take(&mut slot.awaited);
+        let successors = std::mem::take(&mut slot.successors);
+        self.free.push(index);
+        self.live -= 1;
+        for successor in successors {
+            let slot = &mut self.slots[successor as usize];
+            slot.pending -= 1;
+            if slot.pending == 0 {
+                self.make_ready(successor);
+            }
+        }
+    }
+
+    // ---- Workers --------------------------------------------------------------------------------------------------
+
+    /// The next command for a worker, with its bytes held.
+    pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
+        let Self { ready, slots, running, waiting_claims, lost, .. } = self;
+        let index = ready.take(|index| {
+            let held = running.iter().chain(waiting_claims.iter());
+            slots[index as usize].is_admissible(memory, lost, held)
+        })?;
+        let job = self.start(index, memory);
+        self.wake_workers |= self.ready.queued() > 0;
+        Some(job)
+    }
+
+    /// The next host function.
+    pub(super) fn take_host(&mut self) -> Option<Job> {
+        let index = self.ready.take_host()?;
+        Some(self.start_host(index))
+    }
+
+    fn start_host(&mut self, index: u32) -> Job {
+        let task = self.take_task(index);
+        if let Some(details) = &mut self.details {
+            details.host_functions -= 1;
+        }
+        let lost = self.lost(task.device).is_some();
+        Job {
+            index,
+            task,
+            start: if lost { Start::Skip } else { Start::Run(Resolved::default()) },
+            snapshot: None,
+        }
+    }
+
+    fn start(&mut self, index: u32, memory: &Memory) -> Job {
+        let resolved = self.slots[index as usize].resolved.take();
+        let task = self.take_task(index);
+        let start = match resolved {
+            _ if let Some(cause) = self.lost(task.device) => match task.work {
+                // The other ranks must not go on as if they had met.
+                Work::Joint(_) => Start::Fail(cause.clone()),
+                _ => Start::Skip,
+            },
+            Some(_) if let Err(refusal) = self.faults.pass(Point::Command) => {
+                let detail = format!("`{}` failed: {}", task.label, refusal.detail);
+                Start::Fail(Refusal::new(refusal.code, detail))
+            }
+            Some((_, resolved)) => {
+                let pieces = resolved.pieces.clone();
+                self.running.push(Held { holder: Holder::Command(index), pieces });
+                Start::Run(resolved)
+            }
+            None => match task.resolve(memory) {
+                Ok(_) => unreachable!("it did not resolve a moment ago, under the same lock"),
+                Err(text) => {
+                    let detail = format!("`{}` failed: {text}", task.label);
+                    Start::Fail(Refusal::new(Code::IllegalAddress, detail))
+                }
+            },
+        };
+        Job { index, task, start, snapshot: None }
+    }
+
+    fn take_task(&mut self, index: u32) -> Arc<Task> {
+        match self.slots[index as usize].body.take() {
+            Some(Body::Task(task)) => task,
+            _ => unreachable!("only tasks are ready"),
+        }
+    }
+
+    /// A command has run, or will not: lets go of its bytes and completes it.
+    pub(super) fn finish(&mut self, index: u32, device: u32, outcome: Result<(), Refusal>) {
+        self.let_go(Holder::Command(index));
+        if let Some(details) = &mut self.details {
+            details.ended += 1;
+        }
+        let met = self.collectives.end(index);
+        if let Err(refusal) = outcome {
+            let own = [device];
+            let devices = met.as_ref().map_or(&own[..], |(devices, _)| devices);
+            self.lose(devices, &refusal);
+            self.meet();
+        }
+        self.retire(index);
+        self.completing.extend(met.into_iter().flat_map(|(_, others)| others));
+        self.complete_marks();
+    }
+
+    fn lose(&mut self, devices: &[u32], refusal: &Refusal) {
+        for &device in devices {
+            self.lost[device as usize].get_or_insert_with(|| refusal.clone());
+        }
+        self.wake_hosts = true;
+    }
+
+    // ---- Collectives ----------------------------------------------------------------------------------------------
+
+    /// Lets those meet who can, and gives those up who cannot. What is given up is complete with the next marks.
+    fn meet(&mut self) {
+        while let Some(verdict) = self.collectives.verdict(&self.lost) {
+            match verdict {
+                Verdict::Fails(failure) => self.give_up(failure),
+                Verdict::Meets { slots, task } => {
+                    let first = slots[0];
+                    if let Some(Details { commands, .. }) = self.details.as_deref_mut() {
+                        let is_needed = slots.iter().any(|&slot| commands[slot as usize].is_needed);
+                        commands[first as usize].is_needed = is_needed;
+                    }
+                    let slot = &mut self.slots[first as usize];
+                    (slot.body, slot.resolved) = (Some(Body::Task(task)), None);
+                    self.ready.push(slot.level, first);
+                    self.wake_workers = true;
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, failure: Failure) {
+        self.lose(&failure.devices, &failure.refusal);
+        self.completing.extend(failure.released);
+    }
+
+    /// Looks after collectives that somebody may wait for in vain: a rank is gone, or a device.
+    pub(super) fn review_collectives(&mut self) {
+        self.meet();
+        self.complete_marks();
+    }
+
+    /// Gives collectives up of which each waits for another, if nothing runs that could show it otherwise.
+    pub(super) fn break_circles(&mut self) {
+        if self.ready.queued() > 0 || !self.running.is_empty() || !self.collectives.may_wait_in_circle() {
+            return;
+        }
+        while let Some(failure) = self.with_web(|collectives, web| collectives.find_circle(web)) {
+            self.give_up(failure);
+            self.review_collectives();
+        }
+    }
+
+    /// Which collectives wait for whom, in words; empty if none does.
+    pub(super) fn describe_collectives(&mut self) -> String {
+        self.with_web(|collectives, web| collectives.describe(web))
+    }
+
+    fn with_web<T>(&mut self, look: impl FnOnce(&mut Collectives, &Web<'_>) -> T) -> T {
+        let Self { slots, collectives, .. } = self;
+        let slots = &*slots;
+        let successors = |slot: u32| &slots[slot as usize].successors[..];
+        let is_done = |id: CommandId| slots[id.index as usize].generation != id.generation;
+        look(collectives, &Web { successors: &successors, is_done: &is_done })
+    }
+
+    // ---- The host's part of the range lock ------------------------------------------------------------------------
+
+    /// Asks for bytes.
+    pub(super) fn claim(&mut self, pieces: SmallVec<[Piece; 4]>) -> Claim {
+        self.last_claim += 1;
+        let claim = Claim(self.last_claim);
+        self.waiting_claims.push(Held { holder: Holder::Host(claim), pieces });
+        claim
+    }
+
+    /// Holds the bytes that were asked for, if nothing that runs touches them in conflict.
+    pub(super) fn try_hold(&mut self, claim: Claim) -> bool {
+        let position = self.waiting_claims.iter().position(|held| held.holder == Holder::Host(claim));
+        let position = position.expect("the claim is waiting");
+        let wanted = &self.waiting_claims[position].pieces;
+        if self.running.iter().any(|held| conflict(&held.pieces, wanted)) {
+            return false;
+        }
+        let held = self.waiting_claims.swap_remove(position);
+        self.running.push(held);
+        true
+    }
+
+    /// Lets go of a claim's bytes.
+    pub(super) fn release(&mut self, claim: Claim) {
+        self.let_go(Holder::Host(claim));
+    }
+
+    /// Whether something that runs touches these bytes in conflict.
+    pub(super) fn is_touched(&self, pieces: &[Piece]) -> bool {
+        self.running.iter().any(|held| conflict(&held.pieces, pieces))
+    }
+
+    fn let_go(&mut self, holder: Holder) {
+        if let Some(position) = self.running.iter().position(|held| held.holder == holder) {
+            self.running.swap_remove(position);
+        }
+        self.wake_workers |= self.ready.queued() > 0;
+        self.wake_hosts |= !self.waiting_claims.is_empty();
+    }
+}
+
+// ---- The choices of a controlled machine ------------------------------------------------------------------------------
+
+/// A command that can be chosen.
+pub(super) struct Offer<'a> {
+    pub(super) index: u32,
+    pub(super) number: u64,
+    /// Which of its actor's commands.
+    pub(super) step: u64,
+    pub(super) actor: Actor,
+    pub(super) label: Label,
+    pub(super) is_needed: bool,
+    pub(super) touched: Touched<'a>,
+}
+
+impl Executor {
+    /// The commands that can run now, in order of submission.
+    pub(super) fn offers(&mut self, memory: &Memory) -> SmallVec<[u32; 8]> {
+        let Self { ready, slots, running, waiting_claims, lost, details, .. } = self;
+        let mut found: SmallVec<[u32; 8]> = SmallVec::new();
+        for index in ready.all() {
+            let slot = &mut slots[index as usize];
+            let held = running.iter().chain(waiting_claims.iter());
+            if slot.is_host_function() || slot.is_admissible(memory, lost, held) {
+                found.push(index);
+            }
+        }
+        let details = details.as_ref().expect("the machine is controlled");
+        found.sort_unstable_by_key(|&index| details.commands[index as usize].number);
+        found
+    }
+
+    /// What there is to know about a command that `offers` gave.
+    pub(super) fn offer(&self, index: u32) -> Offer<'_> {
+        let slot = &self.slots[index as usize];
+        let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
+        let details = self.details.as_ref().expect("the machine is controlled");
+        let &Detail { number, index: step, actor, is_needed, .. } = &details.commands[index as usize];
+        let touched = match &slot.resolved {
+            Some((_, resolved)) if !slot.is_host_function() => Touched::Pieces(&resolved.pieces),
+            _ => Touched::Anything,
+        };
+        Offer { index, number, step, actor, label: task.label, is_needed, touched }
+    }
+
+    /// Takes a command that `offers` gave.
+    pub(super) fn take_chosen(&mut self, index: u32, memory: &Memory) -> Job {
+        self.ready.remove(index);
+        let slot = &self.slots[index as usize];
+        if slot.is_host_function() {
+            return self.start_host(index);
+        }
+        let mut job = self.start(index, memory);
+        let details = self.details.as_mut().expect("the machine is controlled");
+        job.snapshot = details.commands[index as usize].snapshot.take();
+        job
+    }
+
+    /// Whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets another
+    /// of these commands.
+    pub(super) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
+        let slot = &self.slots[index as usize];
+        let Some(Body::Task(task)) = &slot.body else { return false };
+        let details = self.details.as_ref().expect("the machine is controlled");
+        if !matches!(task.work, Work::Kernel { .. })
+            || details.commands[index as usize].snapshot.is_some()
+            || self.lost(task.device).is_some()
+            || !is_update(&task.accesses)
+        {
+            return false;
+        }
+        let Some((_, own)) = &slot.resolved else { return false };
+        offers.iter().filter(|&&other| other != index).any(|&other| {
+            match &self.slots[other as usize].resolved {
+                Some((_, resolved)) => conflict(&own.pieces, &resolved.pieces),
+                None => false,
+            }
+        })
+    }
+
+    /// Begins a command for which `can_begin` holds: takes a copy of its memory.
+    pub(super) fn begin(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let (Some(Body::Task(task)), Some((_, resolved))) = (&slot.body, &slot.resolved) else {
+            unreachable!("`can_begin` holds")
+        };
+        // SAFETY: `offers` has resolved the accesses in this critical section, and gives only commands with which nothing
+        // that runs conflicts; nothing begins to run before the critical section ends.
+        let snapshot = unsafe { Snapshot::take(&task.accesses, resolved) };
+        let details = self.details.as_mut().expect("the machine is controlled");
+        details.commands[index as usize].snapshot = Some(snapshot);
+    }
+
+    /// Whether a host function is not complete.
+    pub(super) fn has_host_functions(&self) -> bool {
+        self.details.as_ref().is_some_and(|details| details.host_functions > 0)
+    }
+
+    /// A host thread waits for these: what lies before them is needed.
+    pub(super) fn need(&mut self, commands: &[CommandId]) {
+        let mut open: Vec<CommandId> = commands.to_vec();
+        while let Some(id) = open.pop() {
+            if self.is_done(id) {
+                continue;
+            }
+            let details = self.details.as_mut().expect("the machine is controlled");
+            let detail = &mut details.commands[id.index as usize];
+            if !std::mem::replace(&mut detail.is_needed, true) {
+                open.extend_from_slice(&detail.predecessors);
+                open.extend(self.collectives.partners(id.index));
+            }
+        }
+    }
+
+    /// Numbers the commands from 1 on again: a new run begins.
+    pub(super) fn restart_numbers(&mut self) {
+        if let Some(details) = &mut self.details {
+            (details.number, details.ended) = (0, 0);
+            details.counts.clear();
+        }
+    }
+
+    /// What a command is called in a report, if it is a task that has not begun.
+    pub(super) fn describe(&self, id: CommandId) -> Option<(Label, Actor)> {
+        let slot = &self.slots[id.index as usize];
+        let detail = &self.details.as_ref()?.commands[id.index as usize];
+        match &slot.body {
+            Some(Body::Task(task)) if slot.generation == id.generation => Some((task.label, detail.actor)),
+            _ => None,
+        }
+    }
+
+    /// Whether `try_hold` would succeed.
+    pub(super) fn can_hold(&self, claim: Claim) -> bool {
+        let wanted = self.waiting_claims.iter().find(|held| held.holder == Holder::Host(claim));
+        wanted.is_some_and(|wanted| !self.running.iter().any(|held| conflict(&held.pieces, &wanted.pieces)))
+    }
+
+    /// Gives a claim up that is still waited for.
+    pub(super) fn withdraw(&mut self, claim: Claim) {
+        self.waiting_claims.retain(|held| held.holder != Holder::Host(claim));
+    }
+}
+
+impl Details {
+    fn begin(&mut self, index: u32, body: &Body, actor: Actor) {
+        let (mut number, mut step) = (0, 0);
+        if let Body::Task(task) = body {
+            self.number += 1;
+            number = self.number;
+            let count = self.counts.entry(actor).or_default();
+            *count += 1;
+            step = *count;
+            self.host_functions += usize::from(matches!(task.work, Work::Host(_)));
+        }
+        let detail = Detail {
+            number,
+            index: step,
+            actor,
+            is_needed: false,
+            predecessors: Frontier::new(),
+            snapshot: None,
+        };
+        match self.commands.get_mut(index as usize) {
+            Some(old) => *old = detail,
+            None => self.commands.push(detail),
+        }
+    }
+}
+
+impl Slot {
+    fn is_host_function(&self) -> bool {
+        matches!(&self.body, Some(Body::Task(task)) if matches!(task.work, Work::Host(_)))
+    }
+
+    /// Whether a ready command can run beside what is held. Finds out where its accesses are.
+    fn is_admissible<'a>(
+        &mut self,
+        memory: &Memory,
+        lost: &[Option<Refusal>],
+        mut held: impl Iterator<Item = &'a Held>,
+    ) -> bool {
+        let Some(Body::Task(task)) = &self.body else { unreachable!("only tasks are ready") };
+        if lost[task.device as usize].is_some() {
+            return true;
+        }
+        if self.resolved.as_ref().is_none_or(|(epoch, _)| *epoch != memory.epoch) {
+            let resolved = task.resolve(memory);
+            self.resolved = resolved.ok().map(|resolved| (memory.epoch, resolved));
+        }
+        match &self.resolved {
+            Some((_, resolved)) => !held.any(|held| conflict(&held.pieces, &resolved.pieces)),
+            None => true,
+        }
+    }
+}
+
+impl Job {
+    /// The number under which the executor knows the command while it runs.
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+fn conflict(left: &[Piece], right: &[Piece]) -> bool {
+    left.iter().any(|piece| right.iter().any(|other| piece.conflicts(other)))
+}

@@ -1,0 +1,144 @@
+//! Faults on request: what a card does on a bad day, at a place in the run that the caller chooses.
+//!
+//! A fault is *fair*: it is something that CUDA may answer to this very call, with the code that CUDA has for it, and it
+//! leaves the machine in the state in which CUDA would. So what a program must keep under each is not a matter of taste:
+//!
+//! | fault | what it is | what holds under it |
+//! |---|---|---|
+//! | [`Fault::OutOfMemory`] | a request for device memory is refused | nothing was taken; the next request may succeed |
+//! | [`Fault::MapFails`] | pages are not mapped | the range and the pages are as before |
+//! | [`Fault::PinnedOutOfMemory`] | a request for pinned memory is refused | nothing was taken |
+//! | [`Fault::CommandFails`] | a command fails when it begins | the device is lost: every later use answers the same code, memory can still be given back, other devices go on but those that wait for it in a collective |
+//!
+//! An event that completes arbitrarily late is no fault: it is an order of commands, and orders are the affair of the
+//! schedule.
+//!
+//! Requests, calls and commands are counted from 0, over the whole machine, from the moment of
+//! [`SimDriver::inject`](super::SimDriver::inject) on.
+
+use std::fmt;
+
+use thalweg_driver::Code;
+
+use super::refusal::{Outcome, Refusal};
+
+/// Something that goes wrong once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Fault {
+    /// The request for device memory of this number (plain, managed, physical or stream-ordered) answers
+    /// [`Code::OutOfMemory`].
+    OutOfMemory {
+        /// Which request.
+        request: u64,
+    },
+    /// The call of `memory_map` of this number answers [`Code::MapFailed`].
+    MapFails {
+        /// Which call.
+        call: u64,
+    },
+    /// The request for pinned memory of this number answers [`Code::OutOfMemory`].
+    PinnedOutOfMemory {
+        /// Which request.
+        request: u64,
+    },
+    /// The command (kernel, library call, copy or fill) that is the one of this number to begin fails, and with it its
+    /// device: [`Code::LaunchFailed`], or [`Code::EccUncorrectable`] if the hardware is to blame.
+    CommandFails {
+        /// Which command.
+        command: u64,
+        /// Whether it is the hardware's fault.
+        by_hardware: bool,
+    },
+}
+
+/// Where a fault can strike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Point {
+    DeviceMemory,
+    Map,
+    PinnedMemory,
+    Command,
+}
+
+const POINTS: usize = 4;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory { request } => write!(f, "request {request} for device memory"),
+            Self::MapFails { call } => write!(f, "call {call} of memory_map"),
+            Self::PinnedOutOfMemory { request } => write!(f, "request {request} for pinned memory"),
+            Self::CommandFails { command, by_hardware: false } => write!(f, "command {command}"),
+            Self::CommandFails { command, by_hardware: true } => {
+                write!(f, "command {command}, by a fault of the hardware,")
+            }
+        }?;
+        f.write_str(" fails")
+    }
+}
+
+impl Fault {
+    fn point(self) -> Point {
+        match self {
+            Self::OutOfMemory { .. } => Point::DeviceMemory,
+            Self::MapFails { .. } => Point::Map,
+            Self::PinnedOutOfMemory { .. } => Point::PinnedMemory,
+            Self::CommandFails { .. } => Point::Command,
+        }
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::OutOfMemory { request } | Self::PinnedOutOfMemory { request } => request,
+            Self::MapFails { call } => call,
+            Self::CommandFails { command, .. } => command,
+        }
+    }
+
+    fn refusal(self) -> Refusal {
+        let code = match self {
+            Self::OutOfMemory { .. } | Self::PinnedOutOfMemory { .. } => Code::OutOfMemory,
+            Self::MapFails { .. } => Code::MapFailed,
+            Self::CommandFails { by_hardware: false, .. } => Code::LaunchFailed,
+            Self::CommandFails { by_hardware: true, .. } => Code::EccUncorrectable,
+        };
+        Refusal::new(code, format!("injected fault: {self}"))
+    }
+}
+
+/// The faults that are still to come, and how far the run is.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    planned: Vec<Fault>,
+    passed: [u64; POINTS],
+    struck: u64,
+}
+
+impl Faults {
+    /// Plans faults; counting begins anew.
+    pub(super) fn plan(&mut self, faults: &[Fault]) {
+        *self = Self { planned: faults.to_vec(), passed: [0; POINTS], struck: 0 };
+    }
+
+    /// How many have struck.
+    pub(super) fn struck(&self) -> u64 {
+        self.struck
+    }
+
+    /// The run comes by here: the fault that strikes now.
+    pub(super) fn pass(&mut self, point: Point) -> Outcome<()> {
+        if self.planned.is_empty() {
+            return Ok(());
+        }
+        let number = self.passed[point as usize];
+        self.passed[point as usize] += 1;
+        let strikes = |fault: &Fault| fault.point() == point && fault.number() == number;
+        match self.planned.iter().position(strikes) {
+            Some(position) => {
+                self.struck += 1;
+                Err(self.planned.swap_remove(position).refusal())
+            }
+            None => Ok(()),
+        }
+    }
+}

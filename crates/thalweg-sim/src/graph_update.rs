@@ -1,0 +1,163 @@
+//! Updates of executable graphs, with CUDA's rules.
+//!
+//! An update replaces tasks and nothing else: the shape of an executable is that of the graph that it was instantiated from,
+//! for ever. Everything is compared before anything is replaced, so a refused update changes nothing. Launches that are queued
+//! share the tasks that they were queued with.
+
+use std::sync::Arc;
+
+use thalweg_driver::{
+    Code, GraphExecUpdate, GraphNodeHandle, GraphNodeKind, Launch, UpdateReason, UpdateRefusal,
+};
+
+use super::graph::{Node, sinks};
+use super::memory::Memory;
+use super::refusal::{Outcome, Refusal};
+use super::state::{State, unknown};
+use super::task::{Task, Work};
+
+/// What does not fit, and the nodes of the new graph that show it.
+struct Mismatch {
+    reason: UpdateReason,
+    node: Option<u32>,
+    dependency: Option<u32>,
+}
+
+impl Mismatch {
+    fn of(reason: UpdateReason, node: u32) -> Self {
+        Self { reason, node: Some(node), dependency: None }
+    }
+}
+
+impl State {
+    pub(super) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> Outcome<GraphExecUpdate> {
+        let source = self.finished_graph(graph)?;
+        let target =
+            self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
+        let paired = pair(&target.nodes, &source.nodes).and_then(|pairs| {
+            for (old, &new) in target.nodes.iter().zip(&pairs) {
+                check(&self.memory, old, &source.nodes[new as usize])
+                    .map_err(|reason| Mismatch::of(reason, new))?;
+            }
+            Ok(pairs)
+        });
+        let pairs = match paired {
+            Ok(pairs) => pairs,
+            Err(Mismatch { reason, node, dependency }) => {
+                let name = |node: Option<u32>| node.map(|node| source.handle(node));
+                let (node, dependency) = (name(node), name(dependency));
+                return Ok(GraphExecUpdate::Refused(UpdateRefusal { reason, node, dependency }));
+            }
+        };
+        let tasks: Vec<Option<Arc<Task>>> =
+            pairs.iter().map(|&new| source.nodes[new as usize].task.clone()).collect();
+        let target = self.executables.get_mut(executable).expect("found above");
+        let nodes = Arc::make_mut(&mut target.nodes);
+        for (node, task) in nodes.iter_mut().zip(tasks) {
+            let old = std::mem::replace(&mut node.task, task);
+            self.trash.push(Box::new(old));
+        }
+        Ok(GraphExecUpdate::Updated)
+    }
+
+    pub(super) fn graph_exec_kernel_node_set_params(
+        &mut self,
+        executable: u64,
+        node: GraphNodeHandle,
+        launch: &Launch<'_>,
+    ) -> Outcome<()> {
+        let target =
+            self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
+        let refuse = |detail: &str| Refusal::new(Code::InvalidValue, detail);
+        let template = self.graphs.get(target.template).ok_or_else(|| {
+            refuse(
+                "the graph that the executable was instantiated from has been destroyed: keep it, since its nodes name \
+                 the executable's",
+            )
+        })?;
+        let index = template.index(node).ok_or_else(|| {
+            refuse(&format!("{node:?} is not a node of the graph that the executable was instantiated from"))
+        })?;
+        let found = &target.nodes[index as usize];
+        let is_launch = |task: &&Arc<Task>| {
+            found.kind == GraphNodeKind::Kernel && matches!(task.work, Work::Kernel { .. })
+        };
+        let Some(old) = found.task.as_ref().filter(is_launch) else {
+            return Err(refuse(&format!("{node:?} is no kernel: it is a node of kind {:?}", found.kind)));
+        };
+        let task = self.kernel_task(old.device, launch)?;
+        let target = self.executables.get_mut(executable).expect("found above");
+        let nodes = Arc::make_mut(&mut target.nodes);
+        let old = nodes[index as usize].task.replace(Arc::new(task));
+        self.trash.push(Box::new(old));
+        Ok(())
+    }
+}
+
+/// The node of the new graph that has the place of each node of the old one.
+fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
+    let changed = |node, dependency| Mismatch { reason: UpdateReason::TopologyChanged, node, dependency };
+    let (old_ends, new_ends) = (sinks(old), sinks(new));
+    if old.len() != new.len() || old_ends.len() != new_ends.len() {
+        let node = new_ends.get(old_ends.len()).filter(|_| old.len() == new.len()).copied();
+        return Err(changed(node, None));
+    }
+    let (mut forth, mut back) = (vec![None; old.len()], vec![None; new.len()]);
+    // With the node that each is a dependency of.
+    let mut open: Vec<(u32, u32, Option<u32>)> =
+        old_ends.iter().zip(&new_ends).map(|(&old, &new)| (old, new, None)).collect();
+    while let Some((one, other, dependent)) = open.pop() {
+        match (forth[one as usize], back[other as usize]) {
+            (None, None) => {}
+            (Some(known), _) if known == other => continue,
+            _ => return Err(changed(dependent, Some(other))),
+        }
+        (forth[one as usize], back[other as usize]) = (Some(other), Some(one));
+        let (before, after) = (&old[one as usize].predecessors, &new[other as usize].predecessors);
+        if before.len() != after.len() {
+            return Err(changed(Some(other), None));
+        }
+        open.extend(before.iter().zip(after).map(|(&old, &new)| (old, new, Some(other))));
+    }
+    let all: Option<Vec<u32>> = forth.into_iter().collect();
+    Ok(all.expect("every node lies before an end"))
+}
+
+/// Whether a node can take another's place.
+fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
+    use GraphNodeKind::{Allocate, Conditional, Free, Kernel, Library};
+    if old.kind != new.kind {
+        return Err(UpdateReason::KindChanged);
+    }
+    if matches!(old.kind, Allocate | Free | Conditional) {
+        return Err(UpdateReason::NotSupported);
+    }
+    let (Some(before), Some(after)) = (&old.task, &new.task) else { return Ok(()) };
+    match (&before.work, &after.work) {
+        (Work::Part(_) | Work::Decide(_), _) | (_, Work::Decide(_)) => {
+            return Err(UpdateReason::NotSupported);
+        }
+        (Work::Fill(one), Work::Fill(other)) if one.bytes() != other.bytes() => {
+            return Err(UpdateReason::ParametersChanged);
+        }
+        (Work::Kernel { .. }, _) if before.device != after.device => {
+            return Err(UpdateReason::FunctionChanged);
+        }
+        (Work::Copy | Work::Fill(_), _) => {
+            // Memory that is gone meanwhile says nothing of where it was.
+            let moved = before.accesses.iter().zip(&after.accesses).any(|(one, other)| {
+                let known = memory.place(one.start);
+                known.is_some() && known != memory.place(other.start)
+            });
+            if moved || before.device != after.device {
+                return Err(UpdateReason::ParametersChanged);
+            }
+        }
+        _ => {}
+    }
+    // A launch keeps the priorities that its kernels were captured with.
+    if matches!(old.kind, Kernel | Library) && old.level != new.level {
+        return Err(UpdateReason::AttributesChanged);
+    }
+    Ok(())
+}

@@ -1,0 +1,421 @@
+//! A simulated GPU that runs on any CPU.
+//!
+//! [`SimDriver`] is a [`Driver`](thalweg_driver::Driver) like CUDA's: streams and events that are asynchronous to the host, device
+//! memory that is not the caller's memory, several devices with peer access, virtual memory that can be remapped and
+//! aliased, capture and graphs, and CUDA's error codes. Kernels are host functions ([`HostKernel`](thalweg_driver::HostKernel))
+//! that run on worker threads.
+//!
+//! [`SimDriver::controlled`] is the same machine as a testing instrument: without threads, one step at a time, and every
+//! choice that CUDA leaves open is made by a [`Schedule`].
+//!
+//! # How it is built
+//! - `executor` knows commands and the edges between them, the range lock, and conditional nodes as they run. `faults` says what
+//!   is to go wrong. `schedule` decides which ready command runs next. `task` is what a command does. `machine` is the lock
+//!   around everything, the threads and the waiting.
+//! - `collective` knows which ranks meet, and finds those that never will; `reduction` is the arithmetic.
+//! - `stream`, `capture`, `graph`, `graph_memory`, `graph_update`, `conditional`, `code`, `transfer` and `pool` turn calls into commands.
+//! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
+//!   and imports them.
+//! - `driver` is the trait, thin.
+//! - `control` and `turn` let one step of a controlled machine follow another; `threads` are its host threads, `apart` is what
+//!   runs on others, `watch` sees who waits without a call and what takes too long; [`schedules`] decide, `snapshot` is a kernel
+//!   in two halves, `lease` the memory that such machines use one after another.
+//!
+//! # Why no program is undefined behaviour
+//! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
+//!   the range lock holds while it runs: no two commands, and no command and the host, touch the same bytes in conflict at
+//!   the same time. The lock knows bytes by their physical address, so memory that is mapped twice is no exception.
+//! - What is held is neither unmapped nor given back: whoever takes memory away waits for what runs.
+//! - A kernel gets slices only inside its declared ranges, and [`HostLaunch`](thalweg_driver::HostLaunch) hands out none that would
+//!   alias a mutable one.
+//! - Memory always holds initialised bytes, and only types without invalid values can be read from it.
+//!
+//! # What it does not do
+//! It does not find races (commands that conflict and are not ordered run in some order), it knows no threads inside a
+//! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
+//! an idle stream is complete at once, whatever the schedule.
+
+mod apart;
+#[cfg_attr(miri, path = "backing_miri.rs")]
+mod backing;
+mod capture;
+mod code;
+mod collective;
+mod conditional;
+mod control;
+mod driver;
+mod executor;
+mod faults;
+mod graph;
+mod graph_memory;
+mod graph_update;
+mod lease;
+mod machine;
+mod memory;
+mod pool;
+mod properties;
+mod ranges;
+mod reduction;
+mod refusal;
+mod schedule;
+pub mod schedules;
+mod sharing;
+mod snapshot;
+mod state;
+mod stream;
+mod table;
+mod task;
+mod threads;
+mod transfer;
+mod turn;
+mod virtual_memory;
+mod watch;
+
+pub use self::faults::Fault;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use thalweg_driver::{Code, Error, ForeignStream, Process, Result};
+
+pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
+pub use threads::{Seat, SimThread};
+
+use self::control::{Condition, Step, Wait};
+use self::watch::Limit;
+
+/// The most devices of a driver: access rights are kept as one bit a device.
+const MAX_DEVICES: u32 = 64;
+
+/// What a simulated machine has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SimConfig {
+    /// How many devices: 1 to 64.
+    pub devices: u32,
+    /// Memory of each device, rounded down to a multiple of 64 KiB. It costs the host only what is written.
+    pub memory_bytes: u64,
+    /// Threads that run kernels and copies, at least 1. Host functions have threads of their own.
+    pub workers: usize,
+    /// The name of every device.
+    pub name: String,
+}
+
+impl Default for SimConfig {
+    /// One device of 4 GiB, and a worker for each processor of the host.
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            memory_bytes: 4 << 30,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            name: "Thalweg simulated GPU".to_owned(),
+        }
+    }
+}
+
+/// The driver of simulated GPUs. See the [module](self).
+///
+/// Dropping it lets running commands end, forgets the queued ones, ends its threads and gives all memory back. Handles of
+/// one driver are invalid in another.
+#[derive(Debug)]
+pub struct SimDriver {
+    machine: Arc<machine::Machine>,
+    config: SimConfig,
+    process: Process,
+}
+
+impl SimDriver {
+    /// A machine of its own, with its threads.
+    ///
+    /// # Errors
+    /// [`Code::InvalidValue`] for a configuration outside the bounds that [`SimConfig`] states,
+    /// [`Code::OperatingSystem`] where the host grants no memory, addresses or threads.
+    pub fn new(config: SimConfig) -> Result<Arc<Self>> {
+        let (state, config) = Self::prepare("SimDriver::new", config, false)?;
+        let machine = machine::Machine::start(state, config.workers)
+            .map_err(|error| refused("SimDriver::new", &config, &error))?;
+        Ok(Arc::new(Self { machine, config, process: Process::current() }))
+    }
+
+    /// A machine on which one thing happens at a time, and everything that CUDA leaves open is decided by a schedule: which
+    /// of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
+    /// same program under the same choices does the same.
+    ///
+    /// It has no workers ([`SimConfig::workers`] is only reported): commands run on the threads of the program, inside its
+    /// calls, and host functions each on a thread of its own, one step at a time. The calling thread is the first host thread.
+    /// Others are started with [`spawn`](Self::spawn); threads that come from elsewhere take part from their first call on,
+    /// and the schedule does not decide when that is.
+    ///
+    /// Making and dropping such a machine costs microseconds: the host's memory is used again by the next one of the same
+    /// size, and reads as zeros again.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn controlled(config: SimConfig, schedule: Box<dyn Schedule>) -> Result<Arc<Self>> {
+        let (state, config) = Self::prepare("SimDriver::controlled", config, true)?;
+        let machine = machine::Machine::start_controlled(state, schedule);
+        Ok(Arc::new(Self { machine, config, process: Process::current() }))
+    }
+
+    fn prepare(
+        call: &'static str,
+        mut config: SimConfig,
+        is_controlled: bool,
+    ) -> Result<(state::State, SimConfig)> {
+        static NUMBER: AtomicU16 = AtomicU16::new(0);
+        config.memory_bytes -= config.memory_bytes % backing::PAGE_BYTES;
+        let most_bytes = 1 << memory::PHYSICAL_BITS;
+        let is_valid = (1..=MAX_DEVICES).contains(&config.devices)
+            && (backing::PAGE_BYTES..=most_bytes).contains(&config.memory_bytes)
+            && config.workers > 0;
+        if !is_valid {
+            let detail = format!(
+                "{config:?}: 1 to {MAX_DEVICES} devices, {} to {most_bytes} bytes, at least 1 worker",
+                backing::PAGE_BYTES
+            );
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        // 0 is no number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
+        // handle of a driver long gone is taken for one of ours.
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
+        let state = state::State::new(number, config.devices, config.memory_bytes, is_controlled)
+            .map_err(|error| refused(call, &config, &error))?;
+        Ok((state, config))
+    }
+
+    /// Whether a schedule decides what happens: whether this was made by [`controlled`](Self::controlled).
+    pub fn is_controlled(&self) -> bool {
+        self.machine.is_controlled()
+    }
+
+    /// What has happened in this run so far; `None` on a machine that is not controlled.
+    pub fn trace(&self) -> Option<Trace> {
+        self.machine.lock().control.as_ref().map(|control| control.trace().clone())
+    }
+
+    /// Begins a new run on the same controlled machine, under another schedule: commands and decisions are counted from the
+    /// beginning again. The caller has waited for all work and joined all threads of the run before, whose trace this gives.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::NotReady`] while commands are unfinished.
+    pub fn begin_run(&self, schedule: Box<dyn Schedule>) -> Result<Trace> {
+        const CALL: &str = "SimDriver::begin_run";
+        self.in_run(CALL, |state| {
+            let unfinished = state.executor.live();
+            if unfinished > 0 {
+                let detail = format!("{unfinished} commands are unfinished: synchronise first");
+                return Err(refusal::Refusal::new(Code::NotReady, detail));
+            }
+            state.executor.restart_numbers();
+            let control = state.control.as_mut().expect("the machine is controlled");
+            Ok(control.restart(schedule))
+        })
+    }
+
+    /// Ends the run: calls that are parked or made from now on answer [`Code::Deinitialized`], and no command begins any
+    /// more. On a machine that is not controlled it does nothing.
+    pub fn end_run(&self) {
+        if let Some(control) = &mut self.machine.lock().control {
+            control.end();
+        }
+    }
+
+    /// A random number of the schedule.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn random(&self) -> Result<u64> {
+        self.in_run("SimDriver::random", |state| {
+            Ok(state.control.as_mut().expect("the machine is controlled").random())
+        })
+    }
+
+    /// A point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
+    /// look at what host functions or other threads have left in memory of their own. Whoever calls it again and again lets
+    /// others get ahead.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a livelock: nothing is left to be done.
+    pub fn pass(&self) -> Result<()> {
+        const CALL: &str = "SimDriver::pass";
+        self.check_controlled(CALL)?;
+        self.machine.call(CALL, Step::Look(0)).map(drop).map_err(|refusal| refusal.of(CALL))
+    }
+
+    /// Gives the run so much time from now on, and takes any earlier limit back. A run that takes longer is ended: calls that
+    /// are parked or made from then on answer [`Code::Timeout`], with what each thread was doing. If it is not over a few seconds
+    /// later (a thread is blocked outside of the driver, say), `is_stuck` is called with that text, on another thread.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn set_time_limit(
+        &self,
+        time: Duration,
+        is_stuck: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<()> {
+        self.set_limit(Instant::now().checked_add(time).map(|ends| Limit {
+            time,
+            ends,
+            is_stuck: Arc::new(is_stuck),
+        }))
+    }
+
+    /// Takes the limit of [`set_time_limit`](Self::set_time_limit) back.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn clear_time_limit(&self) -> Result<()> {
+        self.set_limit(None)
+    }
+
+    /// Calls `told` when nobody gets ahead any more, with what [`stuck`](Self::stuck) says. It must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn on_stuck(&self, told: impl FnOnce(&str) + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_stuck = Some(Box::new(told)))
+    }
+
+    /// Calls `told` at the first [observation](Trace::observations). It must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled.
+    pub fn on_observation(&self, told: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.set(|control| control.on_observation = Some(Box::new(told)))
+    }
+
+    /// Whether commands leave memory alone from now on: kernels, library calls, copies, fills and collectives are checked for
+    /// what they may touch, and take their places in the order, but nothing is read or written. Host functions run.
+    pub fn set_order_only(&self, is_order_only: bool) {
+        self.machine.is_order_only.store(is_order_only, Ordering::Relaxed);
+    }
+
+    fn set_limit(&self, limit: Option<Limit>) -> Result<()> {
+        self.set(|control| control.limit = limit)
+    }
+
+    fn set(&self, change: impl FnOnce(&mut control::Control)) -> Result<()> {
+        self.check_controlled("SimDriver")?;
+        if let Some(control) = &mut self.machine.lock().control {
+            change(control);
+        }
+        Ok(())
+    }
+
+    /// Why nobody got ahead any more, where that has happened: a deadlock, a livelock, or the time limit, with what each host
+    /// thread was doing.
+    pub fn stuck(&self) -> Option<String> {
+        self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())
+    }
+
+    /// Blocks the calling host thread until a condition of the program holds, and lets others get ahead meanwhile: what
+    /// barriers and channels between host threads are made of. `what` names it in a report of a deadlock. The condition is
+    /// asked in the machine's critical section, often: it must not call the driver.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a machine that is not controlled, [`Code::Timeout`] for a deadlock.
+    pub fn wait_until(&self, what: &str, condition: impl Fn() -> bool + Send + Sync + 'static) -> Result<()> {
+        const CALL: &str = "SimDriver::wait_until";
+        self.check_controlled(CALL)?;
+        let condition: Condition = Arc::new(condition);
+        let waited = self.machine.wait_in_call(CALL, Wait::Condition(what.to_owned(), condition));
+        waited.map(drop).map_err(|refusal| refusal.of(CALL))
+    }
+
+    fn check_controlled(&self, call: &'static str) -> Result<()> {
+        if self.is_controlled() {
+            return Ok(());
+        }
+        let detail = "no schedule decides on this machine: make it with SimDriver::controlled";
+        Err(Error::new(Code::NotSupported, call, detail))
+    }
+
+    /// Enters a controlled machine.
+    fn in_run<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut state::State) -> refusal::Outcome<T>,
+    ) -> Result<T> {
+        self.check_controlled(call)?;
+        let entered = self.machine.call(call, Step::Other);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+    }
+
+    /// A stream as another library would have made it, to be adopted with
+    /// [`Driver::stream_adopt`](thalweg_driver::Driver::stream_adopt). A blocking stream has the legacy default stream's ties.
+    pub fn foreign_stream_create(
+        &self,
+        device: u32,
+        priority: i32,
+        is_blocking: bool,
+    ) -> Result<ForeignStream> {
+        const CALL: &str = "cuStreamCreateWithPriority";
+        let entered = self.machine.call(CALL, Step::Other);
+        let created = entered.and_then(|mut locked| locked.stream_create(device, priority, is_blocking));
+        let native = created.map_err(|refusal| refusal.of(CALL))?;
+        // SAFETY: the simulator checks native numbers like handles: no number is unsafe to it.
+        Ok(unsafe { ForeignStream::new(native) })
+    }
+
+    /// Destroys such a stream. Adopted handles of it become invalid; work on it still runs to its end.
+    pub fn foreign_stream_destroy(&self, stream: ForeignStream) -> Result<()> {
+        const CALL: &str = "cuStreamDestroy";
+        let entered = self.machine.call(CALL, Step::Other);
+        let destroyed = entered.and_then(|mut locked| locked.stream_destroy(stream.native()));
+        destroyed.map_err(|refusal| refusal.of(CALL))
+    }
+}
+
+impl SimDriver {
+    /// Plans what is to go wrong, instead of what was planned before and has not happened. See [`Fault`].
+    pub fn inject(&self, faults: &[Fault]) {
+        self.machine.lock().executor.faults.plan(faults);
+    }
+
+    /// How many calls have named a stream, by an adopted handle, after its owner had destroyed it. They are refused here; a card's
+    /// driver does not survive them.
+    pub fn ended_streams_named(&self) -> u64 {
+        self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// How many of the faults of the last [`inject`](Self::inject) have struck.
+    pub fn faults_struck(&self) -> u64 {
+        self.machine.lock().executor.faults.struck()
+    }
+}
+
+fn refused(call: &'static str, config: &SimConfig, error: &std::io::Error) -> Error {
+    Error::new(Code::OperatingSystem, call, format!("{config:?}: {error}"))
+}
+
+impl Drop for SimDriver {
+    fn drop(&mut self) {
+        // In the child of a fork there are no threads to wait for, and locks may be held for ever.
+        if !self.process.is_left() {
+            self.machine.shut_down();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{SimConfig, SimDriver};
+    use thalweg_driver::{Code, Driver};
+
+    #[test]
+    fn the_child_of_a_fork_is_told_so() {
+        let driver = SimDriver::new(SimConfig { memory_bytes: 1 << 20, ..SimConfig::default() }).unwrap();
+        let inherited = driver.clone();
+        let refused = move || {
+            let stream = inherited.default_stream(0).is_err_and(|error| error.code() == Code::Forked);
+            let waited = inherited.device_synchronize(0).is_err_and(|error| error.code() == Code::Forked);
+            drop(inherited);
+            stream && waited
+        };
+        assert!(thalweg_conformance::holds_in_child(refused), "the child was refused");
+        driver.device_synchronize(0).expect("the parent goes on");
+        assert_eq!(Arc::strong_count(&driver), 1);
+    }
+}

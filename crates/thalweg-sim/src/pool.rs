@@ -1,0 +1,190 @@
+//! The stream-ordered allocator.
+//!
+//! A pool takes segments from its device and divides them. An allocation has its addresses at once and its memory in stream
+//! order; a free is a command without work, and when it is reached the memory is free in the pool again. Until then it
+//! stays touchable, as on a card.
+//!
+//! Invariants: a pool's free ranges and its allocations make up its segments exactly, and its usage says how much; a destroyed pool has at least one
+//! allocation, and goes with the last.
+
+use std::collections::BTreeMap;
+
+use thalweg_driver::{Code, PoolAttributes, PoolUsage};
+
+use super::executor::Frontier;
+use super::memory::{Memory, Segment, Sharing, nonzero};
+use super::ranges::{FreeRanges, Range};
+use super::refusal::{Outcome, Refusal};
+
+/// The unit of an allocation.
+const UNIT_BYTES: u64 = 512;
+/// The smallest segment.
+const SEGMENT_BYTES: u64 = 2 << 20;
+
+/// All pools of a machine.
+#[derive(Default)]
+pub(super) struct Pools {
+    pools: BTreeMap<u64, Pool>,
+    last: u64,
+    allocations: BTreeMap<u64, Allocation>,
+}
+
+#[derive(Debug)]
+struct Pool {
+    device: u32,
+    destroyed: bool,
+    /// Kept for whoever asks. Memory of this pool is reused as soon as its free is over, whatever they say, and goes back
+    /// to the device when it is trimmed: what an attribute allows is not what it demands.
+    attributes: PoolAttributes,
+    allocations: usize,
+    segments: Vec<PoolSegment>,
+    usage: PoolUsage,
+}
+
+#[derive(Debug)]
+struct PoolSegment {
+    segment: Segment,
+    free: FreeRanges,
+}
+
+struct Allocation {
+    pool: u64,
+    bytes: u64,
+    /// What the free waits for, once there is one.
+    freeing: Option<Frontier>,
+}
+
+impl Pools {
+    pub(super) fn create(&mut self, device: u32) -> u64 {
+        self.last += 1;
+        let pool = Pool {
+            device,
+            destroyed: false,
+            attributes: PoolAttributes::default(),
+            allocations: 0,
+            segments: Vec::new(),
+            usage: PoolUsage::default(),
+        };
+        self.pools.insert(self.last, pool);
+        self.last
+    }
+
+    /// The handle is gone; the pool follows when its last allocation is freed.
+    pub(super) fn destroy(&mut self, pool: u64, memory: &mut Memory) {
+        self.pool(pool).destroyed = true;
+        self.collect(pool, memory);
+    }
+
+    pub(super) fn device(&self, pool: u64) -> u32 {
+        self.pools[&pool].device
+    }
+
+    pub(super) fn attributes(&mut self, pool: u64) -> &mut PoolAttributes {
+        &mut self.pool(pool).attributes
+    }
+
+    pub(super) fn usage(&self, pool: u64) -> PoolUsage {
+        self.pools[&pool].usage
+    }
+
+    /// Gives segments without an allocation back, down to `keep_bytes` in all.
+    pub(super) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
+        let Pool { segments, usage, .. } = self.pool(pool);
+        let held = &mut usage.reserved_bytes;
+        for position in (0..segments.len()).rev() {
+            let PoolSegment { segment, free } = &segments[position];
+            if free.total() == segment.bytes && *held - segment.bytes >= keep_bytes {
+                *held -= segment.bytes;
+                memory.condemn(segments.remove(position).segment);
+            }
+        }
+    }
+
+    pub(super) fn allocate(&mut self, pool: u64, bytes: u64, memory: &mut Memory) -> Outcome<u64> {
+        let rounded = nonzero(bytes)?.checked_next_multiple_of(UNIT_BYTES);
+        let rounded =
+            rounded.ok_or_else(|| Refusal::new(Code::OutOfMemory, format!("{bytes} bytes asked for")))?;
+        let entry = self.pool(pool);
+        let found = entry
+            .segments
+            .iter_mut()
+            .enumerate()
+            .find_map(|(number, segment)| Some((number, segment.free.take(rounded, UNIT_BYTES)?)));
+        let (number, address) = match found {
+            Some(found) => found,
+            None => {
+                let segment = memory
+                    .segment_create(entry.device, rounded.max(SEGMENT_BYTES))
+                    .or_else(|_| memory.segment_create(entry.device, rounded))?;
+                let rotates = memory.backing.is_recycled();
+                let mut free = FreeRanges::rotating(segment.address, segment.bytes, rotates);
+                let address = free.take(rounded, UNIT_BYTES).expect("the segment is large enough");
+                entry.usage.reserved_bytes += segment.bytes;
+                entry.segments.push(PoolSegment { segment, free });
+                (entry.segments.len() - 1, address)
+            }
+        };
+        entry.allocations += 1;
+        let usage = &mut entry.usage;
+        usage.used_bytes += rounded;
+        usage.used_peak_bytes = usage.used_peak_bytes.max(usage.used_bytes);
+        usage.reserved_peak_bytes = usage.reserved_peak_bytes.max(usage.reserved_bytes);
+        memory.add_spans(&entry.segments[number].segment, address, bytes, Sharing::Pool);
+        self.allocations.insert(address, Allocation { pool, bytes, freeing: None });
+        Ok(address)
+    }
+
+    /// Checks that an allocation can be freed.
+    pub(super) fn check_live(&self, address: u64) -> Outcome<()> {
+        match self.allocations.get(&address) {
+            Some(Allocation { freeing: None, .. }) => Ok(()),
+            _ => Err(Refusal::new(
+                Code::InvalidValue,
+                format!("{address:#x} is not what memory_allocate_async returned, or was freed already"),
+            )),
+        }
+    }
+
+    /// Notes that the free is queued, as these commands.
+    pub(super) fn set_freeing(&mut self, address: u64, frontier: Frontier) {
+        if let Some(allocation) = self.allocations.get_mut(&address) {
+            allocation.freeing = Some(frontier);
+        }
+    }
+
+    /// The frees of a pool that have not been reached.
+    pub(super) fn pending_frees(&self, pool: u64) -> Frontier {
+        let of_pool = self.allocations.values().filter(|allocation| allocation.pool == pool);
+        of_pool.filter_map(|allocation| allocation.freeing.clone()).flatten().collect()
+    }
+
+    /// A free has been reached.
+    pub(super) fn freed(&mut self, address: u64, memory: &mut Memory) {
+        let allocation = self.allocations.remove(&address).expect("a free is queued once");
+        memory.remove_spans(address, allocation.bytes);
+        let pool = self.pool(allocation.pool);
+        let bytes = allocation.bytes.next_multiple_of(UNIT_BYTES);
+        let around = |entry: &&mut PoolSegment| {
+            let segment = &entry.segment;
+            (segment.address..segment.address + segment.bytes).contains(&address)
+        };
+        let entry = pool.segments.iter_mut().find(around).expect("an allocation lies in its pool");
+        entry.free.release(Range { start: address, bytes });
+        pool.allocations -= 1;
+        pool.usage.used_bytes -= bytes;
+        self.collect(allocation.pool, memory);
+    }
+
+    /// Removes a destroyed pool without allocations.
+    fn collect(&mut self, pool: u64, memory: &mut Memory) {
+        let entry = self.pool(pool);
+        if entry.destroyed && entry.allocations == 0 {
+            let entry = self.pools.remove(&pool).expect("found above");
+            entry.segments.into_iter().for_each(|entry| memory.condemn(entry.segment));
+        }
+    }
+
+    fn pool(&mut self, pool: u64) -> &mut Pool {
+        self.pools.get_mut(&pool).expect("a pool lives as long as its handle and its allocations")
+    }
+}

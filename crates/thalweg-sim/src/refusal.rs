@@ -1,0 +1,26 @@
+//! Why a part of the machine says no: a code and a detail. The driver adds the name of the call.
+
+use thalweg_driver::{Code, Error};
+
+/// The answer of a part of the machine.
+pub(super) type Outcome<T> = Result<T, Refusal>;
+
+/// A code and what there is to say about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Refusal {
+    pub(super) code: Code,
+    pub(super) detail: String,
+}
+
+impl Refusal {
+    pub(super) fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into() }
+    }
+
+    /// The error of a call.
+    pub(super) fn of(self, call: &'static str) -> Error {
+        let sticky = self.code.is_sticky();
+        let error = Error::new(self.code, call, self.detail);
+        if sticky { error.asynchronous() } else { error }
+    }
+}

@@ -1,0 +1,154 @@
+//! Who goes next: the schedules of a controlled machine.
+//!
+//! A machine of [`SimDriver::controlled`](super::SimDriver::controlled) leaves everything open that CUDA leaves open, and
+//! asks a [`Schedule`] each time. One run is one sequence of choices; the same choices give the same run. The choice with
+//! the number 0 is always the *default*: the host thread that has the turn goes on, a blocked one gets the command that it
+//! needs, and nothing else runs. A run is written down as its deviations from that ([`Trace`]), each by the names of the two
+//! steps, so that a failing run can be made smaller by leaving deviations out: the others still mean what they meant.
+//!
+//! - [`Late`] takes the default always: commands run as late as possible, and side work starves. [`Eager`] runs every
+//!   command as soon as it can run. The two ends find most of what a missing wait breaks.
+//! - [`Random`] and [`PriorityChange`] explore, from a seed; [`RoundRobin`] is fair.
+//! - [`Replay`] repeats a trace. [`Exhaustive`] goes through all runs of a small program.
+//!
+//! Schedules see commands and threads, never the program's data: they cannot know more than a card's hardware does.
+
+mod exhaustive;
+mod priority;
+mod random;
+mod simple;
+mod trace;
+
+use std::fmt;
+
+use smallvec::SmallVec;
+use thalweg_driver::Label;
+
+pub use exhaustive::{Exhaustive, ExhaustiveRun};
+pub use priority::PriorityChange;
+pub use random::{Random, SplitMix};
+pub use simple::{Eager, Late, Replay, RoundRobin};
+pub use trace::{Deviation, StepName, Trace};
+
+use super::memory::Piece;
+
+/// Decides what happens next. One value serves one run.
+///
+/// It is asked in the machine's critical section: it must not call the driver.
+pub trait Schedule: Send {
+    /// Which of the choices comes next, as its place in the slice. There are two at least; their order depends on the
+    /// program and on former choices alone, and the first is the default. A place outside the slice means the default.
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize;
+
+    /// A random number, for the program and for faults. The same schedule gives the same numbers.
+    fn random(&mut self) -> u64;
+}
+
+impl<S: Schedule + ?Sized> Schedule for Box<S> {
+    fn next(&mut self, choices: &[Choice<'_>]) -> usize {
+        (**self).next(choices)
+    }
+
+    fn random(&mut self) -> u64 {
+        (**self).random()
+    }
+}
+
+/// Something that can happen next.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Whose step it is.
+    pub actor: Actor,
+    /// What the command is; `None` for a host thread.
+    pub label: Option<Label>,
+    /// The command's number in order of submission, from 1 on; 0 for a host thread.
+    pub command: u64,
+    /// Which of its actor's commands it is, from 1 on; for a host thread, how often it has had its turn before.
+    pub index: u64,
+    /// Whether it is the host thread that has the turn.
+    pub is_current: bool,
+    /// Whether a blocked or polling host thread waits for it, directly or not.
+    pub is_needed: bool,
+    /// Whether it is a call that queues work or an order and nothing else: what commands do meanwhile cannot change its
+    /// result, nor it theirs.
+    pub is_quiet: bool,
+    /// Whether only the first half of the command is offered, a kernel that updates memory which another ready command
+    /// touches: it reads now, and writes when it is chosen again.
+    pub is_beginning: bool,
+    /// The memory that the command touches.
+    pub(super) touched: Touched<'a>,
+}
+
+impl Choice<'_> {
+    /// Whether it is a command, and not a step of a host thread.
+    pub const fn is_command(&self) -> bool {
+        self.command != 0
+    }
+
+    /// Its name in a trace.
+    pub const fn name(&self) -> StepName {
+        StepName { actor: self.actor, index: self.index, is_beginning: self.is_beginning }
+    }
+
+    /// What it touches, to be kept.
+    pub(super) fn footprint(&self) -> Footprint {
+        match self.touched {
+            Touched::Anything => Footprint::Anything,
+            Touched::Pieces(pieces) => Footprint::Pieces(SmallVec::from_slice(pieces)),
+        }
+    }
+}
+
+/// The memory that a step touches.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Touched<'a> {
+    /// Nobody knows: a host thread or a host function.
+    Anything,
+    /// These bytes, by physical address.
+    Pieces(&'a [Piece]),
+}
+
+/// The same, kept.
+#[derive(Clone, Debug)]
+pub(super) enum Footprint {
+    Anything,
+    Pieces(SmallVec<[Piece; 2]>),
+}
+
+impl Footprint {
+    /// Whether the order of two steps can matter.
+    pub(super) fn conflicts(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Pieces(left), Self::Pieces(right)) => {
+                left.iter().any(|piece| right.iter().any(|other| piece.conflicts(other)))
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Whose step it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Actor {
+    /// A host thread, numbered in the order in which they were started; the one that made the driver is 0.
+    Host(u32),
+    /// A stream, numbered in the order in which they were made; the default streams of the devices are the first.
+    Stream(u32),
+    /// A node of a graph, by its number in the graph, launched on a stream.
+    Node {
+        /// The stream.
+        stream: u32,
+        /// The node.
+        node: u32,
+    },
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(number) => write!(f, "host thread {number}"),
+            Self::Stream(number) => write!(f, "stream {number}"),
+            Self::Node { stream, node } => write!(f, "graph node {node} on stream {stream}"),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What happened in a run, as little of it as tells the rest.
+
+use std::fmt;
+
+use thalweg_driver::Label;
+
+use super::{Actor, Choice};
+
+/// A step of a run, by a name that does not change when other steps come elsewhere or not at all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StepName {
+    /// Whose step it is.
+    pub actor: Actor,
+    /// Which of its actor's commands, from 1 on; for a host thread, how often it has had its turn before.
+    pub index: u64,
+    /// Whether it is the first half of a command.
+    pub is_beginning: bool,
+}
+
+/// A decision that was not the default: `step` came where `default` would have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Deviation {
+    /// What would have come. It is the default until it comes, so this says when.
+    pub default: StepName,
+    /// What came.
+    pub step: StepName,
+}
+
+impl fmt::Display for StepName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let half = if self.is_beginning { ", first half" } else { "" };
+        write!(f, "step {} of {}{half}", self.index, self.actor)
+    }
+}
+
+impl fmt::Display for Deviation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} before {}", self.step, self.default)
+    }
+}
+
+/// A run: its choices, and a hash of what it did.
+///
+/// Two runs with the same choices have the same hash, unless something outside of the machine decided as well (a thread
+/// that it does not know, the time, an address of the host).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// The decisions that were not the default, in order.
+    pub deviations: Vec<Deviation>,
+    /// How many decisions there were.
+    pub decisions: u64,
+    /// How many commands ran.
+    pub commands: u64,
+    /// Of every command that ran (label, actor, number) and every answer of a query, in order.
+    pub hash: u64,
+    /// How often the program may have seen what the schedule decides: work that a query called unfinished, another host thread
+    /// that could go on, a host function, a random number. With none under [`Late`](super::Late), every other schedule gives
+    /// the same calls.
+    pub observations: u64,
+    /// Whether only threads that the machine was told of called the driver.
+    pub is_controlled: bool,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self {
+            deviations: Vec::new(),
+            decisions: 0,
+            commands: 0,
+            hash: 0,
+            observations: 0,
+            is_controlled: true,
+        }
+    }
+}
+
+impl Trace {
+    /// Notes which of several choices was made.
+    pub(crate) fn decided(&mut self, choice: usize, choices: &[Choice<'_>]) {
+        if choice != 0 {
+            self.deviations.push(Deviation { default: choices[0].name(), step: choices[choice].name() });
+        }
+        self.decisions += 1;
+        self.mix(choices.len() as u64);
+    }
+
+    /// Notes a command that runs.
+    pub(crate) fn ran(&mut self, label: Label, actor: Actor, command: u64) {
+        self.commands += 1;
+        self.mix_text(label.operator);
+        self.mix_text(label.location.file());
+        self.mix(u64::from(label.location.line()) << 32 | u64::from(label.location.column()));
+        let (kind, number) = match actor {
+            Actor::Host(number) => (1, u64::from(number)),
+            Actor::Stream(number) => (2, u64::from(number)),
+            Actor::Node { stream, node } => (3, u64::from(stream) << 32 | u64::from(node)),
+        };
+        self.mix(number);
+        self.mix(command << 2 | kind);
+    }
+
+    /// Notes a command whose first half runs.
+    pub(crate) fn began(&mut self, label: Label, actor: Actor, command: u64) {
+        self.ran(label, actor, command);
+        self.commands -= 1;
+        self.mix(1 << 62);
+    }
+
+    /// Notes the answer of a query.
+    pub(crate) fn answered(&mut self, host: u32, is_done: bool) {
+        self.mix(1 << 63 | u64::from(host) << 1 | u64::from(is_done));
+    }
+
+    fn mix_text(&mut self, text: &str) {
+        for chunk in text.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+        self.mix(text.len() as u64);
+    }
+
+    fn mix(&mut self, value: u64) {
+        let mixed = (self.hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.hash = mixed ^ mixed >> 29;
+    }
+}

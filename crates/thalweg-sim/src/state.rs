@@ -1,0 +1,195 @@
+//! All state of a machine, and the checks that every call begins with.
+//!
+//! The methods that make up the driver's calls are in the module of their subject ([`stream`](super::stream),
+//! [`capture`](super::capture), [`graph`](super::graph), [`code`](super::code), ...), all of them on [`State`]: they run in
+//! the critical section and never wait.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+
+use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
+
+use super::capture::Capture;
+use super::code::{Function, Module};
+use super::conditional::ConditionEntry;
+use super::control::Control;
+use super::executor::{Executor, Frontier, Job};
+use super::graph::{Executable, Graph};
+use super::graph_memory::GraphMemory;
+use super::machine::Crew;
+use super::memory::Memory;
+use super::pool::Pools;
+use super::refusal::{Outcome, Refusal};
+use super::stream::{Event, Stream, StreamEntry};
+use super::table::Table;
+
+/// The state of a machine.
+pub(super) struct State {
+    pub(super) executor: Executor,
+    pub(super) memory: Memory,
+    pub(super) pools: Pools,
+    /// The pools' handles.
+    pub(super) pool_handles: Table<u64>,
+    pub(super) devices: Vec<Device>,
+    pub(super) streams: Table<StreamEntry>,
+    pub(super) events: Table<Event>,
+    pub(super) modules: Table<Module>,
+    pub(super) functions: Table<Function>,
+    /// Communicator and rank of each handle.
+    pub(super) communicators: Table<(u64, u32)>,
+    pub(super) captures: Vec<Capture>,
+    pub(super) graphs: Table<Graph>,
+    pub(super) executables: Table<Executable>,
+    pub(super) conditions: Table<ConditionEntry>,
+    pub(super) last_graph_serial: u64,
+    /// What graphs have allocated, by their serial numbers.
+    pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
+    /// What is dropped after the critical section, since it owns values of the program.
+    pub(super) trash: Vec<Box<dyn Any + Send>>,
+    pub(super) crew: Crew,
+    /// How often an adopted stream was named after its owner had destroyed it.
+    pub(super) ended_streams_named: AtomicU64,
+    /// The number of the next stream.
+    pub(super) next_stream: u32,
+    /// Who goes next, on a controlled machine.
+    pub(super) control: Option<Box<Control>>,
+}
+
+/// A device.
+pub(super) struct Device {
+    pub(super) is_active: bool,
+    /// The handle of the legacy default stream.
+    pub(super) default_stream: u64,
+    /// The streams that have ties with it.
+    pub(super) blocking_streams: Vec<u64>,
+    /// What is unfinished of streams that were destroyed.
+    pub(super) orphans: Frontier,
+}
+
+impl State {
+    pub(super) fn new(
+        driver: u16,
+        devices: u32,
+        device_bytes: u64,
+        is_controlled: bool,
+    ) -> std::io::Result<Self> {
+        let mut streams = Table::new(driver);
+        let mut device = |number| Device {
+            is_active: false,
+            default_stream: streams.insert(StreamEntry::Own(Stream::legacy(number))),
+            blocking_streams: Vec::new(),
+            orphans: Frontier::new(),
+        };
+        Ok(Self {
+            executor: Executor::new(devices),
+            memory: Memory::new(driver, devices, device_bytes, is_controlled)?,
+            pools: Pools::default(),
+            pool_handles: Table::new(driver),
+            devices: (0..devices).map(&mut device).collect(),
+            streams,
+            events: Table::new(driver),
+            modules: Table::new(driver),
+            functions: Table::new(driver),
+            communicators: Table::new(driver),
+            captures: Vec::new(),
+            graphs: Table::new(driver),
+            executables: Table::new(driver),
+            conditions: Table::new(driver),
+            last_graph_serial: 0,
+            graph_memory: BTreeMap::new(),
+            trash: Vec::new(),
+            crew: Crew::default(),
+            ended_streams_named: AtomicU64::new(0),
+            next_stream: devices,
+            control: None,
+        })
+    }
+
+    /// The next command for a worker.
+    pub(super) fn take(&mut self) -> Option<Job> {
+        self.executor.take(&self.memory)
+    }
+
+    /// Does what has become due in the critical section: collectives that can never meet, stream-ordered frees, and memory
+    /// that nobody touches any more.
+    pub(super) fn settle(&mut self) {
+        self.executor.break_circles();
+        for branch in self.executor.spent.drain(..) {
+            self.trash.push(Box::new(branch));
+        }
+        while let Some(address) = self.executor.freed.pop() {
+            self.pools.freed(address, &mut self.memory);
+        }
+        if !self.memory.condemned.is_empty() {
+            for segment in std::mem::take(&mut self.memory.condemned) {
+                if self.executor.is_touched(&self.memory.segment_pieces(&segment)) {
+                    self.memory.condemn(segment);
+                } else {
+                    self.memory.segment_release(segment);
+                }
+            }
+        }
+    }
+
+    /// Checks that there is such a device.
+    pub(super) fn device(&mut self, device: u32) -> Outcome<&mut Device> {
+        let count = self.devices.len();
+        self.devices.get_mut(device as usize).ok_or_else(|| {
+            Refusal::new(Code::InvalidDevice, format!("there is no device {device}: there are {count}"))
+        })
+    }
+
+    /// Checks that the device is there and not lost, and gives it a context.
+    pub(super) fn usable(&mut self, device: u32) -> Outcome<()> {
+        self.device(device)?.is_active = true;
+        self.check_alive(device)
+    }
+
+    /// Checks that the device is not lost.
+    pub(super) fn check_alive(&self, device: u32) -> Outcome<()> {
+        match self.executor.lost(device) {
+            Some(cause) => Err(cause.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks advice on managed memory, which changes nothing here.
+    pub(super) fn memory_advise(&mut self, address: u64, bytes: u64, advice: MemoryAdvice) -> Outcome<()> {
+        use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
+        self.memory.check_managed(address, bytes)?;
+        match advice {
+            PreferredLocation(Some(location)) | AccessedBy(location) | NotAccessedBy(location) => {
+                match location {
+                    MemoryLocation::Device(device) => self.usable(device),
+                    MemoryLocation::Host => Ok(()),
+                }
+            }
+            PreferredLocation(None) | ReadMostly(_) => Ok(()),
+        }
+    }
+
+    /// The pool of a handle.
+    pub(super) fn pool(&self, handle: u64) -> Outcome<u64> {
+        self.pool_handles.get(handle).copied().ok_or_else(|| unknown("pool", handle))
+    }
+
+    /// All unfinished work of a device.
+    pub(super) fn device_frontier(&self, device: u32) -> Frontier {
+        let mut frontier = self.devices[device as usize].orphans.clone();
+        for (_, entry) in self.streams.iter() {
+            if let StreamEntry::Own(stream) = entry
+                && stream.device == device
+            {
+                frontier.extend_from_slice(&stream.frontier);
+            }
+        }
+        self.executor.prune(&mut frontier);
+        frontier
+    }
+}
+
+/// The refusal of a handle that means nothing.
+pub(super) fn unknown(kind: &str, handle: u64) -> Refusal {
+    Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no {kind} of this driver, or was destroyed"))
+}

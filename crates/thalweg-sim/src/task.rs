@@ -1,0 +1,283 @@
+//! What a command does: kernels, copies, fills and host functions, executed on a thread of the machine.
+//!
+//! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
+//! the executor resolved for it when it was chosen to run.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_driver::{
+    Access, Code, FillPattern, GraphNodeWork, HostFunction, Label, host::HostFault, host::HostKernel,
+    host::HostLaunch, host::PhysicalRanges, host::Resolve,
+};
+
+use super::collective::{Joint, Part};
+use super::executor::branches::Condition;
+use super::memory::{HostAddress, Memory, Resolved, Toucher};
+use super::reduction;
+use super::refusal::Refusal;
+use super::snapshot::Snapshot;
+
+/// Work with the bytes that it touches and the one who asked for it.
+pub(super) struct Task {
+    pub(super) device: u32,
+    pub(super) label: Label,
+    pub(super) accesses: SmallVec<[Access; 4]>,
+    pub(super) work: Work,
+}
+
+/// What is done.
+pub(super) enum Work {
+    /// A kernel, or library work.
+    Kernel {
+        kernel: Arc<dyn HostKernel>,
+        /// Its name in its module; library work has none.
+        name: Option<Arc<str>>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_memory_bytes: u32,
+        arguments: SmallVec<[u8; 96]>,
+    },
+    /// From the first access to the second, as if through a buffer.
+    Copy,
+    /// From host memory that was put aside to the only access.
+    CopyIn(Box<[u8]>),
+    /// From the only access to host memory whose owner waits for this command.
+    CopyOut(HostTarget),
+    /// The pattern over the only access.
+    Fill(FillPattern),
+    /// The value at the only access, of one byte or four, becomes a condition.
+    Decide(Arc<Condition>),
+    /// A function of the host.
+    Host(HostFunction),
+    /// A rank's part of a collective: it waits for the others, and one of them runs for all.
+    Part(Part),
+    /// A collective that all ranks have come to.
+    Joint(Joint),
+}
+
+/// Host memory that a blocked caller lends.
+pub(super) struct HostTarget(HostAddress);
+
+impl HostTarget {
+    /// # Safety
+    /// The memory is valid for writes, and nobody else uses it, until the command is complete.
+    pub(super) unsafe fn new(target: &mut [u8]) -> Self {
+        Self(HostAddress::new(target.as_mut_ptr()))
+    }
+}
+
+impl Task {
+    /// Which rules bind its accesses.
+    pub(super) fn toucher(&self) -> Toucher {
+        if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
+            Toucher::Kernel
+        } else {
+            Toucher::Copy
+        }
+    }
+
+    /// What a description of it says.
+    pub(super) fn describe(&self) -> GraphNodeWork {
+        let bytes = self.accesses.first().map_or(0, |access| access.bytes);
+        match &self.work {
+            Work::Kernel { name, grid, block, shared_memory_bytes, .. } => GraphNodeWork::Kernel {
+                name: Some(name.as_deref().unwrap_or(self.label.operator).to_owned()),
+                grid: *grid,
+                block: *block,
+                shared_memory_bytes: *shared_memory_bytes,
+            },
+            Work::Decide(_) => GraphNodeWork::Kernel {
+                name: Some(format!("thalweg_condition_u{}", 8 * bytes)),
+                grid: [1; 3],
+                block: [1; 3],
+                shared_memory_bytes: 0,
+            },
+            Work::Copy | Work::CopyIn(_) | Work::CopyOut(_) => GraphNodeWork::Copy { bytes },
+            Work::Fill(_) => GraphNodeWork::Fill { bytes },
+            Work::Host(_) | Work::Part(_) | Work::Joint(_) => GraphNodeWork::Unknown,
+        }
+    }
+
+    /// Finds its accesses.
+    pub(super) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
+        match &self.work {
+            Work::Joint(joint) => joint.resolve(memory, &self.accesses),
+            _ => memory.resolve(self.device, &self.accesses, self.toucher()),
+        }
+    }
+
+    /// Does the work. A panic of the program's code is a failed launch.
+    ///
+    /// # Safety
+    /// `resolved` is what [`resolve`](Self::resolve) found for the accesses of this task, it is
+    /// still true, and until this returns no other command and no host access touches these bytes in conflict.
+    pub(super) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
+        let failed =
+            |text: String| Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label));
+        // SAFETY: the caller's promise.
+        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { self.execute(resolved) }));
+        match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(HostFault(text))) => Err(failed(text)),
+            Err(payload) => {
+                let text = panic_text(payload.as_ref()).to_owned();
+                // The payload is the program's own value: what its destructor does is caught as well.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+                Err(failed(format!("it panicked: {text}")))
+            }
+        }
+    }
+
+    /// Does the work on what memory held when the command began, and writes what it changed.
+    ///
+    /// # Safety
+    /// As for `run`.
+    pub(super) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
+        let private = snapshot.resolved(&self.accesses, resolved);
+        // SAFETY: the copy holds every access, initialised, and nobody else has it.
+        unsafe { self.run(&private)? };
+        // SAFETY: the caller's promise.
+        unsafe { snapshot.write_back(&self.accesses, resolved) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for `run`.
+    unsafe fn execute(&self, resolved: &Resolved) -> Result<(), HostFault> {
+        let bytes = |access: usize| self.accesses[access].bytes as usize;
+        let pointer = |access: usize| resolved.pointers[access].map(HostAddress::pointer);
+        match &self.work {
+            Work::Kernel { kernel, grid, block, arguments, .. } => {
+                let memory = Reach { accesses: &self.accesses, resolved };
+                // SAFETY: the accesses are this command's, it is running, and this is the only view of this run.
+                let launch = unsafe { HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory) };
+                return kernel.run(&launch);
+            }
+            Work::Decide(condition) => {
+                let mut value = [0; 4];
+                if let Some(source) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command, and of one byte or four.
+                    unsafe { std::ptr::copy_nonoverlapping(source, value.as_mut_ptr(), bytes(0).min(4)) };
+                }
+                condition.set(u32::from_le_bytes(value));
+            }
+            Work::Host(function) => function(),
+            Work::Part(_) => unreachable!("a part never runs: its meeting does"),
+            // SAFETY: the caller's promise.
+            Work::Joint(joint) => unsafe { self.exchange(joint, resolved) },
+            Work::Copy => {
+                if let (Some(source), Some(target)) = (pointer(0), pointer(1)) {
+                    // SAFETY: both ranges are resolved and locked for this command; they may overlap.
+                    unsafe { std::ptr::copy(source, target, bytes(0)) };
+                }
+            }
+            Work::CopyIn(source) => {
+                if let Some(target) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command and as long as the buffer, which is
+                    // memory of its own.
+                    unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+                }
+            }
+            Work::CopyOut(HostTarget(target)) => {
+                if let Some(source) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command; the owner of the target waits.
+                    unsafe { std::ptr::copy_nonoverlapping(source, target.pointer(), bytes(0)) };
+                }
+            }
+            Work::Fill(pattern) => {
+                if let Some(target) = pointer(0) {
+                    // SAFETY: the range is resolved and locked for this command, which makes no other reference to it.
+                    let target = unsafe { std::slice::from_raw_parts_mut(target, bytes(0)) };
+                    fill(target, *pattern);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Task {
+    /// Reads what every rank gives, and writes what each gets.
+    ///
+    /// # Safety
+    /// As for `run`. The accesses are two a rank: what it reads and what it writes.
+    unsafe fn exchange(&self, joint: &Joint, resolved: &Resolved) {
+        let ends = |access: usize| {
+            let ends = self.accesses.iter().zip(&resolved.pointers).skip(access).step_by(2);
+            ends.map(|(access, pointer)| (access.bytes as usize, pointer.map(HostAddress::pointer)))
+        };
+        let input = |(bytes, pointer): (usize, Option<*mut u8>)| {
+            let mut input = vec![0; bytes];
+            if let Some(source) = pointer {
+                // SAFETY: the range is resolved and locked for this command, and as long as the buffer, which is memory
+                // of its own.
+                unsafe { std::ptr::copy_nonoverlapping(source, input.as_mut_ptr(), bytes) };
+            }
+            input
+        };
+        let inputs: Vec<Vec<u8>> = ends(0).map(input).collect();
+        let outputs = reduction::outputs(joint.operation, joint.format, &inputs);
+        for ((bytes, pointer), output) in ends(1).zip(outputs) {
+            let Some(target) = pointer else { continue };
+            assert_eq!(output.len(), bytes, "a collective's output is as long as the rank declared");
+            // SAFETY: as above, in the other direction.
+            unsafe { std::ptr::copy_nonoverlapping(output.as_ptr(), target, bytes) };
+        }
+    }
+}
+
+fn fill(target: &mut [u8], pattern: FillPattern) {
+    match pattern {
+        FillPattern::U8(value) => target.fill(value),
+        FillPattern::U16(value) => repeat(target, value.to_le_bytes()),
+        FillPattern::U32(value) => repeat(target, value.to_le_bytes()),
+    }
+}
+
+fn repeat<const N: usize>(target: &mut [u8], unit: [u8; N]) {
+    for chunk in target.chunks_exact_mut(N) {
+        chunk.copy_from_slice(&unit);
+    }
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
+}
+
+/// The memory that a running kernel can reach.
+struct Reach<'a> {
+    accesses: &'a [Access],
+    resolved: &'a Resolved,
+}
+
+// SAFETY: `Task::run` is only called with accesses that were resolved under the machine's lock and are held in the range
+// lock until it returns, so the bytes stay mapped and no conflicting command runs. The bytes are initialised: files and
+// anonymous mappings read as zeros before they are written. The pieces of an access are its physical ranges in order.
+unsafe impl Resolve for Reach<'_> {
+    fn resolve(&self, start: u64, bytes: u64) -> Result<(*mut u8, PhysicalRanges), HostFault> {
+        let inside = |access: &Access| {
+            access.start <= start && start.saturating_add(bytes) <= access.start.saturating_add(access.bytes)
+        };
+        let number = self.accesses.iter().position(inside);
+        let found = number.and_then(|number| Some((number, self.resolved.pointers[number]?)));
+        let Some((number, base)) = found else {
+            return Err(HostFault(format!("{bytes} bytes from {start:#x} on are not declared")));
+        };
+        let offset = start - self.accesses[number].start;
+        let mut ranges = PhysicalRanges::new();
+        let (mut skip, mut left) = (offset, bytes);
+        for piece in self.resolved.pieces.iter().filter(|piece| piece.access as usize == number) {
+            let before = skip.min(piece.bytes);
+            let length = (piece.bytes - before).min(left);
+            if length > 0 {
+                ranges.push((piece.start + before, length));
+            }
+            skip -= before;
+            left -= length;
+        }
+        Ok((base.pointer().wrapping_add(offset as usize), ranges))
+    }
+}

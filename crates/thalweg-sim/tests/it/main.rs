@@ -1,0 +1,11 @@
+//! The integration tests of the crate, in one binary.
+
+mod collectives;
+mod controlled;
+mod sim_capture;
+mod sim_conditionals;
+mod sim_faults;
+mod sim_memory;
+mod sim_order;
+mod sim_support;
+mod small_machines;

@@ -1,0 +1,110 @@
+//! Every way in which the simulator touches memory by pointers, in machines so small that Miri runs them too: it knows when two
+//! threads touch a byte in conflict, and when a reference is used that is no longer good.
+//!
+//! ```text
+//! MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --profile loom -p thalweg-sim --test it -- small_machines
+//! ```
+
+use std::sync::Arc;
+
+use thalweg_driver::{
+    Access, CaptureMode, Copy, Driver, Endpoint, EventFlags, Fill, FillPattern, HostFlags, Label,
+};
+use thalweg_sim::schedules::{Late, Random};
+use thalweg_sim::{Schedule, SimConfig, SimDriver};
+
+use super::sim_support::{append, launch, number, read};
+
+const CONFIG: fn() -> SimConfig =
+    || SimConfig { devices: 1, memory_bytes: 256 << 10, workers: 2, ..SimConfig::default() };
+
+fn controlled(schedule: impl Schedule + 'static) -> Arc<SimDriver> {
+    SimDriver::controlled(CONFIG(), Box::new(schedule)).unwrap()
+}
+
+/// Copies in every direction, a fill, and a kernel that reads, writes and has cells.
+fn copies_and_kernels(driver: &SimDriver) {
+    let stream = driver.stream_create(0, 0).unwrap();
+    let device = driver.memory_allocate(0, 128).unwrap();
+    let pinned = driver.host_allocate(64, HostFlags::default()).unwrap();
+    driver.host_write(pinned, &[7; 64]).unwrap();
+    let copy = |target, source, bytes| Copy { target, source, bytes, label: Label::here("copy") };
+    let fill =
+        Fill { target: device, pattern: FillPattern::U16(0x0101), count: 32, label: Label::here("fill") };
+    driver.fill_async(stream, &fill).unwrap();
+    let upper = device.offset(64);
+    driver.copy_async(stream, &copy(Endpoint::Device(upper), Endpoint::Pinned(pinned), 64)).unwrap();
+    let accesses = [Access::read(device, 32), Access::read_write(upper, 64)];
+    launch(driver, stream, &accesses, move |launch| {
+        let (from, to) = (launch.read::<u8>(device, 32)?, launch.write::<u8>(upper, 32)?);
+        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        let half = upper.offset(32);
+        let (cells, same) = (launch.cells::<u32>(half, 8)?, launch.cells::<u32>(half, 8)?);
+        cells.iter().zip(same).for_each(|(cell, same)| cell.set(same.get() + 1));
+        Ok(())
+    })
+    .unwrap();
+    // Ranges that overlap.
+    let last = copy(Endpoint::Device(upper.offset(8)), Endpoint::Device(upper), 48);
+    driver.copy_async(stream, &last).unwrap();
+    driver.copy_async(stream, &copy(Endpoint::Pinned(pinned), Endpoint::Device(upper), 64)).unwrap();
+    let mut seen = [0; 64];
+    driver.copy_to_host(stream, &mut seen, upper, Label::here("read")).unwrap();
+    let mut same = [0; 64];
+    driver.host_read(pinned, &mut same).unwrap();
+    assert_eq!(seen, same);
+    assert_eq!((seen[..40].to_vec(), &seen[40..44]), (vec![8; 40], &[8, 7, 7, 7][..]));
+    driver.host_free(pinned).unwrap();
+    driver.memory_free(device).unwrap();
+}
+
+#[test]
+fn small_machines_copy_and_compute() {
+    copies_and_kernels(&SimDriver::new(CONFIG()).unwrap());
+    copies_and_kernels(&controlled(Late::new(0)));
+}
+
+#[test]
+fn small_machines_let_no_two_commands_meet() {
+    let driver = SimDriver::new(CONFIG()).unwrap();
+    let streams = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
+    let value = number(&driver, 0);
+    // Nobody orders these, and whole commands exclude each other all the same.
+    streams.iter().for_each(|&stream| append(&driver, stream, value, 0));
+    let event = driver.event_create(0, EventFlags::default()).unwrap();
+    for stream in streams {
+        append(&driver, stream, value, 1);
+        driver.event_record(event, stream).unwrap();
+        streams.iter().for_each(|&other| driver.stream_wait_event(other, event).unwrap());
+    }
+    assert_eq!(read(&driver, streams[0], value), 111);
+}
+
+#[test]
+fn small_machines_lose_updates_that_nobody_orders() {
+    for seed in 0..if cfg!(miri) { 2 } else { 20 } {
+        let driver = controlled(Random::new(seed));
+        let streams = [0; 2].map(|_| driver.stream_create(0, 0).unwrap());
+        let value = number(&driver, 0);
+        append(&driver, streams[0], value, 1);
+        append(&driver, streams[1], value, 2);
+        driver.device_synchronize(0).unwrap();
+        assert!([1, 2, 12, 21].contains(&read(&driver, streams[0], value)));
+    }
+}
+
+#[test]
+fn small_machines_replay() {
+    let driver = SimDriver::new(CONFIG()).unwrap();
+    let stream = driver.stream_create(0, 0).unwrap();
+    let value = number(&driver, 0);
+    driver.stream_begin_capture(stream, CaptureMode::Global).unwrap();
+    append(&driver, stream, value, 3);
+    append(&driver, stream, value, 4);
+    let graph = driver.stream_end_capture(stream).unwrap();
+    let executable = driver.graph_instantiate(graph, 0).unwrap();
+    driver.graph_destroy(graph).unwrap();
+    (0..2).for_each(|_| driver.graph_launch(executable, stream).unwrap());
+    assert_eq!(read(&driver, stream, value), 3434);
+    driver.graph_exec_destroy(executable).unwrap();
+}
