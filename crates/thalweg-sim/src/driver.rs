@@ -14,18 +14,20 @@ use thalweg_driver::{
     PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
 };
 
-use super::capture;
-use super::code::MAX_THREADS_PER_BLOCK;
+use super::SimDriver;
 use super::control::Step;
 use super::executor::{Body, CommandId, Frontier};
-use super::faults::Point;
+use super::executor::{collective, transfer};
 use super::machine::Locked;
 use super::memory::Sharing;
+use super::objects::graph_memory;
 use super::refusal::{Outcome, Refusal};
 use super::state::{State, unknown};
-use super::task::{HostTarget, Task, Work};
-use super::transfer::take_away;
-use super::{SimDriver, collective, graph_memory, transfer};
+use crate::executor::faults::Point;
+use crate::executor::task::{HostTarget, Task, Work};
+use crate::executor::transfer::take_away;
+use crate::objects::capture;
+use crate::objects::code::MAX_THREADS_PER_BLOCK;
 
 impl SimDriver {
     /// Before any lock: a thread that is not there in the child may have held it.

@@ -9,17 +9,17 @@
 //! choice that CUDA leaves open is made by a [`Schedule`].
 //!
 //! # How it is built
-//! - `executor` knows commands and the edges between them, the range lock, and conditional nodes as they run. `faults` says what
-//!   is to go wrong. `schedule` decides which ready command runs next. `task` is what a command does. `machine` is the lock
-//!   around everything, the threads and the waiting.
-//! - `collective` knows which ranks meet, and finds those that never will; `reduction` is the arithmetic.
-//! - `stream`, `capture`, `graph`, `graph_memory`, `graph_update`, `conditional`, `code`, `transfer` and `pool` turn calls into commands.
-//! - `memory` and `virtual_memory` say which bytes an address means, `backing` makes these bytes exist, `sharing` exports
-//!   and imports them.
-//! - `driver` is the trait, thin.
-//! - `control` and `turn` let one step of a controlled machine follow another; `threads` are its host threads, `apart` is what
-//!   runs on others, `watch` sees who waits without a call and what takes too long; [`schedules`] decide, `snapshot` is a kernel
-//!   in two halves, `lease` the memory that such machines use one after another.
+//! - `executor` runs commands: the edges between them, the range lock (`ranges`), which ready command is next (`ready`), and
+//!   conditional nodes as they run (`branches`). A command is a `task` with its `transfer`; `collective` knows which ranks meet, and
+//!   finds those that never will, `reduction` is their arithmetic; `snapshot` is a kernel in two halves, `faults` says what is to
+//!   go wrong.
+//! - `objects` is what handles name: `stream`, `capture`, `graph` (with `graph_memory`, `graph_update`, `conditional`) and `code`
+//!   turn calls into commands.
+//! - `memory` says which bytes an address means: `virtual_memory` maps it, `pool` orders it by streams, `backing` makes the bytes
+//!   exist, `lease` lets machines use them one after another, `sharing` exports and imports them.
+//! - `control` steers a controlled machine: `turn` lets one step follow another, `threads` are its host threads, `apart` is what
+//!   runs on others, `watch` sees who waits without a call and what takes too long; [`schedules`] decide.
+//! - `machine` is the lock around everything, the threads and the waiting; `state` is what it guards; `driver` is the trait, thin.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
@@ -35,43 +35,18 @@
 //! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
 //! an idle stream is complete at once, whatever the schedule.
 
-mod apart;
-#[cfg_attr(miri, path = "backing_miri.rs")]
-mod backing;
-mod capture;
-mod code;
-mod collective;
-mod conditional;
 mod control;
 mod driver;
 mod executor;
-mod faults;
-mod graph;
-mod graph_memory;
-mod graph_update;
-mod lease;
 mod machine;
 mod memory;
-mod pool;
+mod objects;
 mod properties;
-mod ranges;
-mod reduction;
 mod refusal;
-mod schedule;
 pub mod schedules;
-mod sharing;
-mod snapshot;
 mod state;
-mod stream;
-mod table;
-mod task;
-mod threads;
-mod transfer;
-mod turn;
-mod virtual_memory;
-mod watch;
 
-pub use self::faults::Fault;
+pub use self::executor::faults::Fault;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -79,11 +54,11 @@ use std::time::{Duration, Instant};
 
 use thalweg_driver::{Code, Error, ForeignStream, Process, Result};
 
+pub use control::threads::{Seat, SimThread};
 pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
-pub use threads::{Seat, SimThread};
 
+use self::control::watch::Limit;
 use self::control::{Condition, Step, Wait};
-use self::watch::Limit;
 
 /// The most devices of a driver: access rights are kept as one bit a device.
 const MAX_DEVICES: u32 = 64;
@@ -163,15 +138,15 @@ impl SimDriver {
         is_controlled: bool,
     ) -> Result<(state::State, SimConfig)> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
-        config.memory_bytes -= config.memory_bytes % backing::PAGE_BYTES;
+        config.memory_bytes -= config.memory_bytes % memory::backing::PAGE_BYTES;
         let most_bytes = 1 << memory::PHYSICAL_BITS;
         let is_valid = (1..=MAX_DEVICES).contains(&config.devices)
-            && (backing::PAGE_BYTES..=most_bytes).contains(&config.memory_bytes)
+            && (memory::backing::PAGE_BYTES..=most_bytes).contains(&config.memory_bytes)
             && config.workers > 0;
         if !is_valid {
             let detail = format!(
                 "{config:?}: 1 to {MAX_DEVICES} devices, {} to {most_bytes} bytes, at least 1 worker",
-                backing::PAGE_BYTES
+                memory::backing::PAGE_BYTES
             );
             return Err(Error::new(Code::InvalidValue, call, detail));
         }

@@ -26,7 +26,7 @@ use super::memory::Piece;
 use super::refusal::Outcome;
 use super::schedules::Schedule;
 use super::state::State;
-use super::task::Work;
+use crate::executor::task::Work;
 
 /// How long a thread looks around before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
@@ -114,7 +114,7 @@ impl Machine {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
         let machine = Arc::new(Self::new(state));
-        super::watch::watch(&machine);
+        crate::control::watch::watch(&machine);
         machine
     }
 

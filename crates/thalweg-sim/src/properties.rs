@@ -3,9 +3,9 @@
 use thalweg_driver::{ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport};
 
 use super::SimDriver;
-use super::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
-use super::stream::PRIORITY_RANGE;
-use super::virtual_memory::GRANULARITY_BYTES;
+use crate::memory::virtual_memory::GRANULARITY_BYTES;
+use crate::objects::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
+use crate::objects::stream::PRIORITY_RANGE;
 
 impl SimDriver {
     /// The properties of a device that is there.

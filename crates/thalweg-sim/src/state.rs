@@ -1,7 +1,7 @@
 //! All state of a machine, and the checks that every call begins with.
 //!
-//! The methods that make up the driver's calls are in the module of their subject ([`stream`](super::stream),
-//! [`capture`](super::capture), [`graph`](super::graph), [`code`](super::code), ...), all of them on [`State`]: they run in
+//! The methods that make up the driver's calls are in the module of their subject ([`stream`](crate::objects::stream),
+//! [`capture`](crate::objects::capture), [`graph`](crate::objects::graph), [`code`](crate::objects::code), ...), all of them on [`State`]: they run in
 //! the critical section and never wait.
 
 use std::any::Any;
@@ -10,19 +10,19 @@ use std::sync::atomic::AtomicU64;
 
 use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
 
-use super::capture::Capture;
-use super::code::{Function, Module};
-use super::conditional::ConditionEntry;
 use super::control::Control;
 use super::executor::{Executor, Frontier, Job};
-use super::graph::{Executable, Graph};
-use super::graph_memory::GraphMemory;
 use super::machine::Crew;
 use super::memory::Memory;
-use super::pool::Pools;
 use super::refusal::{Outcome, Refusal};
-use super::stream::{Event, Stream, StreamEntry};
-use super::table::Table;
+use crate::memory::pool::Pools;
+use crate::objects::capture::Capture;
+use crate::objects::code::{Function, Module};
+use crate::objects::conditional::ConditionEntry;
+use crate::objects::graph::{Executable, Graph};
+use crate::objects::graph_memory::GraphMemory;
+use crate::objects::stream::{Event, Stream, StreamEntry};
+use crate::objects::table::Table;
 
 /// The state of a machine.
 pub(super) struct State {

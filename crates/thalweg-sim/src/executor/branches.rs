@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use thalweg_driver::{Code, Conditional, Label};
 
 use super::{Body, CommandId, Executor, Origin};
-use crate::graph::Node;
+use crate::objects::graph::Node;
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
 

@@ -17,14 +17,14 @@ use std::ptr::NonNull;
 use thalweg_driver::anonymous;
 
 /// The unit of simulated physical memory. A multiple of the page of every host that we know (4, 16 or 64 KiB).
-pub(super) const PAGE_BYTES: u64 = 64 << 10;
+pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 
 /// How many times the memory of all devices the area for mappings is.
 const AREA_FACTOR: u64 = 64;
 
 /// The files and the reservation.
 #[derive(Debug)]
-pub(super) struct Backing {
+pub(crate) struct Backing {
     base: NonNull<u8>,
     reserved_bytes: u64,
     device_bytes: u64,
@@ -39,7 +39,7 @@ unsafe impl Sync for Backing {}
 
 impl Backing {
     /// Files of `device_bytes` each, and a reservation for them.
-    pub(super) fn new(devices: u32, device_bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(devices: u32, device_bytes: u64) -> io::Result<Self> {
         assert_eq!(device_bytes % PAGE_BYTES, 0, "whole pages");
         let files = (0..devices).map(|_| anonymous_file(device_bytes)).collect::<io::Result<Vec<_>>>()?;
         let window_bytes = device_bytes
@@ -54,25 +54,25 @@ impl Backing {
     }
 
     /// Where in the reservation the window of a device begins.
-    pub(super) fn window_offset(&self, device: u32) -> u64 {
+    pub(crate) fn window_offset(&self, device: u32) -> u64 {
         u64::from(device) * self.device_bytes
     }
 
     /// The part of the reservation after the window: its offset and length.
-    pub(super) fn area(&self) -> (u64, u64) {
+    pub(crate) fn area(&self) -> (u64, u64) {
         let window_bytes = self.device_bytes * self.files.len() as u64;
         (window_bytes, self.reserved_bytes - window_bytes)
     }
 
     /// The host address at an offset of the reservation.
-    pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
+    pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.reserved_bytes, "offset {offset:#x} is outside the reservation");
         // SAFETY: the offset is inside the one mapping that `reserve` made.
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
 
     /// Maps `bytes` of a device's file, from `file_offset` on, at an offset of the reservation.
-    pub(super) fn map(&self, offset: u64, bytes: u64, device: u32, file_offset: u64) -> io::Result<()> {
+    pub(crate) fn map(&self, offset: u64, bytes: u64, device: u32, file_offset: u64) -> io::Result<()> {
         assert!(file_offset + bytes <= self.device_bytes, "the file ends before {:#x}", file_offset + bytes);
         let file = self.files[device as usize].as_raw_fd();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -80,12 +80,12 @@ impl Backing {
     }
 
     /// Whether there is such a device.
-    pub(super) fn has_device(&self, device: u32) -> bool {
+    pub(crate) fn has_device(&self, device: u32) -> bool {
         (device as usize) < self.files.len()
     }
 
     /// Makes a part of a device's memory read as zeros again, and gives the host's memory back where it is large.
-    pub(super) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, large: u64) -> io::Result<()> {
+    pub(crate) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, large: u64) -> io::Result<()> {
         assert!(file_offset + bytes <= self.device_bytes, "the file ends before {:#x}", file_offset + bytes);
         if bytes >= large {
             // Whole pages are given back; what is left at both ends is cleared.
@@ -112,18 +112,18 @@ impl Backing {
     }
 
     /// Whether it has these files.
-    pub(super) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
+    pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         self.files.len() == devices as usize && self.device_bytes == device_bytes
     }
 
     /// Makes a part of the reservation inaccessible again.
-    pub(super) fn unmap(&self, offset: u64, bytes: u64) -> io::Result<()> {
+    pub(crate) fn unmap(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.remap(offset, bytes, libc::PROT_NONE, anonymous::PRIVATE, -1, 0)
     }
 
     /// Gives the host's memory behind a part of a device's file back. It reads as zeros afterwards. A host that cannot do
     /// this keeps the memory: nothing depends on it.
-    pub(super) fn discard(&self, device: u32, file_offset: u64, bytes: u64) {
+    pub(crate) fn discard(&self, device: u32, file_offset: u64, bytes: u64) {
         let _ = self.discard_now(device, file_offset, bytes);
     }
 
@@ -194,7 +194,7 @@ fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
 
 /// A file of so many bytes that no name leads to.
 #[cfg(target_os = "linux")]
-pub(super) fn anonymous_file(bytes: u64) -> io::Result<File> {
+pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     // SAFETY: a system call with a valid C string.
     let file = unsafe { libc::memfd_create(c"thalweg-simulated-gpu".as_ptr(), libc::MFD_CLOEXEC) };
     sized(file, bytes)
@@ -202,7 +202,7 @@ pub(super) fn anonymous_file(bytes: u64) -> io::Result<File> {
 
 /// A file of so many bytes that no name leads to.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn anonymous_file(bytes: u64) -> io::Result<File> {
+pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

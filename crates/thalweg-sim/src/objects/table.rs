@@ -13,7 +13,7 @@ const FIELD_MASK: u64 = (1 << INDEX_BITS) - 1;
 
 /// Objects of one kind.
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub(crate) struct Table<T> {
     driver: u16,
     slots: Vec<Slot<T>>,
     free: VecDeque<u32>,
@@ -27,13 +27,13 @@ struct Slot<T> {
 
 impl<T> Table<T> {
     /// An empty table of the driver with this number, which is not 0.
-    pub(super) fn new(driver: u16) -> Self {
+    pub(crate) fn new(driver: u16) -> Self {
         assert_ne!(driver, 0, "driver numbers start at 1: no handle is 0");
         Self { driver, slots: Vec::new(), free: VecDeque::new() }
     }
 
     /// Keeps `value` and returns its handle.
-    pub(super) fn insert(&mut self, value: T) -> u64 {
+    pub(crate) fn insert(&mut self, value: T) -> u64 {
         let index = self.free.pop_front().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("fewer than 2^24 objects");
             assert!(u64::from(index) <= FIELD_MASK, "more than 2^24 objects of one kind are alive");
@@ -46,18 +46,18 @@ impl<T> Table<T> {
     }
 
     /// The object of a handle, if the handle is valid.
-    pub(super) fn get(&self, raw: u64) -> Option<&T> {
+    pub(crate) fn get(&self, raw: u64) -> Option<&T> {
         self.slots[self.slot(raw)?].value.as_ref()
     }
 
     /// The object of a handle, to be changed.
-    pub(super) fn get_mut(&mut self, raw: u64) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, raw: u64) -> Option<&mut T> {
         let slot = self.slot(raw)?;
         self.slots[slot].value.as_mut()
     }
 
     /// Ends the handle and gives its object back.
-    pub(super) fn remove(&mut self, raw: u64) -> Option<T> {
+    pub(crate) fn remove(&mut self, raw: u64) -> Option<T> {
         let index = self.slot(raw)?;
         let slot = &mut self.slots[index];
         let value = slot.value.take()?;
@@ -67,7 +67,7 @@ impl<T> Table<T> {
     }
 
     /// All objects with their handles.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         let driver = u64::from(self.driver) << (2 * INDEX_BITS);
         self.slots.iter().enumerate().filter_map(move |(index, slot)| {
             let value = slot.value.as_ref()?;

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::{Code, PoolAttributes, PoolUsage};
 
-use super::executor::Frontier;
-use super::memory::{Memory, Segment, Sharing, nonzero};
-use super::ranges::{FreeRanges, Range};
-use super::refusal::{Outcome, Refusal};
+use crate::executor::Frontier;
+use crate::executor::ranges::{FreeRanges, Range};
+use crate::memory::{Memory, Segment, Sharing, nonzero};
+use crate::refusal::{Outcome, Refusal};
 
 /// The unit of an allocation.
 const UNIT_BYTES: u64 = 512;
@@ -23,7 +23,7 @@ const SEGMENT_BYTES: u64 = 2 << 20;
 
 /// All pools of a machine.
 #[derive(Default)]
-pub(super) struct Pools {
+pub(crate) struct Pools {
     pools: BTreeMap<u64, Pool>,
     last: u64,
     allocations: BTreeMap<u64, Allocation>,
@@ -55,7 +55,7 @@ struct Allocation {
 }
 
 impl Pools {
-    pub(super) fn create(&mut self, device: u32) -> u64 {
+    pub(crate) fn create(&mut self, device: u32) -> u64 {
         self.last += 1;
         let pool = Pool {
             device,
@@ -70,25 +70,25 @@ impl Pools {
     }
 
     /// The handle is gone; the pool follows when its last allocation is freed.
-    pub(super) fn destroy(&mut self, pool: u64, memory: &mut Memory) {
+    pub(crate) fn destroy(&mut self, pool: u64, memory: &mut Memory) {
         self.pool(pool).destroyed = true;
         self.collect(pool, memory);
     }
 
-    pub(super) fn device(&self, pool: u64) -> u32 {
+    pub(crate) fn device(&self, pool: u64) -> u32 {
         self.pools[&pool].device
     }
 
-    pub(super) fn attributes(&mut self, pool: u64) -> &mut PoolAttributes {
+    pub(crate) fn attributes(&mut self, pool: u64) -> &mut PoolAttributes {
         &mut self.pool(pool).attributes
     }
 
-    pub(super) fn usage(&self, pool: u64) -> PoolUsage {
+    pub(crate) fn usage(&self, pool: u64) -> PoolUsage {
         self.pools[&pool].usage
     }
 
     /// Gives segments without an allocation back, down to `keep_bytes` in all.
-    pub(super) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
+    pub(crate) fn trim(&mut self, pool: u64, keep_bytes: u64, memory: &mut Memory) {
         let Pool { segments, usage, .. } = self.pool(pool);
         let held = &mut usage.reserved_bytes;
         for position in (0..segments.len()).rev() {
@@ -100,7 +100,7 @@ impl Pools {
         }
     }
 
-    pub(super) fn allocate(&mut self, pool: u64, bytes: u64, memory: &mut Memory) -> Outcome<u64> {
+    pub(crate) fn allocate(&mut self, pool: u64, bytes: u64, memory: &mut Memory) -> Outcome<u64> {
         let rounded = nonzero(bytes)?.checked_next_multiple_of(UNIT_BYTES);
         let rounded =
             rounded.ok_or_else(|| Refusal::new(Code::OutOfMemory, format!("{bytes} bytes asked for")))?;
@@ -135,7 +135,7 @@ impl Pools {
     }
 
     /// Checks that an allocation can be freed.
-    pub(super) fn check_live(&self, address: u64) -> Outcome<()> {
+    pub(crate) fn check_live(&self, address: u64) -> Outcome<()> {
         match self.allocations.get(&address) {
             Some(Allocation { freeing: None, .. }) => Ok(()),
             _ => Err(Refusal::new(
@@ -146,20 +146,20 @@ impl Pools {
     }
 
     /// Notes that the free is queued, as these commands.
-    pub(super) fn set_freeing(&mut self, address: u64, frontier: Frontier) {
+    pub(crate) fn set_freeing(&mut self, address: u64, frontier: Frontier) {
         if let Some(allocation) = self.allocations.get_mut(&address) {
             allocation.freeing = Some(frontier);
         }
     }
 
     /// The frees of a pool that have not been reached.
-    pub(super) fn pending_frees(&self, pool: u64) -> Frontier {
+    pub(crate) fn pending_frees(&self, pool: u64) -> Frontier {
         let of_pool = self.allocations.values().filter(|allocation| allocation.pool == pool);
         of_pool.filter_map(|allocation| allocation.freeing.clone()).flatten().collect()
     }
 
     /// A free has been reached.
-    pub(super) fn freed(&mut self, address: u64, memory: &mut Memory) {
+    pub(crate) fn freed(&mut self, address: u64, memory: &mut Memory) {
         let allocation = self.allocations.remove(&address).expect("a free is queued once");
         memory.remove_spans(address, allocation.bytes);
         let pool = self.pool(allocation.pool);

@@ -7,7 +7,7 @@
 //! - *physical addresses*, one number for each byte that exists: the device's number and the offset into its memory, and
 //!   for pinned memory the address itself. Two commands conflict when they meet at a physical address: the same memory
 //!   mapped twice is the same memory;
-//! - *offsets* into the reservation of the [`Backing`](super::backing::Backing): a device address less [`DEVICE_BASE`].
+//! - *offsets* into the reservation of the [`Backing`](crate::memory::backing::Backing): a device address less [`DEVICE_BASE`].
 //!
 //! A [`Span`] is a stretch of addresses that can be touched, with a contiguous stretch of physical addresses behind it.
 //! Every touch is looked up in the spans; there is no other way from an address to a byte.
@@ -20,19 +20,26 @@
 //! This module knows neither streams nor commands. Whoever takes memory away has made sure that nothing running touches
 //! it.
 
+#[cfg_attr(miri, path = "backing_miri.rs")]
+pub(crate) mod backing;
+pub(crate) mod lease;
+pub(crate) mod pool;
+pub(crate) mod sharing;
+pub(crate) mod virtual_memory;
+
 use std::collections::BTreeMap;
 use std::io;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Code, MemoryInfo, anonymous::Anonymous};
 
-use super::backing::PAGE_BYTES;
-use super::lease::Lease;
-use super::ranges::{FreeRanges, Range};
 use super::refusal::{Outcome, Refusal};
-use super::sharing::Exports;
-use super::table::Table;
-use super::virtual_memory::{PhysicalMemory, Reservation};
+use crate::executor::ranges::{FreeRanges, Range};
+use crate::memory::backing::PAGE_BYTES;
+use crate::memory::lease::Lease;
+use crate::memory::sharing::Exports;
+use crate::memory::virtual_memory::{PhysicalMemory, Reservation};
+use crate::objects::table::Table;
 
 /// The first device address.
 pub(super) const DEVICE_BASE: u64 = 0x00d0_0000_0000_0000;

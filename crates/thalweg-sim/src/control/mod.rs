@@ -3,15 +3,15 @@
 //! The *host threads* of a controlled machine are those of the program: the one that made the driver, those started with
 //! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them has
 //! the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the one with the
-//! turn asks the schedule: it goes on, runs a ready command, or hands the turn over ([`turn`](super::turn)). So one step follows
+//! turn asks the schedule: it goes on, runs a ready command, or hands the turn over ([`turn`](crate::control::turn)). So one step follows
 //! another, and the order is the schedule's.
 //!
 //! A thread can block outside of the driver, on a lock that a parked thread holds, say. It would keep the turn for ever. So
 //! parked threads watch: a thread with the turn that the operating system says is asleep loses it, and when it wakes up it
 //! runs on as far as its next call and parks there. Before each decision the machine waits until every other thread is
 //! parked, asleep or gone, so that what can be chosen depends on the program alone. Host functions may block in the same way,
-//! and have threads of their own ([`apart`](super::apart)). A thread that neither calls nor sleeps is found by the
-//! [`watch`](super::watch).
+//! and have threads of their own ([`apart`](crate::control::apart)). A thread that neither calls nor sleeps is found by the
+//! [`watch`](crate::control::watch).
 //!
 //! # Polling
 //! A device goes on while a program polls. So a thread that looks at the same thing again and again, with nothing done in
@@ -24,6 +24,11 @@
 //!   its caller lent is the caller's again.
 //! - A command that calls the driver is refused, as CUDA does: what runs inside a command never waits for the turn.
 
+pub(crate) mod apart;
+pub(crate) mod threads;
+pub(crate) mod turn;
+pub(crate) mod watch;
+
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -34,14 +39,14 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use thalweg_driver::Code;
 
-use super::apart::Apart;
 use super::executor::{Claim, CommandId, Offer};
 use super::machine::{Locked, Machine, QUEUE_COMMANDS};
 use super::refusal::{Outcome, Refusal};
 use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
 use super::state::State;
-use super::threads::{Alive, Sighted};
-use super::watch::{Limit, Stall};
+use crate::control::apart::Apart;
+use crate::control::threads::{Alive, Sighted};
+use crate::control::watch::{Limit, Stall};
 
 /// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
 const FRUITLESS_LOOKS: u32 = 16;

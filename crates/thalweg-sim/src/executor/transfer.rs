@@ -6,15 +6,15 @@
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Code, Copy, Endpoint, Fill, GraphNodeKind, Label};
 
-use super::executor::CommandId;
-use super::machine::Locked;
-use super::memory::{HostAddress, Piece, Toucher};
-use super::refusal::{Outcome, Refusal};
-use super::state::State;
+use super::CommandId;
 use super::task::{Task, Work};
+use crate::machine::Locked;
+use crate::memory::{HostAddress, Piece, Toucher};
+use crate::refusal::{Outcome, Refusal};
+use crate::state::State;
 
 /// Queues a command that no kernel is, after a check of what it touches.
-pub(super) fn submit(
+pub(crate) fn submit(
     state: &mut State,
     own: u64,
     label: Label,
@@ -32,7 +32,7 @@ pub(super) fn submit(
 }
 
 /// Queues a copy.
-pub(super) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
+pub(crate) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
     let own = state.enter(stream)?;
     let access = |endpoint: Endpoint, mode: AccessMode| {
         let start = match endpoint {
@@ -46,7 +46,7 @@ pub(super) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
 }
 
 /// Queues a fill.
-pub(super) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
+pub(crate) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
     let own = state.enter(stream)?;
     let unit = fill.pattern.bytes();
     let refuse = |detail| Err(Refusal::new(Code::InvalidValue, detail));
@@ -62,7 +62,7 @@ pub(super) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
 
 /// Waits until no running command uses some memory, and takes it away. `find` says which memory it is, and whether it is
 /// still there: it is asked again after the wait, since other threads went on meanwhile.
-pub(super) fn take_away(
+pub(crate) fn take_away(
     mut locked: Locked<'_>,
     find: impl Fn(&State) -> Outcome<SmallVec<[Piece; 4]>>,
     remove: impl FnOnce(&mut State),
@@ -83,7 +83,7 @@ pub(super) fn take_away(
 }
 
 /// Holds a range of pinned memory while `body` touches it. Waits for running commands only.
-pub(super) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> Outcome<()> {
+pub(crate) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> Outcome<()> {
     let resolve = |state: &State| {
         let refuse = |text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}"));
         state.memory.resolve_pinned(&access).map_err(refuse)

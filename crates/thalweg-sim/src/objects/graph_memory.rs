@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::{Code, GraphNodeKind};
 
-use super::executor::{Body, Frontier, Origin};
-use super::faults::Point;
-use super::machine::Locked;
-use super::refusal::{Outcome, Refusal};
-use super::schedules::Actor;
-use super::state::State;
+use crate::executor::faults::Point;
+use crate::executor::{Body, Frontier, Origin};
+use crate::machine::Locked;
+use crate::refusal::{Outcome, Refusal};
+use crate::schedules::Actor;
+use crate::state::State;
 
 /// What a graph has allocated.
 #[derive(Default)]
-pub(super) struct GraphMemory {
+pub(crate) struct GraphMemory {
     /// The graph and its executables.
     holders: usize,
     allocations: BTreeMap<u64, Owned>,
@@ -38,7 +38,7 @@ struct Owned {
 impl State {
     /// Makes an allocation that was just made a node of what the stream captures, if it captures. An allocation that cannot
     /// be a node is given back.
-    pub(super) fn capture_allocation(&mut self, stream: u64, address: u64) -> Outcome<()> {
+    pub(crate) fn capture_allocation(&mut self, stream: u64, address: u64) -> Outcome<()> {
         let captured = self.stream_id(stream).and_then(|own| match self.graph_of_capture(own) {
             Some(graph) => self.capture_node(own, GraphNodeKind::Allocate, None).map(|()| Some(graph)),
             None => Ok(None),
@@ -60,7 +60,7 @@ impl State {
     }
 
     /// A free on a capturing stream.
-    pub(super) fn capture_free(&mut self, own: u64, address: u64) -> Outcome<()> {
+    pub(crate) fn capture_free(&mut self, own: u64, address: u64) -> Outcome<()> {
         self.check_capture(own)?;
         let graph = self.graph_of_capture(own).expect("the stream captures");
         let is_there = self
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// A free of a graph's memory outside of captures: whether it was one.
-    pub(super) fn free_of_graph(&mut self, address: u64) -> Outcome<bool> {
+    pub(crate) fn free_of_graph(&mut self, address: u64) -> Outcome<bool> {
         let owned = self.graph_memory.values_mut().find_map(|memory| memory.allocations.get_mut(&address));
         match owned {
             None => Ok(false),
@@ -97,13 +97,13 @@ impl State {
     }
 
     /// An executable of the graph begins to hold its memory: the name of that memory, if there is any.
-    pub(super) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
+    pub(crate) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
         self.graph_memory.get_mut(&graph)?.holders += 1;
         Some(graph)
     }
 
     /// A graph or an executable is gone. The last one takes the memory with it, once all launches are over.
-    pub(super) fn let_go_of_graph_memory(&mut self, graph: u64) {
+    pub(crate) fn let_go_of_graph_memory(&mut self, graph: u64) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         memory.holders -= 1;
         if memory.holders > 0 {
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// The graph was launched; `launch` ends it.
-    pub(super) fn launched_graph_memory(&mut self, graph: u64, launch: &Frontier) {
+    pub(crate) fn launched_graph_memory(&mut self, graph: u64, launch: &Frontier) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         self.executor.prune(&mut memory.launches);
         memory.launches.extend_from_slice(launch);
@@ -131,7 +131,7 @@ impl State {
 }
 
 /// Memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
-pub(super) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> Outcome<u64> {
+pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> Outcome<u64> {
     let own = locked.enter(stream)?;
     let pool = locked.pool(pool)?;
     let device = locked.pools.device(pool);

@@ -1,21 +1,21 @@
 //! The turn: who goes next, one step after another.
 //!
-//! What a turn is, and what holds, is in [`control`](super::control).
+//! What a turn is, and what holds, is in [`control`](crate::control).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
-use super::executor::{CommandId, Start};
-use super::machine::Locked;
-use super::refusal::Outcome;
+use crate::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
+use crate::executor::{CommandId, Start};
+use crate::machine::Locked;
+use crate::refusal::Outcome;
 
 /// The time between two looks at other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
 impl<'a> Locked<'a> {
     /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
-    pub(super) fn wait_in_turn(mut self, wait: Wait) -> Outcome<Self> {
+    pub(crate) fn wait_in_turn(mut self, wait: Wait) -> Outcome<Self> {
         if let Wait::Commands(commands) = &wait {
             self.executor.need(commands);
         }
@@ -44,7 +44,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Has the turn when it returns, granted, unless the run has ended or this thread has.
-    pub(super) fn decide(mut self, me: u32) -> Self {
+    pub(crate) fn decide(mut self, me: u32) -> Self {
         loop {
             let control = self.control();
             if control.has_ended {
@@ -139,13 +139,13 @@ impl<'a> Locked<'a> {
     }
 
     /// Leaves the critical section for a moment, or until somebody wakes this host thread.
-    pub(super) fn rest(mut self, me: Option<u32>) -> Self {
+    pub(crate) fn rest(mut self, me: Option<u32>) -> Self {
         let wake = me.map_or_else(Arc::default, |me| Arc::clone(&self.control().host(me).wake));
         self.sleep_on(&wake, LOOK)
     }
 
     /// Runs a command that the schedule has chosen, on this thread. A host function gets a thread of its own.
-    pub(super) fn execute_chosen(mut self, index: u32, me: Option<u32>) -> Self {
+    pub(crate) fn execute_chosen(mut self, index: u32, me: Option<u32>) -> Self {
         let state = &mut *self;
         let offer = state.executor.offer(index);
         let (label, actor, number) = (offer.label, offer.actor, offer.number);
@@ -170,7 +170,7 @@ impl<'a> Locked<'a> {
     }
 
     /// A command has run.
-    pub(super) fn complete(&mut self, index: u32, device: u32, outcome: Outcome<()>) {
+    pub(crate) fn complete(&mut self, index: u32, device: u32, outcome: Outcome<()>) {
         self.executor.finish(index, device, outcome);
         self.control().progress += 1;
         self.settle();
@@ -188,7 +188,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Notes what a query answered.
-    pub(super) fn answer(&mut self, object: u64, unfinished: &[CommandId]) {
+    pub(crate) fn answer(&mut self, object: u64, unfinished: &[CommandId]) {
         let control = self.control();
         let Some(host) = control.host_here() else { return };
         let is_ready = unfinished.is_empty();

@@ -20,15 +20,15 @@ use thalweg_driver::{
     GraphNodeKind,
 };
 
-use super::executor::branches::Branch as ConditionalBranch;
 use super::graph::{Graph, Node};
-use super::refusal::{Outcome, Refusal};
-use super::state::State;
 use super::stream::Branch;
-use super::task::Task;
+use crate::executor::branches::Branch as ConditionalBranch;
+use crate::executor::task::Task;
+use crate::refusal::{Outcome, Refusal};
+use crate::state::State;
 
 /// A capture under way.
-pub(super) struct Capture {
+pub(crate) struct Capture {
     /// Unique in the process.
     id: u64,
     origin: u64,
@@ -48,7 +48,7 @@ thread_local! {
 }
 
 /// Changes the calling thread's mode and returns what it was.
-pub(super) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
+pub(crate) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
     THREAD_MODE.replace(mode)
 }
 
@@ -56,7 +56,7 @@ impl State {
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
     /// A call that is not allowed while a capture forbids such calls to this thread; it breaks the captures that do.
-    pub(super) fn forbid_in_capture(&mut self, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_in_capture(&mut self, what: &str) -> Outcome<()> {
         if self.captures.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl State {
     }
 
     /// A call that is not allowed on a stream while that stream captures; it breaks the capture.
-    pub(super) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> Outcome<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         let capture = branch.capture;
         self.invalidate(capture, &format!("{what} was called on a stream of it"));
@@ -97,7 +97,7 @@ impl State {
     }
 
     /// A call that would wait for all of a device, which is not allowed while one of its streams captures.
-    pub(super) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> Outcome<()> {
         let of_device =
             |capture: &Capture| capture.members.iter().any(|&member| self.stream(member).device == device);
         let ids: SmallVec<[u64; 2]> =
@@ -115,7 +115,7 @@ impl State {
     }
 
     /// The legacy stream may not be used while a stream that has ties with it captures: it would depend on the capture.
-    pub(super) fn check_legacy(&mut self, device: u32) -> Outcome<()> {
+    pub(crate) fn check_legacy(&mut self, device: u32) -> Outcome<()> {
         let Some(capture) = self.capture_tied_to_legacy(device) else { return Ok(()) };
         self.invalidate(capture, "the legacy default stream was used");
         Err(implicit())
@@ -127,7 +127,7 @@ impl State {
     }
 
     /// Refuses where the stream's capture is invalid.
-    pub(super) fn check_capture(&self, own: u64) -> Outcome<()> {
+    pub(crate) fn check_capture(&self, own: u64) -> Outcome<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         match &self.capture(branch.capture).broken {
             Some(why) => Err(invalidated(why)),
@@ -136,28 +136,28 @@ impl State {
     }
 
     /// Breaks a capture.
-    pub(super) fn invalidate(&mut self, id: u64, why: &str) {
+    pub(crate) fn invalidate(&mut self, id: u64, why: &str) {
         if let Some(capture) = self.captures.iter_mut().find(|capture| capture.id == id) {
             capture.broken.get_or_insert_with(|| why.to_owned());
         }
     }
 
     /// Breaks the capture of a capturing stream, and says so.
-    pub(super) fn break_capture_of(&mut self, own: u64, code: Code, detail: &str) -> Refusal {
+    pub(crate) fn break_capture_of(&mut self, own: u64, code: Code, detail: &str) -> Refusal {
         let capture = self.stream(own).capture.as_ref().expect("the stream captures").capture;
         self.invalidate(capture, detail);
         Refusal::new(code, detail)
     }
 
     /// Breaks the captures into a graph.
-    pub(super) fn invalidate_captures_into(&mut self, graph: u64, why: &str) {
+    pub(crate) fn invalidate_captures_into(&mut self, graph: u64, why: &str) {
         for capture in self.captures.iter_mut().filter(|capture| capture.graph == graph) {
             capture.broken.get_or_insert_with(|| why.to_owned());
         }
     }
 
     /// The handle of the graph that a capture builds.
-    pub(super) fn graph_under_capture(&self, id: u64) -> u64 {
+    pub(crate) fn graph_under_capture(&self, id: u64) -> u64 {
         self.capture(id).graph
     }
 
@@ -167,7 +167,7 @@ impl State {
     }
 
     /// The serial number of the graph that the stream captures into, if it captures.
-    pub(super) fn graph_of_capture(&self, own: u64) -> Option<u64> {
+    pub(crate) fn graph_of_capture(&self, own: u64) -> Option<u64> {
         let branch = self.stream(own).capture.as_ref()?;
         let graph = self.capture(branch.capture).graph;
         Some(self.graphs.get(graph).expect("a capture owns its graph").serial())
@@ -176,7 +176,7 @@ impl State {
     // ---- Building -------------------------------------------------------------------------------------------------
 
     /// Adds a node after the stream's branch.
-    pub(super) fn capture_node(
+    pub(crate) fn capture_node(
         &mut self,
         own: u64,
         kind: GraphNodeKind,
@@ -186,7 +186,7 @@ impl State {
     }
 
     /// Adds a conditional node after the stream's branch.
-    pub(super) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> Outcome<()> {
+    pub(crate) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> Outcome<()> {
         self.capture_work(own, GraphNodeKind::Conditional, None, Some(branch))
     }
 
@@ -221,7 +221,7 @@ impl State {
     }
 
     /// The host asked for an event of a capture: the answer, and the end of the capture.
-    pub(super) fn refuse_captured_event(&mut self, id: u64) -> Refusal {
+    pub(crate) fn refuse_captured_event(&mut self, id: u64) -> Refusal {
         if self.active_capture(id).is_none() {
             return over();
         }
@@ -237,7 +237,7 @@ impl State {
     }
 
     /// The stream waits for an event of a capture: it joins, or goes on in it.
-    pub(super) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> Outcome<()> {
+    pub(crate) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> Outcome<()> {
         self.check_capture(own)?;
         let position = self.active_capture(id).ok_or_else(over)?;
         let stream = self.stream(own);
@@ -273,13 +273,13 @@ impl State {
 
     // ---- Begin, end, information ----------------------------------------------------------------------------------
 
-    pub(super) fn capture_begin(&mut self, stream: u64, mode: CaptureMode) -> Outcome<()> {
+    pub(crate) fn capture_begin(&mut self, stream: u64, mode: CaptureMode) -> Outcome<()> {
         let own = self.stream_id(stream)?;
         self.capture_begin_into(own, None, mode)
     }
 
     /// Begins a capture into a new graph, or into this one.
-    pub(super) fn capture_begin_into(
+    pub(crate) fn capture_begin_into(
         &mut self,
         own: u64,
         body: Option<u64>,
@@ -317,7 +317,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn capture_end(&mut self, stream: u64) -> Outcome<u64> {
+    pub(crate) fn capture_end(&mut self, stream: u64) -> Outcome<u64> {
         let own = self.stream_id(stream)?;
         let Some(branch) = &self.stream(own).capture else {
             return Err(Refusal::new(Code::IllegalState, "the stream does not capture"));
@@ -400,7 +400,7 @@ impl State {
     }
 
     /// A stream that is destroyed leaves its capture. Without its origin a capture cannot be ended, and is over.
-    pub(super) fn leave_capture(&mut self, own: u64) {
+    pub(crate) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;
         let capture = self.captures.iter_mut().find(|capture| capture.id == id).expect("it is under way");
@@ -412,7 +412,7 @@ impl State {
         }
     }
 
-    pub(super) fn capture_info(&self, stream: u64) -> Outcome<CaptureInfo> {
+    pub(crate) fn capture_info(&self, stream: u64) -> Outcome<CaptureInfo> {
         let own = self.stream_id(stream)?;
         let found = self.stream(own);
         if found.is_legacy && self.capture_tied_to_legacy(found.device).is_some() {
@@ -432,7 +432,7 @@ impl State {
         })
     }
 
-    pub(super) fn capture_update(
+    pub(crate) fn capture_update(
         &mut self,
         stream: u64,
         dependencies: &[GraphNodeHandle],

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::control::Host;
-use super::machine::{Locked, Machine};
+use super::Host;
 use super::threads::Activity;
+use crate::machine::{Locked, Machine};
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_millis(5);
@@ -28,16 +28,16 @@ const SLEEPING_LOOKS: u32 = 20;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What is to happen with a run that takes too long.
-pub(super) struct Limit {
-    pub(super) time: Duration,
-    pub(super) ends: Instant,
+pub(crate) struct Limit {
+    pub(crate) time: Duration,
+    pub(crate) ends: Instant,
     /// Called when a run that was told to end does not.
-    pub(super) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
+    pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 /// For how long the thread with the turn has not called.
 #[derive(Default)]
-pub(super) struct Stall {
+pub(crate) struct Stall {
     /// The thread, and how often it had waited for its turn.
     moment: (u32, u64),
     looks: u32,
@@ -58,7 +58,7 @@ fn lock() -> MutexGuard<'static, Watch> {
 
 /// Has a machine watched from now on. Where the system starts no thread, nobody watches; nor under Miri, which takes a thread that
 /// outlives the tests for a mistake.
-pub(super) fn watch(machine: &Arc<Machine>) {
+pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;
     }

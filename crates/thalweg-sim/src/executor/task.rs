@@ -12,23 +12,23 @@ use thalweg_driver::{
     host::HostLaunch, host::PhysicalRanges, host::Resolve,
 };
 
+use super::branches::Condition;
 use super::collective::{Joint, Part};
-use super::executor::branches::Condition;
-use super::memory::{HostAddress, Memory, Resolved, Toucher};
 use super::reduction;
-use super::refusal::Refusal;
 use super::snapshot::Snapshot;
+use crate::memory::{HostAddress, Memory, Resolved, Toucher};
+use crate::refusal::Refusal;
 
 /// Work with the bytes that it touches and the one who asked for it.
-pub(super) struct Task {
-    pub(super) device: u32,
-    pub(super) label: Label,
-    pub(super) accesses: SmallVec<[Access; 4]>,
-    pub(super) work: Work,
+pub(crate) struct Task {
+    pub(crate) device: u32,
+    pub(crate) label: Label,
+    pub(crate) accesses: SmallVec<[Access; 4]>,
+    pub(crate) work: Work,
 }
 
 /// What is done.
-pub(super) enum Work {
+pub(crate) enum Work {
     /// A kernel, or library work.
     Kernel {
         kernel: Arc<dyn HostKernel>,
@@ -58,19 +58,19 @@ pub(super) enum Work {
 }
 
 /// Host memory that a blocked caller lends.
-pub(super) struct HostTarget(HostAddress);
+pub(crate) struct HostTarget(HostAddress);
 
 impl HostTarget {
     /// # Safety
     /// The memory is valid for writes, and nobody else uses it, until the command is complete.
-    pub(super) unsafe fn new(target: &mut [u8]) -> Self {
+    pub(crate) unsafe fn new(target: &mut [u8]) -> Self {
         Self(HostAddress::new(target.as_mut_ptr()))
     }
 }
 
 impl Task {
     /// Which rules bind its accesses.
-    pub(super) fn toucher(&self) -> Toucher {
+    pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
             Toucher::Kernel
         } else {
@@ -79,7 +79,7 @@ impl Task {
     }
 
     /// What a description of it says.
-    pub(super) fn describe(&self) -> GraphNodeWork {
+    pub(crate) fn describe(&self) -> GraphNodeWork {
         let bytes = self.accesses.first().map_or(0, |access| access.bytes);
         match &self.work {
             Work::Kernel { name, grid, block, shared_memory_bytes, .. } => GraphNodeWork::Kernel {
@@ -101,7 +101,7 @@ impl Task {
     }
 
     /// Finds its accesses.
-    pub(super) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
+    pub(crate) fn resolve(&self, memory: &Memory) -> Result<Resolved, String> {
         match &self.work {
             Work::Joint(joint) => joint.resolve(memory, &self.accesses),
             _ => memory.resolve(self.device, &self.accesses, self.toucher()),
@@ -113,7 +113,7 @@ impl Task {
     /// # Safety
     /// `resolved` is what [`resolve`](Self::resolve) found for the accesses of this task, it is
     /// still true, and until this returns no other command and no host access touches these bytes in conflict.
-    pub(super) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
+    pub(crate) unsafe fn run(&self, resolved: &Resolved) -> Result<(), Refusal> {
         let failed =
             |text: String| Refusal::new(Code::LaunchFailed, format!("`{}` failed: {text}", self.label));
         // SAFETY: the caller's promise.
@@ -134,7 +134,7 @@ impl Task {
     ///
     /// # Safety
     /// As for `run`.
-    pub(super) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
+    pub(crate) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
         let private = snapshot.resolved(&self.accesses, resolved);
         // SAFETY: the copy holds every access, initialised, and nobody else has it.
         unsafe { self.run(&private)? };

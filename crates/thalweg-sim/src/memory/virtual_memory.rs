@@ -9,16 +9,16 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, MemoryAccess};
 
-use super::memory::{DEVICE_BASE, Memory, Piece, Sharing, Span, bit, nonzero, physical_base};
-use super::ranges::Range;
-use super::refusal::{Outcome, Refusal};
+use crate::executor::ranges::Range;
+use crate::memory::{DEVICE_BASE, Memory, Piece, Sharing, Span, bit, nonzero, physical_base};
+use crate::refusal::{Outcome, Refusal};
 
 /// The unit of reserving, creating and mapping.
-pub(super) const GRANULARITY_BYTES: u64 = 2 << 20;
+pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
 
 /// A reserved stretch of addresses.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     bytes: u64,
     allocation: u64,
     /// By first address.
@@ -33,11 +33,11 @@ struct Mapping {
 
 /// Physical memory without an address.
 #[derive(Debug)]
-pub(super) struct PhysicalMemory {
-    pub(super) device: u32,
-    pub(super) bytes: u64,
+pub(crate) struct PhysicalMemory {
+    pub(crate) device: u32,
+    pub(crate) bytes: u64,
     /// As what it can be exported.
-    pub(super) share_as: Option<HandleType>,
+    pub(crate) share_as: Option<HandleType>,
     pieces: SmallVec<[Range; 1]>,
 }
 
@@ -60,7 +60,7 @@ impl PhysicalMemory {
 }
 
 impl Memory {
-    pub(super) fn address_reserve(&mut self, bytes: u64) -> Outcome<u64> {
+    pub(crate) fn address_reserve(&mut self, bytes: u64) -> Outcome<u64> {
         granular("bytes", nonzero(bytes)?)?;
         let address = DEVICE_BASE + self.take_area(bytes, GRANULARITY_BYTES)?;
         let allocation = self.next_allocation();
@@ -68,7 +68,7 @@ impl Memory {
         Ok(address)
     }
 
-    pub(super) fn address_free(&mut self, address: u64, bytes: u64) -> Outcome<()> {
+    pub(crate) fn address_free(&mut self, address: u64, bytes: u64) -> Outcome<()> {
         let invalid = |detail| Err(Refusal::new(Code::InvalidValue, detail));
         match self.reservations.get(&address) {
             Some(found) if found.bytes != bytes => invalid(format!(
@@ -88,7 +88,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn physical_create(
+    pub(crate) fn physical_create(
         &mut self,
         device: u32,
         bytes: u64,
@@ -99,17 +99,17 @@ impl Memory {
         Ok(self.physicals.insert(Arc::new(PhysicalMemory { device, bytes, share_as, pieces })))
     }
 
-    pub(super) fn physical(&self, handle: u64) -> Outcome<&Arc<PhysicalMemory>> {
+    pub(crate) fn physical(&self, handle: u64) -> Outcome<&Arc<PhysicalMemory>> {
         self.physicals.get(handle).ok_or_else(|| no_physical(handle))
     }
 
-    pub(super) fn physical_release(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn physical_release(&mut self, handle: u64) -> Outcome<()> {
         let physical = self.physicals.remove(handle).ok_or_else(|| no_physical(handle))?;
         self.give_up(physical);
         Ok(())
     }
 
-    pub(super) fn map(&mut self, address: u64, bytes: u64, handle: u64, offset: u64) -> Outcome<()> {
+    pub(crate) fn map(&mut self, address: u64, bytes: u64, handle: u64, offset: u64) -> Outcome<()> {
         granular("bytes", nonzero(bytes)?)?;
         granular("offset", offset)?;
         granular("address", address)?;
@@ -152,7 +152,7 @@ impl Memory {
     }
 
     /// The physical memory behind whole mappings, as something that writes it all.
-    pub(super) fn mapped_pieces(&self, address: u64, bytes: u64) -> Outcome<SmallVec<[Piece; 4]>> {
+    pub(crate) fn mapped_pieces(&self, address: u64, bytes: u64) -> Outcome<SmallVec<[Piece; 4]>> {
         self.whole_mappings(address, bytes)?;
         let piece = |(_, span): (u64, &Span)| Piece {
             access: 0,
@@ -164,7 +164,7 @@ impl Memory {
     }
 
     /// Unmaps what `mapped_pieces` found, under the same lock.
-    pub(super) fn unmap(&mut self, address: u64, bytes: u64) {
+    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) {
         self.remove_spans(address, bytes);
         self.unmap_area(address - DEVICE_BASE, bytes);
         let reservations = self.reservations.range_mut(..=address).next_back();
@@ -178,7 +178,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn set_access(
+    pub(crate) fn set_access(
         &mut self,
         address: u64,
         bytes: u64,

@@ -10,13 +10,13 @@
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode};
 
-use super::memory::{HostAddress, Resolved};
+use crate::memory::{HostAddress, Resolved};
 
 /// More bytes than this are not copied: such a kernel runs whole.
-pub(super) const MOST_BYTES: u64 = 64 << 10;
+pub(crate) const MOST_BYTES: u64 = 64 << 10;
 
 /// What a kernel's memory held when it began.
-pub(super) struct Snapshot {
+pub(crate) struct Snapshot {
     stretches: SmallVec<[Stretch; 2]>,
 }
 
@@ -29,7 +29,7 @@ struct Stretch {
 }
 
 /// Whether the kernel updates memory, so that its halves differ from the whole.
-pub(super) fn is_update(accesses: &[Access]) -> bool {
+pub(crate) fn is_update(accesses: &[Access]) -> bool {
     let total = accesses.iter().fold(0_u64, |sum, access| sum.saturating_add(access.bytes));
     let meets = |left: &Access, right: &Access| {
         left.start < right.start + right.bytes && right.start < left.start + left.bytes
@@ -45,7 +45,7 @@ pub(super) fn is_update(accesses: &[Access]) -> bool {
 impl Snapshot {
     /// # Safety
     /// `resolved` is what was found for the accesses, it is still true, and no command that conflicts with them runs.
-    pub(super) unsafe fn take(accesses: &[Access], resolved: &Resolved) -> Self {
+    pub(crate) unsafe fn take(accesses: &[Access], resolved: &Resolved) -> Self {
         let mut ranges: SmallVec<[(u64, u64); 4]> = accesses
             .iter()
             .filter(|access| access.bytes > 0)
@@ -90,7 +90,7 @@ impl Snapshot {
     }
 
     /// The same accesses, found in the copy. It is good as long as the snapshot is neither moved out of nor changed.
-    pub(super) fn resolved(&mut self, accesses: &[Access], real: &Resolved) -> Resolved {
+    pub(crate) fn resolved(&mut self, accesses: &[Access], real: &Resolved) -> Resolved {
         let mut pointers = SmallVec::new();
         for (access, pointer) in accesses.iter().zip(&real.pointers) {
             pointers.push(pointer.is_some().then(|| {
@@ -107,7 +107,7 @@ impl Snapshot {
     ///
     /// # Safety
     /// As for [`take`](Self::take), now.
-    pub(super) unsafe fn write_back(&mut self, accesses: &[Access], resolved: &Resolved) {
+    pub(crate) unsafe fn write_back(&mut self, accesses: &[Access], resolved: &Resolved) {
         for (access, pointer) in accesses.iter().zip(&resolved.pointers) {
             let Some(pointer) = pointer.filter(|_| access.mode.writes()) else { continue };
             let (stretch, offset) = self.stretch(access.start);

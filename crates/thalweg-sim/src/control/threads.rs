@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use thalweg_driver::{Code, Error, Result};
 
-use super::SimDriver;
-use super::control::Wait;
-use super::machine::Machine;
+use super::Wait;
+use crate::SimDriver;
+use crate::machine::Machine;
 
 /// A host thread of [`SimDriver::spawn`]. Dropping it leaves the thread alone.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl SimDriver {
 
 /// What a thread is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Activity {
+pub(crate) enum Activity {
     Awake,
     Asleep,
     Gone,
@@ -120,7 +120,7 @@ pub(super) enum Activity {
 
 /// What is believed of a thread after some looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Alive {
+pub(crate) enum Alive {
     Awake,
     Asleep,
     Gone,
@@ -131,7 +131,7 @@ const SIGHTINGS: u32 = 4;
 
 /// A thread, and what it was seen to do.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Sighted {
+pub(crate) struct Sighted {
     system: SystemThread,
     /// Goes with the thread: the system gives its number to others.
     life: Weak<()>,
@@ -144,27 +144,27 @@ thread_local! {
 
 impl Sighted {
     /// The calling thread.
-    pub(super) fn here() -> Self {
+    pub(crate) fn here() -> Self {
         let life = LIFE.try_with(Arc::downgrade).unwrap_or_default();
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
     /// Whether it is the calling thread.
-    pub(super) fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         self.activity() != Activity::Gone && self.system == SystemThread::current()
     }
 
-    pub(super) fn activity(&self) -> Activity {
+    pub(crate) fn activity(&self) -> Activity {
         if self.life.strong_count() == 0 { Activity::Gone } else { self.system.activity() }
     }
 
     /// How long a processor has worked for it.
-    pub(super) fn busy(&self) -> Duration {
+    pub(crate) fn busy(&self) -> Duration {
         self.system.busy()
     }
 
     /// Looks at it once more. A thread that waits for the machine's lock is on its way in, and not asleep.
-    pub(super) fn look(&mut self, machine: &Machine) -> Alive {
+    pub(crate) fn look(&mut self, machine: &Machine) -> Alive {
         match self.activity() {
             Activity::Gone => Alive::Gone,
             Activity::Asleep if !machine.is_being_entered() => {

@@ -12,15 +12,15 @@ use thalweg_driver::{
     Access, CaptureMode, Code, ConditionFormat, Conditional, DevicePointer, GraphNodeKind, Label,
 };
 
-use super::executor::branches::{Branch, BranchBody, Condition};
 use super::graph::{Graph, Node};
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
 use super::stream::Branch as Place;
-use super::task::{Task, Work};
+use crate::executor::branches::{Branch, BranchBody, Condition};
+use crate::executor::task::{Task, Work};
+use crate::refusal::{Outcome, Refusal};
+use crate::state::{State, unknown};
 
 /// A condition.
-pub(super) struct ConditionEntry {
+pub(crate) struct ConditionEntry {
     root: u64,
     device: u32,
     condition: Arc<Condition>,
@@ -30,9 +30,9 @@ pub(super) struct ConditionEntry {
 
 /// What makes a graph a body.
 #[derive(Clone, Copy)]
-pub(super) struct BodyOf {
-    pub(super) root: u64,
-    pub(super) device: u32,
+pub(crate) struct BodyOf {
+    pub(crate) root: u64,
+    pub(crate) device: u32,
 }
 
 impl State {
@@ -63,7 +63,7 @@ impl State {
         Ok((entry, graph))
     }
 
-    pub(super) fn condition_create(&mut self, stream: u64, initial: u32) -> Outcome<u64> {
+    pub(crate) fn condition_create(&mut self, stream: u64, initial: u32) -> Outcome<u64> {
         let own = self.enter(stream)?;
         let (_, root) = self.captured_graphs(own)?;
         let device = self.stream(own).device;
@@ -73,7 +73,7 @@ impl State {
         Ok(handle)
     }
 
-    pub(super) fn condition_set(
+    pub(crate) fn condition_set(
         &mut self,
         stream: u64,
         condition: u64,
@@ -97,7 +97,7 @@ impl State {
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
 
-    pub(super) fn conditional_node_add(
+    pub(crate) fn conditional_node_add(
         &mut self,
         stream: u64,
         condition: u64,
@@ -127,7 +127,7 @@ impl State {
         Ok(graphs)
     }
 
-    pub(super) fn capture_begin_to_graph(
+    pub(crate) fn capture_begin_to_graph(
         &mut self,
         stream: u64,
         graph: u64,
@@ -158,7 +158,7 @@ impl State {
     }
 
     /// Refuses a graph with a condition that no node reads, as drivers for CUDA 12.8 do.
-    pub(super) fn check_conditions(&self, graph: &Graph) -> Outcome<()> {
+    pub(crate) fn check_conditions(&self, graph: &Graph) -> Outcome<()> {
         let unused = |&&condition: &&u64| self.conditions.get(condition).is_some_and(|entry| !entry.is_used);
         match graph.conditions.iter().filter(unused).count() {
             0 => Ok(()),
@@ -170,7 +170,7 @@ impl State {
     }
 
     /// The nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their places.
-    pub(super) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> Outcome<Arc<[Node]>> {
+    pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> Outcome<Arc<[Node]>> {
         nodes
             .iter()
             .map(|node| {
@@ -210,7 +210,7 @@ impl State {
     }
 
     /// The bodies and conditions of a graph that is going. A capture into one of them is broken, and owns it from now on.
-    pub(super) fn drop_family(&mut self, graph: &Graph) {
+    pub(crate) fn drop_family(&mut self, graph: &Graph) {
         for &condition in &graph.conditions {
             self.conditions.remove(condition);
         }
@@ -228,16 +228,16 @@ impl State {
 }
 
 /// What an executable is given while it is made.
-pub(super) struct Instance {
+pub(crate) struct Instance {
     /// The number of the next node in a body.
-    pub(super) next_number: u32,
+    pub(crate) next_number: u32,
     /// The conditions of the graph, and those of the executable.
     conditions: Vec<(Arc<Condition>, Arc<Condition>)>,
 }
 
 impl Instance {
     /// Of a graph with so many nodes.
-    pub(super) fn new(nodes: usize) -> Self {
+    pub(crate) fn new(nodes: usize) -> Self {
         Self { next_number: nodes as u32, conditions: Vec::new() }
     }
 
@@ -251,7 +251,7 @@ impl Instance {
     }
 
     /// The conditions of the executable.
-    pub(super) fn into_conditions(self) -> Arc<[Arc<Condition>]> {
+    pub(crate) fn into_conditions(self) -> Arc<[Arc<Condition>]> {
         self.conditions.into_iter().map(|(_, own)| own).collect()
     }
 }

@@ -10,20 +10,20 @@ use smallvec::SmallVec;
 
 /// A range: its first number and its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Range {
-    pub(super) start: u64,
-    pub(super) bytes: u64,
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Range {
-    pub(super) const fn end(self) -> u64 {
+    pub(crate) const fn end(self) -> u64 {
         self.start + self.bytes
     }
 }
 
 /// What is free.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FreeRanges {
+pub(crate) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
     total: u64,
     /// Where the search begins, if the ranges rotate.
@@ -32,24 +32,24 @@ pub(super) struct FreeRanges {
 
 impl FreeRanges {
     /// One free range.
-    pub(super) fn new(start: u64, bytes: u64) -> Self {
+    pub(crate) fn new(start: u64, bytes: u64) -> Self {
         let mut ranges = Self::default();
         ranges.release(Range { start, bytes });
         ranges
     }
 
     /// One free range, and what is taken rotates if it is so wanted.
-    pub(super) fn rotating(start: u64, bytes: u64, rotates: bool) -> Self {
+    pub(crate) fn rotating(start: u64, bytes: u64, rotates: bool) -> Self {
         Self { cursor: rotates.then_some(start), ..Self::new(start, bytes) }
     }
 
     /// The sum of all lengths.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
     /// Takes `bytes` in one piece, starting at a multiple of `alignment`.
-    pub(super) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         if bytes > self.total {
             return None;
         }
@@ -78,7 +78,7 @@ impl FreeRanges {
     }
 
     /// Takes `bytes` in as many pieces as it needs, if there is enough in all.
-    pub(super) fn take_pieces(&mut self, bytes: u64) -> Option<SmallVec<[Range; 1]>> {
+    pub(crate) fn take_pieces(&mut self, bytes: u64) -> Option<SmallVec<[Range; 1]>> {
         if bytes > self.total {
             return None;
         }
@@ -98,7 +98,7 @@ impl FreeRanges {
     }
 
     /// Gives a range back. It must not be free already.
-    pub(super) fn release(&mut self, range: Range) {
+    pub(crate) fn release(&mut self, range: Range) {
         let Range { mut start, mut bytes } = range;
         if bytes == 0 {
             return;

@@ -16,9 +16,18 @@
 //!   [`CommandId`] tells for ever whether its command is gone.
 //! - Edges lead from older commands to newer ones: there are no cycles.
 //! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
-//! - A part of a collective is never ready: when it could be, it waits for its partners ([`collective`](super::collective)),
+//! - A part of a collective is never ready: when it could be, it waits for its partners ([`collective`](crate::executor::collective)),
 //!   and then one of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
+
+pub(crate) mod collective;
+pub(crate) mod faults;
+pub(crate) mod ranges;
+pub(crate) mod ready;
+pub(crate) mod reduction;
+pub(crate) mod snapshot;
+pub(crate) mod task;
+pub(crate) mod transfer;
 
 pub(super) mod branches;
 
@@ -31,14 +40,14 @@ use smallvec::SmallVec;
 use thalweg_driver::{Code, Label};
 
 use self::branches::{Branch, Condition, Round};
-use super::collective::{Collectives, Failure, Verdict, Web};
-use super::faults::{Faults, Point};
 use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
-use super::schedule::Ready;
 use super::schedules::{Actor, Touched};
-use super::snapshot::{Snapshot, is_update};
-use super::task::{Task, Work};
+use crate::executor::collective::{Collectives, Failure, Verdict, Web};
+use crate::executor::faults::{Faults, Point};
+use crate::executor::ready::Ready;
+use crate::executor::snapshot::{Snapshot, is_update};
+use crate::executor::task::{Task, Work};
 
 /// A command, for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ use thalweg_driver::{CollectiveOperation, ElementFormat, Reduction};
 
 /// What each rank gets, by rank; empty for nothing. `inputs` are what each gave. Of a send and its receive, which stand for
 /// ranks 0 and 1, `operation` is the send.
-pub(super) fn outputs(
+pub(crate) fn outputs(
     operation: CollectiveOperation,
     format: ElementFormat,
     inputs: &[Vec<u8>],

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use thalweg_driver::Process;
 
 use super::backing::Backing;
-use super::memory::{PHYSICAL_BITS, Piece};
+use crate::memory::{PHYSICAL_BITS, Piece};
 
 /// How many backings wait for a machine.
 const CACHED: usize = 16;
@@ -25,7 +25,7 @@ static CACHE: Mutex<Vec<(Process, Backing)>> = Mutex::new(Vec::new());
 
 /// A backing that goes back to the cache.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     /// `None` only while it is being dropped.
     backing: Option<Backing>,
     process: Process,
@@ -38,7 +38,7 @@ pub(super) struct Lease {
 
 impl Lease {
     /// A fresh backing, or one that is as good; whether it may be used again is for its machine to say.
-    pub(super) fn new(devices: u32, device_bytes: u64, is_recycled: bool) -> io::Result<Self> {
+    pub(crate) fn new(devices: u32, device_bytes: u64, is_recycled: bool) -> io::Result<Self> {
         let process = Process::current();
         let cached = if is_recycled { take(process, devices, device_bytes) } else { None };
         let backing = match cached {
@@ -49,12 +49,12 @@ impl Lease {
     }
 
     /// Whether it will be used again: whether the machine is a controlled one.
-    pub(super) fn is_recycled(&self) -> bool {
+    pub(crate) fn is_recycled(&self) -> bool {
         self.is_recycled
     }
 
     /// Notes what a command is about to write.
-    pub(super) fn note_writes(&mut self, pieces: &[Piece]) {
+    pub(crate) fn note_writes(&mut self, pieces: &[Piece]) {
         for piece in pieces.iter().filter(|piece| piece.writes) {
             let (start, end) = (piece.start, piece.start + piece.bytes);
             let known = |&(from, to): &(u64, u64)| from <= start && end <= to;
@@ -65,7 +65,7 @@ impl Lease {
     }
 
     /// Maps a part of a device's memory into the area.
-    pub(super) fn map(&mut self, offset: u64, bytes: u64, device: u32, file_offset: u64) -> io::Result<()> {
+    pub(crate) fn map(&mut self, offset: u64, bytes: u64, device: u32, file_offset: u64) -> io::Result<()> {
         self.mapped_end = self.mapped_end.max(offset + bytes);
         Deref::deref(self).map(offset, bytes, device, file_offset)
     }

@@ -12,47 +12,47 @@ use smallvec::SmallVec;
 use thalweg_driver::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind, GraphNodeWork};
 
 use super::conditional::{BodyOf, Instance};
-use super::executor::branches::{Branch, Condition};
-use super::executor::{Body, Frontier};
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
-use super::task::{Task, Work};
+use crate::executor::branches::{Branch, Condition};
+use crate::executor::task::{Task, Work};
+use crate::executor::{Body, Frontier};
+use crate::refusal::{Outcome, Refusal};
+use crate::state::{State, unknown};
 
 /// Bits of a node's number in its handle, and of the graph's number above it.
 const NODE_BITS: u32 = 24;
 const GRAPH_BITS: u32 = 24;
 
 /// A graph.
-pub(super) struct Graph {
+pub(crate) struct Graph {
     /// Unique among the graphs of the driver.
     serial: u64,
-    pub(super) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
     /// Whether its capture is over.
-    pub(super) is_complete: bool,
+    pub(crate) is_complete: bool,
     /// Where it is the body of a conditional node.
-    pub(super) body_of: Option<BodyOf>,
+    pub(crate) body_of: Option<BodyOf>,
     /// Of a root: all bodies in it, and all conditions.
-    pub(super) bodies: Vec<u64>,
-    pub(super) conditions: Vec<u64>,
+    pub(crate) bodies: Vec<u64>,
+    pub(crate) conditions: Vec<u64>,
     /// Of a root: whether the capture of a body failed.
-    pub(super) is_broken: bool,
+    pub(crate) is_broken: bool,
 }
 
 /// A node.
 #[derive(Clone)]
-pub(super) struct Node {
-    pub(super) kind: GraphNodeKind,
-    pub(super) level: u8,
-    pub(super) task: Option<Arc<Task>>,
-    pub(super) branch: Option<Arc<Branch>>,
-    pub(super) predecessors: SmallVec<[u32; 2]>,
+pub(crate) struct Node {
+    pub(crate) kind: GraphNodeKind,
+    pub(crate) level: u8,
+    pub(crate) task: Option<Arc<Task>>,
+    pub(crate) branch: Option<Arc<Branch>>,
+    pub(crate) predecessors: SmallVec<[u32; 2]>,
 }
 
 /// A graph that can be launched.
-pub(super) struct Executable {
+pub(crate) struct Executable {
     /// The handle of the graph that it was instantiated from: its nodes have their names, and their numbers.
-    pub(super) template: u64,
-    pub(super) nodes: Arc<[Node]>,
+    pub(crate) template: u64,
+    pub(crate) nodes: Arc<[Node]>,
     /// The nodes that no other comes after.
     sinks: SmallVec<[u32; 2]>,
     last_launch: Frontier,
@@ -63,7 +63,7 @@ pub(super) struct Executable {
 
 impl Node {
     /// Whether a conditional node may run it.
-    pub(super) fn can_be_in_a_body(&self) -> bool {
+    pub(crate) fn can_be_in_a_body(&self) -> bool {
         use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
         let is_part = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Part(_)));
         !is_part && matches!(self.kind, Conditional | Copy | Empty | Fill | Kernel | Library)
@@ -71,7 +71,7 @@ impl Node {
 }
 
 impl Graph {
-    pub(super) fn new(serial: u64) -> Self {
+    pub(crate) fn new(serial: u64) -> Self {
         Self {
             serial,
             nodes: Vec::new(),
@@ -84,16 +84,16 @@ impl Graph {
     }
 
     /// A body, which is empty until it is captured.
-    pub(super) fn body(serial: u64, body_of: BodyOf) -> Self {
+    pub(crate) fn body(serial: u64, body_of: BodyOf) -> Self {
         Self { is_complete: true, body_of: Some(body_of), ..Self::new(serial) }
     }
 
-    pub(super) fn serial(&self) -> u64 {
+    pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
 
     /// Adds a node and returns its number.
-    pub(super) fn push(&mut self, node: Node) -> Outcome<u32> {
+    pub(crate) fn push(&mut self, node: Node) -> Outcome<u32> {
         if self.nodes.len() >> NODE_BITS != 0 {
             let detail = format!("a graph of the simulator has at most {} nodes", 1 << NODE_BITS);
             return Err(Refusal::new(Code::NotSupported, detail));
@@ -105,7 +105,7 @@ impl Graph {
     }
 
     /// Which nodes lie before these, these included.
-    pub(super) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
+    pub(crate) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
         let mut found = vec![false; self.nodes.len()];
         for &node in nodes {
             found[node as usize] = true;
@@ -121,19 +121,19 @@ impl Graph {
     }
 
     /// The handle of a node: the number of its graph and its own, with a bit that makes it no other handle.
-    pub(super) fn handle(&self, index: u32) -> GraphNodeHandle {
+    pub(crate) fn handle(&self, index: u32) -> GraphNodeHandle {
         let graph = self.serial & ((1 << GRAPH_BITS) - 1);
         GraphNodeHandle::from_raw(1 << 63 | graph << NODE_BITS | u64::from(index))
     }
 
     /// The number of a node of this graph.
-    pub(super) fn index(&self, handle: GraphNodeHandle) -> Option<u32> {
+    pub(crate) fn index(&self, handle: GraphNodeHandle) -> Option<u32> {
         let index = (handle.raw() & ((1 << NODE_BITS) - 1)) as u32;
         ((index as usize) < self.nodes.len() && self.handle(index) == handle).then_some(index)
     }
 }
 
-pub(super) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
+pub(crate) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
     let mut has_successor = vec![false; nodes.len()];
     for &predecessor in nodes.iter().flat_map(|node| &node.predecessors) {
         has_successor[predecessor as usize] = true;
@@ -142,16 +142,16 @@ pub(super) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
 }
 
 impl State {
-    pub(super) fn next_graph_serial(&mut self) -> u64 {
+    pub(crate) fn next_graph_serial(&mut self) -> u64 {
         self.last_graph_serial += 1;
         self.last_graph_serial
     }
 
-    pub(super) fn graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(crate) fn graph(&self, handle: u64) -> Outcome<&Graph> {
         self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
     }
 
-    pub(super) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
+    pub(crate) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
         let graph = self.graph(handle)?;
         self.check_intact(graph.body_of.as_ref().map_or(handle, |body| body.root))?;
         let node = |(index, node): (usize, &Node)| {
@@ -175,7 +175,7 @@ impl State {
         Ok(GraphDescription { nodes, edges: edges.collect() })
     }
 
-    pub(super) fn graph_node_predecessors(
+    pub(crate) fn graph_node_predecessors(
         &self,
         handle: u64,
         node: GraphNodeHandle,
@@ -189,7 +189,7 @@ impl State {
     }
 
     /// A graph that is nobody's part: no capture builds it, and no conditional node has it.
-    pub(super) fn finished_graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(crate) fn finished_graph(&self, handle: u64) -> Outcome<&Graph> {
         let graph = self.graph(handle)?;
         let detail = if !graph.is_complete {
             "the graph is under construction and belongs to its capture: end that first"
@@ -202,7 +202,7 @@ impl State {
     }
 
     /// Refuses to look into a root of which the capture of a body failed.
-    pub(super) fn check_intact(&self, root: u64) -> Outcome<()> {
+    pub(crate) fn check_intact(&self, root: u64) -> Outcome<()> {
         if !self.graph(root)?.is_broken {
             return Ok(());
         }
@@ -210,7 +210,7 @@ impl State {
         Err(Refusal::new(Code::IllegalState, detail))
     }
 
-    pub(super) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
         let graph = self.finished_graph(handle)?;
         if graph.bodies.iter().any(|&body| self.graph(body).is_ok_and(|body| !body.is_complete)) {
             let detail = "a body of the graph is being captured: end that capture first";
@@ -220,7 +220,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn drop_graph(&mut self, handle: u64) {
+    pub(crate) fn drop_graph(&mut self, handle: u64) {
         if let Some(graph) = self.graphs.remove(handle) {
             self.let_go_of_graph_memory(graph.serial);
             self.drop_family(&graph);
@@ -228,7 +228,7 @@ impl State {
         }
     }
 
-    pub(super) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
+    pub(crate) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
         self.usable(device)?;
         let graph = self.finished_graph(handle)?;
         self.check_intact(handle)?;
@@ -257,7 +257,7 @@ impl State {
         Ok(self.executables.insert(executable))
     }
 
-    pub(super) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
         let executable =
             self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
         if let Some(memory) = executable.memory {
@@ -285,7 +285,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
+    pub(crate) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
         let own = self.enter(stream)?;
         self.forbid_on_capturing(own, "graph_launch")?;
         let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;

@@ -31,18 +31,18 @@ use thalweg_driver::{
     GraphNodeKind,
 };
 
-use super::executor::{CommandId, Frontier};
-use super::machine::Locked;
-use super::memory::{Memory, Resolved, Toucher};
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
 use super::task::{Task, Work};
+use crate::executor::{CommandId, Frontier};
+use crate::machine::Locked;
+use crate::memory::{Memory, Resolved, Toucher};
+use crate::refusal::{Outcome, Refusal};
+use crate::state::{State, unknown};
 
 /// Devices of a communicator, by rank.
-pub(super) type Devices = SmallVec<[u32; 8]>;
+pub(crate) type Devices = SmallVec<[u32; 8]>;
 
 /// A rank's part, as the work of a task.
-pub(super) struct Part {
+pub(crate) struct Part {
     communicator: u64,
     rank: u32,
     group: u64,
@@ -52,9 +52,9 @@ pub(super) struct Part {
 }
 
 /// All parts of a meeting, as the work of one task: two accesses each, what it reads and what it writes.
-pub(super) struct Joint {
-    pub(super) operation: CollectiveOperation,
-    pub(super) format: ElementFormat,
+pub(crate) struct Joint {
+    pub(crate) operation: CollectiveOperation,
+    pub(crate) format: ElementFormat,
     devices: Devices,
 }
 
@@ -102,7 +102,7 @@ struct Seated {
 
 /// All communicators, and the meetings that are not over.
 #[derive(Default)]
-pub(super) struct Collectives {
+pub(crate) struct Collectives {
     communicators: BTreeMap<u64, Communicator>,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
@@ -117,7 +117,7 @@ pub(super) struct Collectives {
 }
 
 /// What has become of a meeting.
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// All have arrived: the task runs as the first of these commands, by slot, and all are complete when it is.
     Meets { slots: SmallVec<[u32; 8]>, task: Arc<Task> },
     /// It cannot be: the devices are lost, and these commands are over.
@@ -125,23 +125,23 @@ pub(super) enum Verdict {
 }
 
 /// Devices that are lost, why, and the commands that wait no longer.
-pub(super) struct Failure {
-    pub(super) devices: Devices,
-    pub(super) refusal: Refusal,
-    pub(super) released: SmallVec<[u32; 8]>,
+pub(crate) struct Failure {
+    pub(crate) devices: Devices,
+    pub(crate) refusal: Refusal,
+    pub(crate) released: SmallVec<[u32; 8]>,
 }
 
 /// How commands hang together.
-pub(super) struct Web<'a> {
+pub(crate) struct Web<'a> {
     /// What waits for the command in a slot.
-    pub(super) successors: &'a dyn Fn(u32) -> &'a [u32],
+    pub(crate) successors: &'a dyn Fn(u32) -> &'a [u32],
     /// Whether a command is complete.
-    pub(super) is_done: &'a dyn Fn(CommandId) -> bool,
+    pub(crate) is_done: &'a dyn Fn(CommandId) -> bool,
 }
 
 impl Joint {
     /// Where each rank's accesses are, with the rights of its device.
-    pub(super) fn resolve(&self, memory: &Memory, accesses: &[Access]) -> Result<Resolved, String> {
+    pub(crate) fn resolve(&self, memory: &Memory, accesses: &[Access]) -> Result<Resolved, String> {
         let mut all = Resolved::default();
         for (&device, accesses) in self.devices.iter().zip(accesses.chunks_exact(2)) {
             let resolved = memory.resolve(device, accesses, Toucher::Kernel)?;
@@ -254,24 +254,24 @@ impl Collectives {
     }
 
     /// Parts are about to be queued; the number of the submission.
-    pub(super) fn begin(&mut self) -> u64 {
+    pub(crate) fn begin(&mut self) -> u64 {
         self.submissions += 1;
         self.submissions
     }
 
     /// Whether there are communicators, or were.
-    pub(super) fn are_used(&self) -> bool {
+    pub(crate) fn are_used(&self) -> bool {
         self.communicators_made > 0
     }
 
     /// Whether the rank of a part is still there.
-    pub(super) fn is_usable(&self, part: &Part) -> bool {
+    pub(crate) fn is_usable(&self, part: &Part) -> bool {
         let found = self.communicators.get(&part.communicator);
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
     }
 
     /// Takes a command in, if it is a part: what it comes after besides.
-    pub(super) fn enlist(&mut self, command: CommandId, task: &Arc<Task>) -> Frontier {
+    pub(crate) fn enlist(&mut self, command: CommandId, task: &Arc<Task>) -> Frontier {
         let Work::Part(part) = &task.work else { return Frontier::new() };
         let found = self.communicators.get_mut(&part.communicator);
         let communicator = found.expect("looked at when it was submitted, under the same lock");
@@ -303,7 +303,7 @@ impl Collectives {
     }
 
     /// The stream of a part has reached it.
-    pub(super) fn arrived(&mut self, slot: u32) {
+    pub(crate) fn arrived(&mut self, slot: u32) {
         let (id, seat) = self.by_slot[&slot];
         let meeting = self.meetings.get_mut(&id).expect("a seated part is in a meeting");
         meeting.seats[seat].as_mut().expect("the part has this seat").has_arrived = true;
@@ -314,7 +314,7 @@ impl Collectives {
     }
 
     /// What has become of a meeting, of which something has; one at a time.
-    pub(super) fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict> {
+    pub(crate) fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict> {
         for position in 0..self.attended.len() {
             let id = self.attended[position];
             let meeting = &self.meetings[&id];
@@ -414,7 +414,7 @@ impl Collectives {
     }
 
     /// The command in a slot has run: if it was a meeting's, its devices, and the other commands that are over with it.
-    pub(super) fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)> {
+    pub(crate) fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)> {
         let &(id, _) = self.by_slot.get(&slot)?;
         let meeting = &self.meetings[&id];
         debug_assert!(meeting.is_running, "a part does not run by itself");
@@ -429,7 +429,7 @@ impl Collectives {
     }
 
     /// The other parts of the meeting that the command in a slot belongs to.
-    pub(super) fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]> {
+    pub(crate) fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]> {
         let Some(&(id, _)) = self.by_slot.get(&slot) else { return SmallVec::new() };
         let seated = self.meetings[&id].seats.iter().flatten();
         seated.map(|seated| seated.command).filter(|command| command.slot() != slot).collect()
@@ -454,7 +454,7 @@ struct Wait {
 
 impl Collectives {
     /// Looks for parts that wait for each other, if there may be some that nobody has looked for yet.
-    pub(super) fn find_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
+    pub(crate) fn find_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
         let (waiters, waits) = self.waits(web);
         let circle = circle(&waits)?;
         let meeting = |step: usize| &self.meetings[&waiters[circle[step].0].meeting];
@@ -491,12 +491,12 @@ impl Collectives {
     }
 
     /// Whether there may be a circle that has not been looked for.
-    pub(super) fn may_wait_in_circle(&mut self) -> bool {
+    pub(crate) fn may_wait_in_circle(&mut self) -> bool {
         !self.attended.is_empty() && std::mem::take(&mut self.has_changed)
     }
 
     /// Who waits for whom, in words; empty if nobody does.
-    pub(super) fn describe(&self, web: &Web<'_>) -> String {
+    pub(crate) fn describe(&self, web: &Web<'_>) -> String {
         let (waiters, waits) = self.waits(web);
         let mut text = String::new();
         for (waiter, waits) in waiters.iter().zip(&waits) {
@@ -630,7 +630,7 @@ fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
 // ---- The calls --------------------------------------------------------------------------------------------------------
 
 impl State {
-    pub(super) fn communicators_create(&mut self, devices: &[u32]) -> Outcome<Vec<CommunicatorHandle>> {
+    pub(crate) fn communicators_create(&mut self, devices: &[u32]) -> Outcome<Vec<CommunicatorHandle>> {
         self.forbid_in_capture("communicators_create")?;
         if devices.is_empty() {
             return Err(Refusal::new(Code::InvalidValue, "a communicator of no devices"));
@@ -653,14 +653,14 @@ impl State {
         found.ok_or_else(|| unknown("communicator", handle.raw()))
     }
 
-    pub(super) fn communicator_info(&self, handle: CommunicatorHandle) -> Outcome<CommunicatorInfo> {
+    pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> Outcome<CommunicatorInfo> {
         let (communicator, rank) = self.communicator(handle)?;
         let ranks = &self.executor.collectives.communicators[&communicator].ranks;
         Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device: ranks[rank as usize].device })
     }
 
     /// Queues a group. Everything is checked before anything is queued.
-    pub(super) fn collectives(&mut self, group: &[Collective]) -> Outcome<()> {
+    pub(crate) fn collectives(&mut self, group: &[Collective]) -> Outcome<()> {
         let number = self.executor.collectives.begin();
         let parts =
             group.iter().map(|call| self.part(call, number)).collect::<Outcome<Vec<(u64, Task)>>>()?;
@@ -739,7 +739,7 @@ struct Place {
 }
 
 /// Gives a rank up, once its collectives are done.
-pub(super) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> Outcome<()> {
+pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> Outcome<()> {
     let (communicator, rank) = locked.communicator(handle)?;
     locked.forbid_in_capture("communicator_destroy")?;
     let collectives = &locked.executor.collectives;

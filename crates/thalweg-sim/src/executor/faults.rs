@@ -14,13 +14,13 @@
 //! schedule.
 //!
 //! Requests, calls and commands are counted from 0, over the whole machine, from the moment of
-//! [`SimDriver::inject`](super::SimDriver::inject) on.
+//! [`SimDriver::inject`](crate::SimDriver::inject) on.
 
 use std::fmt;
 
 use thalweg_driver::Code;
 
-use super::refusal::{Outcome, Refusal};
+use crate::refusal::{Outcome, Refusal};
 
 /// Something that goes wrong once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -53,7 +53,7 @@ pub enum Fault {
 
 /// Where a fault can strike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Point {
+pub(crate) enum Point {
     DeviceMemory,
     Map,
     PinnedMemory,
@@ -108,7 +108,7 @@ impl Fault {
 
 /// The faults that are still to come, and how far the run is.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(crate) struct Faults {
     planned: Vec<Fault>,
     passed: [u64; POINTS],
     struck: u64,
@@ -116,17 +116,17 @@ pub(super) struct Faults {
 
 impl Faults {
     /// Plans faults; counting begins anew.
-    pub(super) fn plan(&mut self, faults: &[Fault]) {
+    pub(crate) fn plan(&mut self, faults: &[Fault]) {
         *self = Self { planned: faults.to_vec(), passed: [0; POINTS], struck: 0 };
     }
 
     /// How many have struck.
-    pub(super) fn struck(&self) -> u64 {
+    pub(crate) fn struck(&self) -> u64 {
         self.struck
     }
 
     /// The run comes by here: the fault that strikes now.
-    pub(super) fn pass(&mut self, point: Point) -> Outcome<()> {
+    pub(crate) fn pass(&mut self, point: Point) -> Outcome<()> {
         if self.planned.is_empty() {
             return Ok(());
         }

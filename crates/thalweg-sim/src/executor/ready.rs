@@ -2,7 +2,7 @@
 //!
 //! The one place where the order of unordered commands is decided. The rule here serves speed: the most urgent stream
 //! first, and within a priority the command that became ready first, passing over those that conflict with what is
-//! running. Other rules, made to find bugs, are in [`schedules`](super::schedules): a controlled machine asks them, and takes
+//! running. Other rules, made to find bugs, are in [`schedules`](crate::schedules): a controlled machine asks them, and takes
 //! from here what it was told.
 //!
 //! Host functions have a queue of their own, as they have threads of their own: a host function that waits for the program
@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 /// How many priorities there are, from the lowest to the greatest.
-pub(super) const LEVELS: usize = 6;
+pub(crate) const LEVELS: usize = 6;
 
 /// How many commands of one priority are looked at before a worker gives up. The first is always among them, and it can
 /// run as soon as nothing conflicts with it, so this bounds the search and holds nothing up for ever.
@@ -19,7 +19,7 @@ const WINDOW: usize = 64;
 
 /// Commands that wait for nothing but a worker.
 #[derive(Debug, Default)]
-pub(super) struct Ready {
+pub(crate) struct Ready {
     /// The most urgent level last.
     levels: [VecDeque<u32>; LEVELS],
     queued: usize,
@@ -28,18 +28,18 @@ pub(super) struct Ready {
 
 impl Ready {
     /// A command became ready.
-    pub(super) fn push(&mut self, level: u8, command: u32) {
+    pub(crate) fn push(&mut self, level: u8, command: u32) {
         self.levels[level as usize].push_back(command);
         self.queued += 1;
     }
 
     /// A host function became ready.
-    pub(super) fn push_host(&mut self, command: u32) {
+    pub(crate) fn push_host(&mut self, command: u32) {
         self.host.push_back(command);
     }
 
     /// The next command that may run now.
-    pub(super) fn take(&mut self, mut admissible: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn take(&mut self, mut admissible: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.queued == 0 {
             return None;
         }
@@ -53,17 +53,17 @@ impl Ready {
     }
 
     /// The next host function.
-    pub(super) fn take_host(&mut self) -> Option<u32> {
+    pub(crate) fn take_host(&mut self) -> Option<u32> {
         self.host.pop_front()
     }
 
     /// All commands and host functions that are ready, in no useful order.
-    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
         self.levels.iter().flatten().chain(&self.host).copied()
     }
 
     /// Takes this one.
-    pub(super) fn remove(&mut self, command: u32) {
+    pub(crate) fn remove(&mut self, command: u32) {
         for level in &mut self.levels {
             if let Some(position) = level.iter().position(|&other| other == command) {
                 level.remove(position);
@@ -75,12 +75,12 @@ impl Ready {
     }
 
     /// How many commands are ready, host functions aside.
-    pub(super) fn queued(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         self.queued
     }
 
     /// How many host functions are ready.
-    pub(super) fn host_queued(&self) -> usize {
+    pub(crate) fn host_queued(&self) -> usize {
         self.host.len()
     }
 }

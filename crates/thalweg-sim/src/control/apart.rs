@@ -14,23 +14,23 @@ use std::time::Instant;
 
 use thalweg_driver::Label;
 
-use super::control::{Control, INSIDE, Next, PATIENCE};
-use super::executor::Job;
-use super::machine::{Locked, Machine};
 use super::threads::{Alive, Sighted};
+use crate::control::{Control, INSIDE, Next, PATIENCE};
+use crate::executor::Job;
+use crate::machine::{Locked, Machine};
 
 /// A thread that runs apart.
-pub(super) struct Apart {
+pub(crate) struct Apart {
     number: u64,
     /// The host function; `None` for a deputy.
-    pub(super) label: Option<Label>,
+    pub(crate) label: Option<Label>,
     /// `None` until it has begun.
     sighted: Option<Sighted>,
 }
 
 impl Control {
     /// Whether all that runs apart is asleep.
-    pub(super) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {
+    pub(crate) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {
         let mut all = self.apart.iter_mut();
         all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(machine) != Alive::Awake))
     }
@@ -56,7 +56,7 @@ impl Control {
 
 impl<'a> Locked<'a> {
     /// Runs a host function on a thread of its own, or on this one where the system has none.
-    pub(super) fn run_apart(mut self, label: Label, job: Job) -> Self {
+    pub(crate) fn run_apart(mut self, label: Label, job: Job) -> Self {
         self.control().observe();
         let number = self.control().set_apart(Some(label));
         let slot = Arc::new(Mutex::new(Some(job)));
@@ -93,7 +93,7 @@ impl Machine {
     }
 
     /// Starts a thread that runs commands as long as this host thread makes no call.
-    pub(super) fn send_deputy(self: &Arc<Self>, mut locked: Locked<'_>, host: u32) {
+    pub(crate) fn send_deputy(self: &Arc<Self>, mut locked: Locked<'_>, host: u32) {
         let number = locked.control().set_apart(None);
         let machine = Arc::clone(self);
         let deputy = move || {
@@ -120,7 +120,7 @@ impl Machine {
     }
 
     /// Waits until what runs apart is over, or asleep, or the calling thread itself; not for ever.
-    pub(super) fn wait_for_apart(self: &Arc<Self>) {
+    pub(crate) fn wait_for_apart(self: &Arc<Self>) {
         let (mut locked, begin) = (self.lock(), Instant::now());
         loop {
             let own = |apart: &Apart| apart.sighted.as_ref().is_some_and(Sighted::is_here);

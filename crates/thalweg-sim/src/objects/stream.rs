@@ -13,21 +13,21 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, EventFlags, GraphNodeKind};
 
-use super::executor::{Body, CommandId, Frontier, Origin, Stamp};
-use super::refusal::{Outcome, Refusal};
-use super::schedule::LEVELS;
-use super::schedules::Actor;
-use super::state::{State, unknown};
-use super::task::Task;
+use crate::executor::ready::LEVELS;
+use crate::executor::task::Task;
+use crate::executor::{Body, CommandId, Frontier, Origin, Stamp};
+use crate::refusal::{Outcome, Refusal};
+use crate::schedules::Actor;
+use crate::state::{State, unknown};
 
 /// The lowest and the greatest priority.
-pub(super) const PRIORITY_RANGE: (i32, i32) = (0, 1 - LEVELS as i32);
+pub(crate) const PRIORITY_RANGE: (i32, i32) = (0, 1 - LEVELS as i32);
 
 /// A frontier that has grown to this size is joined in a mark.
 const FRONTIER_COMMANDS: usize = 16;
 
 /// What a stream handle means.
-pub(super) enum StreamEntry {
+pub(crate) enum StreamEntry {
     /// A stream.
     Own(Stream),
     /// Another handle of a stream that somebody else owns.
@@ -35,31 +35,31 @@ pub(super) enum StreamEntry {
 }
 
 /// A stream.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     /// In the order in which streams were made.
-    pub(super) number: u32,
-    pub(super) device: u32,
-    pub(super) priority: i32,
+    pub(crate) number: u32,
+    pub(crate) device: u32,
+    pub(crate) priority: i32,
     /// Whether it has ties with the legacy default stream.
-    pub(super) is_blocking: bool,
-    pub(super) is_legacy: bool,
-    pub(super) frontier: Frontier,
-    pub(super) capture: Option<Branch>,
+    pub(crate) is_blocking: bool,
+    pub(crate) is_legacy: bool,
+    pub(crate) frontier: Frontier,
+    pub(crate) capture: Option<Branch>,
 }
 
 /// A stream's part of a capture.
-pub(super) struct Branch {
-    pub(super) capture: u64,
+pub(crate) struct Branch {
+    pub(crate) capture: u64,
     /// The nodes that the next one will depend on.
-    pub(super) nodes: SmallVec<[u32; 2]>,
+    pub(crate) nodes: SmallVec<[u32; 2]>,
 }
 
 impl Stream {
-    pub(super) fn legacy(device: u32) -> Self {
+    pub(crate) fn legacy(device: u32) -> Self {
         Self { is_legacy: true, ..Self::new(device, device, 0, false) }
     }
 
-    pub(super) fn new(number: u32, device: u32, priority: i32, is_blocking: bool) -> Self {
+    pub(crate) fn new(number: u32, device: u32, priority: i32, is_blocking: bool) -> Self {
         let (lowest, greatest) = PRIORITY_RANGE;
         Self {
             number,
@@ -72,18 +72,18 @@ impl Stream {
         }
     }
 
-    pub(super) fn level(&self) -> u8 {
+    pub(crate) fn level(&self) -> u8 {
         self.priority.unsigned_abs() as u8
     }
 
     /// Where its commands come from.
-    pub(super) fn origin(&self) -> Origin {
+    pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
 }
 
 /// An event.
-pub(super) struct Event {
+pub(crate) struct Event {
     device: u32,
     flags: EventFlags,
     record: Record,
@@ -101,7 +101,7 @@ impl State {
     // ---- Streams --------------------------------------------------------------------------------------------------
 
     /// The handle of the stream itself.
-    pub(super) fn stream_id(&self, handle: u64) -> Outcome<u64> {
+    pub(crate) fn stream_id(&self, handle: u64) -> Outcome<u64> {
         let (own, _) = self.number_and_device(handle)?;
         if self.streams.get(own).is_none() {
             self.ended_streams_named.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// The handle of the stream itself, and its device: of an adopted one also after its owner has destroyed it. No driver is asked.
-    pub(super) fn number_and_device(&self, handle: u64) -> Outcome<(u64, u32)> {
+    pub(crate) fn number_and_device(&self, handle: u64) -> Outcome<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
             Some(&StreamEntry::Adopted { own, device }) => Ok((own, device)),
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// A stream whose handle `stream_id` has checked.
-    pub(super) fn stream(&self, own: u64) -> &Stream {
+    pub(crate) fn stream(&self, own: u64) -> &Stream {
         match self.streams.get(own) {
             Some(StreamEntry::Own(stream)) => stream,
             _ => unreachable!("checked by stream_id under the same lock"),
@@ -128,7 +128,7 @@ impl State {
     }
 
     /// The same, to be changed.
-    pub(super) fn stream_mut(&mut self, own: u64) -> &mut Stream {
+    pub(crate) fn stream_mut(&mut self, own: u64) -> &mut Stream {
         match self.streams.get_mut(own) {
             Some(StreamEntry::Own(stream)) => stream,
             _ => unreachable!("checked by stream_id under the same lock"),
@@ -136,7 +136,7 @@ impl State {
     }
 
     /// Checks a stream that work is submitted to: alive, and not the legacy stream while a blocking one captures.
-    pub(super) fn enter(&mut self, handle: u64) -> Outcome<u64> {
+    pub(crate) fn enter(&mut self, handle: u64) -> Outcome<u64> {
         let own = self.stream_id(handle)?;
         let stream = self.stream(own);
         let (device, is_legacy) = (stream.device, stream.is_legacy);
@@ -147,7 +147,7 @@ impl State {
         Ok(own)
     }
 
-    pub(super) fn stream_create(&mut self, device: u32, priority: i32, is_blocking: bool) -> Outcome<u64> {
+    pub(crate) fn stream_create(&mut self, device: u32, priority: i32, is_blocking: bool) -> Outcome<u64> {
         self.usable(device)?;
         let stream = Stream::new(self.next_stream, device, priority, is_blocking);
         self.next_stream = self.next_stream.wrapping_add(1);
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Gives up a handle; the stream goes with the handle that made it.
-    pub(super) fn stream_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn stream_destroy(&mut self, handle: u64) -> Outcome<()> {
         match self.streams.get(handle) {
             None => return Err(unknown("stream", handle)),
             Some(StreamEntry::Adopted { .. }) => {
@@ -186,7 +186,7 @@ impl State {
     }
 
     /// A handle for a stream that somebody else made.
-    pub(super) fn stream_adopt(&mut self, device: u32, native: u64) -> Outcome<u64> {
+    pub(crate) fn stream_adopt(&mut self, device: u32, native: u64) -> Outcome<u64> {
         self.usable(device)?;
         let own = if native <= 1 { self.devices[device as usize].default_stream } else { native };
         match self.streams.get(own) {
@@ -201,7 +201,7 @@ impl State {
     }
 
     /// What a command that is submitted now comes after.
-    pub(super) fn frontier(&mut self, own: u64) -> Frontier {
+    pub(crate) fn frontier(&mut self, own: u64) -> Frontier {
         let stream = self.stream(own);
         let mut frontier = stream.frontier.clone();
         let device = &self.devices[stream.device as usize];
@@ -217,7 +217,7 @@ impl State {
     }
 
     /// Queues a command on a stream that does not capture.
-    pub(super) fn append(&mut self, own: u64, body: Body) -> CommandId {
+    pub(crate) fn append(&mut self, own: u64, body: Body) -> CommandId {
         let predecessors = self.frontier(own);
         let origin = self.stream(own).origin();
         let command = self.executor.add(body, origin, predecessors);
@@ -226,7 +226,7 @@ impl State {
     }
 
     /// Queues a task, or makes it a node if the stream captures. The command, if it was queued.
-    pub(super) fn submit(&mut self, own: u64, task: Task, kind: GraphNodeKind) -> Outcome<Option<CommandId>> {
+    pub(crate) fn submit(&mut self, own: u64, task: Task, kind: GraphNodeKind) -> Outcome<Option<CommandId>> {
         let task = Arc::new(task);
         if self.stream(own).capture.is_some() {
             self.capture_node(own, kind, Some(task))?;
@@ -235,7 +235,7 @@ impl State {
         Ok(Some(self.append(own, Body::Task(task))))
     }
 
-    pub(super) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Outcome<()> {
+    pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Outcome<()> {
         let own = self.enter(stream)?;
         let record = self.event(event)?.record.clone();
         match record {
@@ -265,7 +265,7 @@ impl State {
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    pub(super) fn event_create(&mut self, device: u32, flags: EventFlags) -> Outcome<u64> {
+    pub(crate) fn event_create(&mut self, device: u32, flags: EventFlags) -> Outcome<u64> {
         self.usable(device)?;
         Ok(self.events.insert(Event { device, flags, record: Record::Never }))
     }
@@ -274,7 +274,7 @@ impl State {
         self.events.get(handle).ok_or_else(|| unknown("event", handle))
     }
 
-    pub(super) fn event_record(&mut self, event: u64, stream: u64) -> Outcome<()> {
+    pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> Outcome<()> {
         let own = self.enter(stream)?;
         let (event_device, stream_device) = (self.event(event)?.device, self.stream(own).device);
         if event_device != stream_device {
@@ -301,7 +301,7 @@ impl State {
     }
 
     /// The unfinished commands before the latest record.
-    pub(super) fn event_frontier(&mut self, event: u64) -> Outcome<Frontier> {
+    pub(crate) fn event_frontier(&mut self, event: u64) -> Outcome<Frontier> {
         let found = self.event(event)?;
         let device = found.device;
         let mut frontier = match &found.record {
@@ -314,12 +314,12 @@ impl State {
         Ok(frontier)
     }
 
-    pub(super) fn event_device(&self, event: u64) -> Outcome<u32> {
+    pub(crate) fn event_device(&self, event: u64) -> Outcome<u32> {
         Ok(self.event(event)?.device)
     }
 
     /// When both events were reached, in nanoseconds.
-    pub(super) fn event_times(&mut self, start: u64, end: u64) -> Outcome<(u64, u64)> {
+    pub(crate) fn event_times(&mut self, start: u64, end: u64) -> Outcome<(u64, u64)> {
         Ok((self.event_time(start)?, self.event_time(end)?))
     }
 

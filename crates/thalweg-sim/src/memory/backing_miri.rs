@@ -7,11 +7,11 @@ use std::io;
 use std::ptr::NonNull;
 
 /// As in the other `backing`.
-pub(super) const PAGE_BYTES: u64 = 64 << 10;
+pub(crate) const PAGE_BYTES: u64 = 64 << 10;
 
 /// The window.
 #[derive(Debug)]
-pub(super) struct Backing {
+pub(crate) struct Backing {
     base: NonNull<u8>,
     devices: u32,
     device_bytes: u64,
@@ -23,7 +23,7 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    pub(super) fn new(devices: u32, device_bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(devices: u32, device_bytes: u64) -> io::Result<Self> {
         assert!(device_bytes > 0 && device_bytes.is_multiple_of(PAGE_BYTES), "whole pages");
         let refused = || io::Error::from(io::ErrorKind::OutOfMemory);
         let layout = layout(devices, device_bytes).ok_or_else(refused)?;
@@ -36,37 +36,37 @@ impl Backing {
         self.device_bytes * u64::from(self.devices)
     }
 
-    pub(super) fn window_offset(&self, device: u32) -> u64 {
+    pub(crate) fn window_offset(&self, device: u32) -> u64 {
         u64::from(device) * self.device_bytes
     }
 
-    pub(super) fn area(&self) -> (u64, u64) {
+    pub(crate) fn area(&self) -> (u64, u64) {
         (self.bytes(), 0)
     }
 
-    pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
+    pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.bytes(), "offset {offset:#x} is outside the window");
         // SAFETY: the offset is inside the allocation.
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
 
-    pub(super) fn map(&self, _offset: u64, _bytes: u64, _device: u32, _file_offset: u64) -> io::Result<()> {
+    pub(crate) fn map(&self, _offset: u64, _bytes: u64, _device: u32, _file_offset: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn unmap(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+    pub(crate) fn unmap(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn has_device(&self, device: u32) -> bool {
+    pub(crate) fn has_device(&self, device: u32) -> bool {
         device < self.devices
     }
 
-    pub(super) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
+    pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         (self.devices, self.device_bytes) == (devices, device_bytes)
     }
 
-    pub(super) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, _large: u64) -> io::Result<()> {
+    pub(crate) fn renew(&mut self, device: u32, file_offset: u64, bytes: u64, _large: u64) -> io::Result<()> {
         if bytes > 0 {
             let start = self.pointer(self.window_offset(device) + file_offset);
             // SAFETY: the range lies in the allocation, which is borrowed exclusively.
@@ -76,7 +76,7 @@ impl Backing {
     }
 
     /// The memory is kept.
-    pub(super) fn discard(&self, _device: u32, _file_offset: u64, _bytes: u64) {}
+    pub(crate) fn discard(&self, _device: u32, _file_offset: u64, _bytes: u64) {}
 }
 
 impl Drop for Backing {
@@ -92,6 +92,6 @@ fn layout(devices: u32, device_bytes: u64) -> Option<Layout> {
     Layout::from_size_align(usize::try_from(bytes).ok()?, PAGE_BYTES as usize).ok()
 }
 
-pub(super) fn anonymous_file(_bytes: u64) -> io::Result<File> {
+pub(crate) fn anonymous_file(_bytes: u64) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }

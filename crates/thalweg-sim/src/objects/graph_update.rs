@@ -11,10 +11,10 @@ use thalweg_driver::{
 };
 
 use super::graph::{Node, sinks};
-use super::memory::Memory;
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
-use super::task::{Task, Work};
+use crate::executor::task::{Task, Work};
+use crate::memory::Memory;
+use crate::refusal::{Outcome, Refusal};
+use crate::state::{State, unknown};
 
 /// What does not fit, and the nodes of the new graph that show it.
 struct Mismatch {
@@ -30,7 +30,7 @@ impl Mismatch {
 }
 
 impl State {
-    pub(super) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> Outcome<GraphExecUpdate> {
+    pub(crate) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> Outcome<GraphExecUpdate> {
         let source = self.finished_graph(graph)?;
         let target =
             self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
@@ -60,7 +60,7 @@ impl State {
         Ok(GraphExecUpdate::Updated)
     }
 
-    pub(super) fn graph_exec_kernel_node_set_params(
+    pub(crate) fn graph_exec_kernel_node_set_params(
         &mut self,
         executable: u64,
         node: GraphNodeHandle,

@@ -5,34 +5,34 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, GraphNodeKind, HostKernel, HostModule, Image, Launch, LibraryLaunch};
 
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
-use super::task::{Task, Work};
+use crate::executor::task::{Task, Work};
+use crate::refusal::{Outcome, Refusal};
+use crate::state::{State, unknown};
 
 /// The most threads of a block.
-pub(super) const MAX_THREADS_PER_BLOCK: u32 = 1024;
+pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 1024;
 /// The largest block in x, y and z, and the largest grid.
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 /// The most dynamic shared memory of a block: what an H100 lets a block ask for.
-pub(super) const MAX_SHARED_MEMORY_BYTES: u32 = 227 << 10;
+pub(crate) const MAX_SHARED_MEMORY_BYTES: u32 = 227 << 10;
 
 /// A loaded module.
-pub(super) struct Module {
-    pub(super) device: u32,
+pub(crate) struct Module {
+    pub(crate) device: u32,
     code: HostModule,
     functions: Vec<(String, u64)>,
 }
 
 /// A kernel of a loaded module.
-pub(super) struct Function {
+pub(crate) struct Function {
     device: u32,
     name: Arc<str>,
     kernel: Arc<dyn HostKernel>,
 }
 
 impl State {
-    pub(super) fn module_load(&mut self, device: u32, image: Image<'_>) -> Outcome<u64> {
+    pub(crate) fn module_load(&mut self, device: u32, image: Image<'_>) -> Outcome<u64> {
         self.usable(device)?;
         let Image::Host(code) = image else {
             return Err(Refusal::new(
@@ -43,11 +43,11 @@ impl State {
         Ok(self.modules.insert(Module { device, code: code.clone(), functions: Vec::new() }))
     }
 
-    pub(super) fn module_device(&self, module: u64) -> Outcome<u32> {
+    pub(crate) fn module_device(&self, module: u64) -> Outcome<u32> {
         Ok(self.modules.get(module).ok_or_else(|| unknown("module", module))?.device)
     }
 
-    pub(super) fn module_unload(&mut self, module: u64) -> Outcome<()> {
+    pub(crate) fn module_unload(&mut self, module: u64) -> Outcome<()> {
         let removed = self.modules.remove(module).ok_or_else(|| unknown("module", module))?;
         for &(_, function) in &removed.functions {
             let function = self.functions.remove(function).expect("a module owns its functions");
@@ -57,7 +57,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn function_get(&mut self, module: u64, name: &str) -> Outcome<u64> {
+    pub(crate) fn function_get(&mut self, module: u64, name: &str) -> Outcome<u64> {
         let found = self.modules.get_mut(module).ok_or_else(|| unknown("module", module))?;
         if let Some((_, handle)) = found.functions.iter().find(|(known, _)| known == name) {
             return Ok(*handle);
@@ -72,18 +72,18 @@ impl State {
         Ok(handle)
     }
 
-    pub(super) fn check_function(&self, function: u64) -> Outcome<()> {
+    pub(crate) fn check_function(&self, function: u64) -> Outcome<()> {
         self.functions.get(function).map(|_| ()).ok_or_else(|| unknown("function", function))
     }
 
-    pub(super) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> Outcome<()> {
+    pub(crate) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> Outcome<()> {
         let own = self.enter(stream)?;
         let task = self.kernel_task(self.stream(own).device, launch)?;
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
 
     /// What a launch on a stream of the device does.
-    pub(super) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> Outcome<Task> {
+    pub(crate) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> Outcome<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;
         if function.device != device {
@@ -111,7 +111,7 @@ impl State {
         })
     }
 
-    pub(super) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> Outcome<()> {
+    pub(crate) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> Outcome<()> {
         let own = self.enter(stream)?;
         let task = Task {
             device: self.stream(own).device,

@@ -13,10 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 
 use super::backing::{PAGE_BYTES, anonymous_file};
-use super::memory::{Allocation, DEVICE_BASE, Memory, Opened, Piece, Sharing, Span};
-use super::ranges::Range;
-use super::refusal::{Outcome, Refusal};
 use super::virtual_memory::PhysicalMemory;
+use crate::executor::ranges::Range;
+use crate::memory::{Allocation, DEVICE_BASE, Memory, Opened, Piece, Sharing, Span};
+use crate::refusal::{Outcome, Refusal};
 use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, IpcHandle, ShareableHandle};
 
@@ -68,7 +68,7 @@ impl Token {
 
 /// Physical memory that was exported, by number.
 #[derive(Debug, Default)]
-pub(super) struct Exports {
+pub(crate) struct Exports {
     last: u64,
     memories: Vec<(u64, Weak<PhysicalMemory>)>,
 }
@@ -114,7 +114,7 @@ impl Memory {
         ))
     }
 
-    pub(super) fn physical_export(&mut self, handle: u64) -> Outcome<ShareableHandle> {
+    pub(crate) fn physical_export(&mut self, handle: u64) -> Outcome<ShareableHandle> {
         let memory = Arc::clone(self.physical(handle)?);
         let Some(share_as) = memory.share_as else {
             return Err(Refusal::new(
@@ -136,7 +136,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn physical_import(
+    pub(crate) fn physical_import(
         &mut self,
         device: u32,
         bytes: u64,
@@ -176,7 +176,7 @@ impl Memory {
         Ok(self.physicals.insert(memory))
     }
 
-    pub(super) fn ipc_export(&self, address: u64) -> Outcome<IpcHandle> {
+    pub(crate) fn ipc_export(&self, address: u64) -> Outcome<IpcHandle> {
         match self.spans_in(address, 1).next() {
             Some((_, span)) if span.sharing == Sharing::Plain && self.plain_pieces(address).is_ok() => {
                 Ok(IpcHandle(self.token(address, span.allocation).to_handle()))
@@ -189,7 +189,7 @@ impl Memory {
     }
 
     /// Maps the exported memory a second time.
-    pub(super) fn ipc_open(&mut self, device: u32, handle: IpcHandle) -> Outcome<u64> {
+    pub(crate) fn ipc_open(&mut self, device: u32, handle: IpcHandle) -> Outcome<u64> {
         let token = self.own_token(&handle.0)?;
         let origin = token.subject;
         let is_alive =
@@ -224,7 +224,7 @@ impl Memory {
     }
 
     /// The plain memory around an address, at its own place or where it was opened.
-    pub(super) fn address_range(&self, address: u64) -> Outcome<(u64, u64)> {
+    pub(crate) fn address_range(&self, address: u64) -> Outcome<(u64, u64)> {
         let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
             Allocation::Plain(segment) => Some((start, segment.bytes)),
             Allocation::Pinned { .. } => None,
@@ -238,7 +238,7 @@ impl Memory {
     }
 
     /// The memory behind what `ipc_open` mapped.
-    pub(super) fn opened_pieces(&self, address: u64) -> Outcome<SmallVec<[Piece; 4]>> {
+    pub(crate) fn opened_pieces(&self, address: u64) -> Outcome<SmallVec<[Piece; 4]>> {
         let Some(opened) = self.opened.get(&address) else {
             return Err(Refusal::new(
                 Code::InvalidValue,
@@ -249,7 +249,7 @@ impl Memory {
     }
 
     /// Unmaps what `opened_pieces` found, under the same lock.
-    pub(super) fn ipc_close(&mut self, address: u64) {
+    pub(crate) fn ipc_close(&mut self, address: u64) {
         let Opened { bytes, .. } = self.opened.remove(&address).expect("opened_pieces found it");
         self.remove_spans(address, bytes);
         let offset = address - DEVICE_BASE;
@@ -258,7 +258,7 @@ impl Memory {
     }
 
     /// Memory that somebody has open cannot be freed. (On a card that is undefined.)
-    pub(super) fn check_not_open(&self, origin: u64) -> Outcome<()> {
+    pub(crate) fn check_not_open(&self, origin: u64) -> Outcome<()> {
         match self.opened.iter().find(|(_, opened)| opened.origin == origin) {
             Some((address, _)) => Err(Refusal::new(
                 Code::InvalidValue,
