@@ -11,6 +11,8 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::host::HostKernel;
 use crate::library::CardCall;
 use crate::{DevicePointer, FunctionHandle, HostPointer};
@@ -107,6 +109,40 @@ impl Touch {
     pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
         let first = Step { bytes: step_bytes, count };
         Self::Strided { chunk_bytes, steps: [first, Step::NONE, Step::NONE, Step::NONE] }
+    }
+
+    /// Returns which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
+    pub fn of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Self {
+        let mut dimensions: SmallVec<[(u64, u64); 8]> =
+            dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
+        dimensions.sort_unstable_by_key(|&(_, stride)| stride);
+        let points = dimensions.iter().fold(1, |points: u64, (extent, _)| points.saturating_mul(*extent));
+        // Elements that follow one another, elements from the first to behind the last, and the steps between.
+        let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[Step; STEPS]>::new());
+        for (extent, stride) in dimensions {
+            let whole = (extent - 1) * stride;
+            let nests = stride >= reach && steps.len() < STEPS;
+            match steps.last_mut() {
+                // Within the chunk, or right behind it.
+                None if stride <= chunk => chunk += whole,
+                // The same step goes on.
+                Some(last) if stride % last.bytes == 0 && stride / last.bytes <= last.count => {
+                    last.count += whole / last.bytes;
+                }
+                _ if nests => steps.push(Step { bytes: stride, count: extent }),
+                // They interleave, or are too many.
+                _ => return Self::Some { most_bytes: points.saturating_mul(element_bytes) },
+            }
+            reach += whole;
+        }
+        if steps.is_empty() {
+            return Self::All;
+        }
+        let mut list = [Step::NONE; STEPS];
+        for (place, Step { bytes, count }) in list.iter_mut().zip(steps) {
+            *place = Step { bytes: bytes * element_bytes, count };
+        }
+        Self::Strided { chunk_bytes: chunk * element_bytes, steps: list }
     }
 }
 
@@ -262,5 +298,36 @@ impl FillPattern {
             Self::U16(_) => 2,
             Self::U32(_) => 4,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gaps_of_strided_operands_are_told() {
+        let touch = |dimensions: &[(u64, u64)]| Touch::of(dimensions.iter().copied(), 4);
+        assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
+        assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
+        assert_eq!(touch(&[(3, 8), (4, 1)]), Touch::rows(16, 32, 3), "columns of a matrix");
+        assert_eq!(touch(&[(5, 2)]), Touch::rows(4, 8, 5), "every other element");
+        assert_eq!(
+            touch(&[(2, 24), (3, 8), (4, 1)]),
+            Touch::rows(16, 32, 6),
+            "planes that follow one another"
+        );
+        assert_eq!(touch(&[(5, 4), (3, 2)]), Touch::rows(4, 8, 11), "windows that slide by two");
+        assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
+        let steps = [(32, 3), (400, 2), (0, 1), (0, 1)].map(|(bytes, count)| Step { bytes, count });
+        let block = Touch::Strided { chunk_bytes: 16, steps };
+        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), block, "planes with gaps between them");
+        let some = |most_bytes| Touch::Some { most_bytes };
+        assert_eq!(touch(&[(10, 3), (10, 4)]), some(400), "steps that interleave");
+        assert_eq!(
+            touch(&[2, 5, 11, 23, 47].map(|stride| (2, stride))),
+            some(128),
+            "more steps than can be said"
+        );
     }
 }

@@ -6,8 +6,8 @@
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
-//! One body over a list of tensors is a [`foreach::ForeachKernel`]; what is no loop over a body is a small value too:
-//! [`matmul::Matmul`], and so is the gradient of a table of embeddings, which sums over what its data say: [`embedding`].
+//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are no loop over a body (matrix products, sums whose
+//! terms the data name) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
@@ -21,11 +21,9 @@ pub mod kernel;
 mod layout;
 
 pub mod cuda;
-pub mod embedding;
 pub mod foreach;
 pub mod grad;
 pub mod host;
-pub mod matmul;
 pub mod philox;
 
 pub use body::{

@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use thalweg_driver::FillPattern;
 use thalweg_ir::DType;
-use thalweg_ir::matmul::Matmul;
+use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::{Buffer, Device, Error, Event, Label, Result, Stream};
 
 mod increment;
@@ -122,7 +122,7 @@ impl Bench {
 
     fn other_work(&self) -> Result<()> {
         let [a, b] = self.matrices.each_ref().map(Buffer::pointer);
-        self.main.matmul(&self.product, a, a, b, Label::here("other work"))
+        self.main.matmul(&self.product, [a, a, b], Label::here("other work"))
     }
 
     /// All buffers once.

@@ -14,8 +14,9 @@ use thalweg_driver::{
     Access, Code, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
     HostLaunch, HostModule, Image, ImageKind, ModuleHandle,
 };
-use thalweg_ir::host::{Cells, Program, Slice, Source};
+use thalweg_ir::host::{Cells, Program, Source};
 use thalweg_ir::{Class, DType, Kernel};
+use thalweg_kernels::{NativeKernel, cells, slice};
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
@@ -45,7 +46,7 @@ pub struct LoadedKernel {
 #[derive(Default)]
 pub(crate) struct KernelTable {
     loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
-    texts: RwLock<FxHashMap<String, FunctionHandle>>,
+    natives: RwLock<FxHashMap<String, FunctionHandle>>,
     /// The modules behind them, to be unloaded with the device.
     modules: Mutex<Vec<ModuleHandle>>,
 }
@@ -93,21 +94,18 @@ impl Device {
         Ok(loops.entry(key.clone()).or_insert(loaded).clone())
     }
 
-    /// The kernel of a name that was written as CUDA C, with its host function.
-    pub(crate) fn text_kernel(
-        &self,
-        name: &str,
-        source: &dyn Fn() -> String,
-        host: &dyn Fn() -> Arc<dyn HostKernel>,
-    ) -> Result<FunctionHandle> {
-        let texts = &self.kernels().texts;
-        if let Some(found) = texts.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+    /// The function of a kernel that is written as CUDA C, loaded if it is not there yet.
+    pub(crate) fn native_kernel(&self, kernel: &dyn NativeKernel) -> Result<FunctionHandle> {
+        let name = kernel.name();
+        let natives = &self.kernels().natives;
+        if let Some(found) = natives.read().unwrap_or_else(PoisonError::into_inner).get(name) {
             return Ok(*found);
         }
-        let function =
-            self.load(name, source, host).map_err(|error| error.context(format!("kernel {name}")))?;
-        let mut texts = texts.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(*texts.entry(name.to_owned()).or_insert(function))
+        let function = self
+            .load(name, &|| kernel.source(), &|| kernel.host())
+            .map_err(|error| error.context(format!("kernel {name}")))?;
+        let mut natives = natives.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(*natives.entry(name.to_owned()).or_insert(function))
     }
 
     fn load(
@@ -344,39 +342,6 @@ impl HostKernel for LoopKernel {
             .run(geometry, &arguments.scalars, &inputs, &outputs)
             .map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
     }
-}
-
-macro_rules! by_dtype {
-    ($dtype:expr, $launch:expr, $method:ident, $pointer:expr, $count:expr, $wrap:ident) => {
-        Ok(match $dtype {
-            DType::Bool | DType::U8 => $wrap::U8($launch.$method($pointer, $count)?),
-            DType::I32 => $wrap::I32($launch.$method($pointer, $count)?),
-            DType::I64 => $wrap::I64($launch.$method($pointer, $count)?),
-            DType::F16 => $wrap::F16($launch.$method($pointer, $count)?),
-            DType::Bf16 => $wrap::Bf16($launch.$method($pointer, $count)?),
-            DType::F32 => $wrap::F32($launch.$method($pointer, $count)?),
-            DType::F64 => $wrap::F64($launch.$method($pointer, $count)?),
-        })
-    };
-}
-
-/// Elements of device memory to read, in the variant of their dtype.
-pub(crate) fn slice<'a>(
-    launch: &'a HostLaunch<'_>,
-    dtype: DType,
-    address: u64,
-    elements: u64,
-) -> Result<Slice<'a>, HostFault> {
-    by_dtype!(dtype, launch, read, DevicePointer::new(address), elements as usize, Slice)
-}
-
-pub(crate) fn cells<'a>(
-    launch: &'a HostLaunch<'_>,
-    dtype: DType,
-    address: u64,
-    elements: u64,
-) -> Result<Cells<'a>, HostFault> {
-    by_dtype!(dtype, launch, cells, DevicePointer::new(address), elements as usize, Cells)
 }
 
 #[cfg(test)]

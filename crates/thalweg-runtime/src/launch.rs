@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Access, AccessMode, DevicePointer, Label, Launch, STEPS, Step, Touch};
+use thalweg_driver::{Access, AccessMode, DevicePointer, Label, Launch, Touch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::{Arguments, Geometry, Kernel, OperandGeometry};
 
@@ -173,43 +173,9 @@ fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> 
         OperandGeometry::Strided { row_strides, inner_strides } => {
             let rows = geometry.row_shape.iter().zip(row_strides);
             let inner = geometry.inner_shape.iter().zip(inner_strides);
-            touch_of(rows.chain(inner).map(|(&extent, &stride)| (extent, stride)), element_bytes)
+            Touch::of(rows.chain(inner).map(|(&extent, &stride)| (extent, stride)), element_bytes)
         }
     }
-}
-
-/// Which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
-pub fn touch_of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Touch {
-    let mut dimensions: SmallVec<[(u64, u64); 8]> =
-        dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
-    dimensions.sort_unstable_by_key(|&(_, stride)| stride);
-    let points = dimensions.iter().fold(1, |points: u64, (extent, _)| points.saturating_mul(*extent));
-    // Elements that follow one another, elements from the first to behind the last, and the steps between.
-    let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[Step; STEPS]>::new());
-    for (extent, stride) in dimensions {
-        let whole = (extent - 1) * stride;
-        let nests = stride >= reach && steps.len() < STEPS;
-        match steps.last_mut() {
-            // Within the chunk, or right behind it.
-            None if stride <= chunk => chunk += whole,
-            // The same step goes on.
-            Some(last) if stride % last.bytes == 0 && stride / last.bytes <= last.count => {
-                last.count += whole / last.bytes;
-            }
-            _ if nests => steps.push(Step { bytes: stride, count: extent }),
-            // They interleave, or are too many.
-            _ => return Touch::Some { most_bytes: points.saturating_mul(element_bytes) },
-        }
-        reach += whole;
-    }
-    if steps.is_empty() {
-        return Touch::All;
-    }
-    let mut list = [Step::NONE; STEPS];
-    for (place, Step { bytes, count }) in list.iter_mut().zip(steps) {
-        *place = Step { bytes: bytes * element_bytes, count };
-    }
-    Touch::Strided { chunk_bytes: chunk * element_bytes, steps: list }
 }
 
 #[cfg(test)]
@@ -271,31 +237,5 @@ mod tests {
         assert_eq!(of(&[112, 104], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[104, 112], 92), [(92, 36, ReadWrite)]);
         assert_eq!(of(&[124, 112, 104], 92), [(92, 48, ReadWrite)]);
-    }
-
-    #[test]
-    fn the_gaps_of_strided_operands_are_told() {
-        let touch = |dimensions: &[(u64, u64)]| touch_of(dimensions.iter().copied(), 4);
-        assert_eq!(touch(&[(3, 4), (4, 1)]), Touch::All);
-        assert_eq!(touch(&[(3, 0), (4, 1)]), Touch::All, "broadcast");
-        assert_eq!(touch(&[(3, 8), (4, 1)]), Touch::rows(16, 32, 3), "columns of a matrix");
-        assert_eq!(touch(&[(5, 2)]), Touch::rows(4, 8, 5), "every other element");
-        assert_eq!(
-            touch(&[(2, 24), (3, 8), (4, 1)]),
-            Touch::rows(16, 32, 6),
-            "planes that follow one another"
-        );
-        assert_eq!(touch(&[(5, 4), (3, 2)]), Touch::rows(4, 8, 11), "windows that slide by two");
-        assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
-        let steps = [(32, 3), (400, 2), (0, 1), (0, 1)].map(|(bytes, count)| Step { bytes, count });
-        let block = Touch::Strided { chunk_bytes: 16, steps };
-        assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), block, "planes with gaps between them");
-        let some = |most_bytes| Touch::Some { most_bytes };
-        assert_eq!(touch(&[(10, 3), (10, 4)]), some(400), "steps that interleave");
-        assert_eq!(
-            touch(&[2, 5, 11, 23, 47].map(|stride| (2, stride))),
-            some(128),
-            "more steps than can be said"
-        );
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_kernels::foreach::launches;
 use thalweg_ops::{LoopOp, structured};
 use thalweg_runtime::{Error, Result};
 
@@ -246,7 +247,9 @@ impl Adam {
                 items: list.iter().map(|(parameter, gradient)| parameter.item(gradient)).collect(),
             };
             let operator = self.operator();
-            stream.launch_foreach(&kernel, &arguments, label_at(operator.name, location))?;
+            for launch in launches(&kernel, &arguments) {
+                stream.launch_native(&launch, label_at(operator.name, location))?;
+            }
             for (parameter, gradient) in list {
                 let Parameter { value, first_moment, second_moment } = parameter;
                 // Whoever made them or ran backward may have done so on another stream, and nobody else can reach the moments.

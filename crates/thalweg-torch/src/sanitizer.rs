@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
 use thalweg_memory::snapshot::Frame;
-use thalweg_runtime::{Device, Devices, Environment, touch_of};
+use thalweg_runtime::{Device, Devices, Environment};
 use thalweg_sanitizer::{CheckedDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -159,5 +159,5 @@ fn extent(sizes: &[i64], strides: &[i64], element_bytes: u64) -> Option<(u64, To
         dimensions.push((size, stride));
     }
     let bytes = last.checked_add(1)?.checked_mul(element_bytes)?;
-    Some((bytes, touch_of(dimensions.into_iter(), element_bytes)))
+    Some((bytes, Touch::of(dimensions.into_iter(), element_bytes)))
 }

@@ -1,8 +1,8 @@
 //! The kernels of a bundle: recorded from the programs that use them, then compiled for each architecture.
 //!
 //! The programs run on the simulated GPU with `THALWEG_RECORD_KERNELS` set. The planner chooses a kernel by shapes,
-//! strides and dtypes alone, so a card is asked for the same ones. Our own matmul kernel is not among them, since the
-//! simulator multiplies on the host, so it is added for each dtype.
+//! strides and dtypes alone, so a card is asked for the same ones. Kernels that are no loop are all added: the simulator runs them on
+//! the host, and may not meet each dtype.
 //!
 //! What is compiled is kept in the target folder, so that the next bundle compiles only what changed. It travels packed,
 //! since machine code shrinks to a fifth; the `run` script unpacks it at its first call.
@@ -13,7 +13,6 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use thalweg_ir::DType;
 use thalweg_runtime::{compiler, precompile};
 
 use super::build::{Kind, Program};
@@ -51,18 +50,7 @@ pub fn collect(
     let record = root.join("target/bundle-record");
     record_all(programs, &record)?;
     let mut sources = read_sources(&record)?;
-    sources.extend([DType::F32, DType::F64, DType::F16, DType::Bf16].map(|dtype| Source {
-        name: thalweg_ir::matmul::cuda::name(dtype),
-        text: thalweg_ir::matmul::cuda::print(dtype),
-    }));
-    sources.extend([DType::F32, DType::F64, DType::F16, DType::Bf16].map(|dtype| Source {
-        name: thalweg_ir::embedding::name(dtype),
-        text: thalweg_ir::embedding::print(dtype),
-    }));
-    sources.push(Source {
-        name: thalweg_ir::matmul::fused::cuda::NAME.to_owned(),
-        text: thalweg_ir::matmul::fused::cuda::print(),
-    });
+    sources.extend(thalweg_kernels::sources().into_iter().map(|(name, text)| Source { name, text }));
     sources.sort();
     sources.dedup();
     let kept = root.join("target/bundle-kernels");

@@ -29,7 +29,7 @@ pub mod accuracy;
 mod expression;
 mod foreach;
 mod point;
-pub(crate) mod prelude;
+mod prelude;
 mod row;
 mod writer;
 
@@ -38,6 +38,7 @@ use crate::{Class, Geometry, Kernel};
 use writer::Writer;
 
 pub use foreach::print_foreach;
+pub use prelude::with_prelude;
 
 /// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
 /// rounds where its body does.

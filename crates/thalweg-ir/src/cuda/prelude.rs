@@ -212,6 +212,12 @@ static __device__ __forceinline__ T combine_abreast(T value, void* const shared,
     ),
 ];
 
+/// Returns a translation unit: the code, behind those parts of the prelude (types, conversions, sums of a warp and a block) that it
+/// mentions.
+pub fn with_prelude(code: &str) -> String {
+    needed_by(code) + "\n" + code
+}
+
 /// The prelude of a unit with this code.
 pub(crate) fn needed_by(code: &str) -> String {
     let mut needed: Vec<&'static str> = Vec::new();

@@ -36,8 +36,7 @@ mod step;
 
 use std::fmt;
 
-pub(crate) use operand::represents;
-pub use operand::{Cells, Slice, SliceMut, Source};
+pub use operand::{Cells, Slice, SliceMut, Source, represents};
 
 use crate::{Geometry, Kernel};
 
@@ -50,7 +49,8 @@ const BLOCK: usize = 512;
 pub struct Fault(String);
 
 impl Fault {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
+    /// Makes a fault of its text.
+    pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 }

@@ -147,7 +147,7 @@ impl Source<'_> {
 }
 
 /// Whether elements of `actual`, the dtype of a slice, represent elements of `wanted`.
-pub(crate) fn represents(actual: DType, wanted: DType) -> bool {
+pub fn represents(actual: DType, wanted: DType) -> bool {
     actual == wanted || (actual == DType::U8 && wanted == DType::Bool)
 }
 

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_ir::grad::gradient;
-use thalweg_ir::matmul::Matmul;
 use thalweg_ir::{DType, Dimensions, Geometry, Place, Value, cuda};
 
 use crate::kernels::{
@@ -124,18 +123,7 @@ fn launches_cover_the_work_and_no_more_than_fills_the_card() {
     assert_eq!((shape.grid[0], shape.block[0]), (17, 512));
 }
 
-#[test]
-fn launches_of_products_cover_their_tiles() {
-    let grid = |m, n, batch| {
-        let product = Matmul::contiguous(m, n, 8, batch, DType::F32);
-        thalweg_ir::matmul::cuda::launch_shape(&product).grid
-    };
-    assert_eq!(grid(64, 65, 3), [2, 1, 3]);
-    assert_eq!(grid(1, 1, 1), [1, 1, 1]);
-    assert_eq!(grid(64 * 70_000, 1, 70_000), [1, 65_535, 65_535]);
-}
-
-/// The units that cover every primitive, cast, reduction and class, gradients, and the product of each dtype.
+/// The units that cover every primitive, cast, reduction and class, and gradients.
 fn units() -> Vec<(String, String)> {
     let mut all = kernels::all_kernels();
     let bodies: [(&str, Formula); 3] =
@@ -146,14 +134,7 @@ fn units() -> Vec<(String, String)> {
         let twice = gradient(&derived, &[0, 1]).unwrap().body;
         all.push(kernel(format!("{name}_gradient_twice"), &twice, strided(1, 1, 32, true)));
     }
-    let mut units = vec![("kernels".to_string(), cuda::print_unit(&all.iter().collect::<Vec<_>>()))];
-    for dtype in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
-        units.push((thalweg_ir::matmul::cuda::name(dtype), thalweg_ir::matmul::cuda::print(dtype)));
-        units.push((thalweg_ir::embedding::name(dtype), thalweg_ir::embedding::print(dtype)));
-    }
-    let fused = thalweg_ir::matmul::fused::cuda::print();
-    units.push((thalweg_ir::matmul::fused::cuda::NAME.to_owned(), fused));
-    units
+    vec![("kernels".to_string(), cuda::print_unit(&all.iter().collect::<Vec<_>>()))]
 }
 
 #[test]

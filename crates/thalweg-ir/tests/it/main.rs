@@ -6,7 +6,6 @@ mod grad;
 mod host;
 mod kernels;
 mod layout;
-mod matmul;
 mod model;
 mod places;
 mod random;

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_driver::{CaptureMode, Code, FillPattern};
 use thalweg_ir::DType;
-use thalweg_ir::matmul::Matmul;
+use thalweg_kernels::matmul::Matmul;
 use thalweg_runtime::graph::audit::{Counts, explain, host_random};
 use thalweg_runtime::graph::{Audit, Obstacle, ObstacleKind, audit};
 use thalweg_runtime::{
@@ -76,7 +76,7 @@ fn a_region_without_obstacles_runs_and_is_counted() {
         launch(&stream, &buffer)?;
         launch(&stream, &buffer)?;
         let result = Buffer::new(&stream, 32)?;
-        stream.matmul(&product, square.pointer(), square.pointer(), result.pointer(), label)?;
+        stream.matmul(&product, [square.pointer(), square.pointer(), result.pointer()], label)?;
         stream.fill(result.pointer(), FillPattern::U32(0), 4, label)
     })
     .unwrap();

@@ -1,8 +1,9 @@
 //! Reading and writing at indices in device memory: embedding with its gradient, and copying in place.
 
 use smallvec::SmallVec;
-use thalweg_ir::embedding::EmbeddingBackward as Sizes;
 use thalweg_ir::{DType, Dimensions, Shape};
+use thalweg_kernels::Placed;
+use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
 use thalweg_ops::structured::{EMBEDDING, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
@@ -122,8 +123,8 @@ impl Backward for EmbeddingBackward {
             padding: self.padding,
             dtype: sum.dtype(),
         };
-        let pointers = [&gradient, &indices, &sum].map(Tensor::pointer);
-        gradient.device().current_stream().embedding_backward(&sizes, pointers, self.label)?;
+        let at = [&gradient, &indices, &sum].map(Tensor::pointer);
+        gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, self.label)?;
         results[0] = Some(sum);
         Ok(results)
     }

@@ -4,8 +4,9 @@
 //! ([`fused`](thalweg_ir::matmul::fused)). Any other is a product with additions behind it.
 
 use smallvec::SmallVec;
-use thalweg_ir::matmul::fused::{FusedMatmul, PerOperand, fits};
-use thalweg_ir::matmul::{Matmul, Operand};
+use thalweg_kernels::Placed;
+use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
+use thalweg_kernels::matmul::{Matmul, Operand};
 use thalweg_ops::table;
 use thalweg_runtime::{Error, Label, Result};
 
@@ -118,9 +119,9 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
             row_sums: 0,
         };
-        stream.fused_matmul(&fused, &at, call.label)?;
+        stream.launch_native(&Placed { kernel: fused, at }, call.label)?;
     } else {
-        stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), call.label)?;
+        stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
         for added in [bias, addend].into_iter().flatten() {
             let target = std::slice::from_ref(&result);
             run_into(&table::add, &[&result, added], &Arguments::default(), target, call.label)?;
@@ -180,7 +181,7 @@ impl LinearBackward {
             ..PerOperand::default()
         };
         let fused = FusedMatmul { row_sums: true, ..FusedMatmul::alone(product) };
-        stream.fused_matmul(&fused, &at, self.label)?;
+        stream.launch_native(&Placed { kernel: fused, at }, self.label)?;
         Ok([Some(weight), Some(bias)])
     }
 }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::Shape;
-use thalweg_ir::matmul::{Matmul, Operand};
+use thalweg_kernels::matmul::{Matmul, Operand};
 use thalweg_runtime::{Error, Label, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
@@ -97,7 +97,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         ..Matmul::contiguous(m as u64, n as u64, k as u64, batch as u64, a.dtype())
     };
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
-    stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), call.label)?;
+    stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 
@@ -122,7 +122,7 @@ pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Labe
     };
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     let stream = result.device().current_stream();
-    stream.matmul(&product, a.pointer(), b.pointer(), result.pointer(), label)
+    stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], label)
 }
 
 /// Records `∂a = g · bᵀ`, `∂b = aᵀ · g`.

@@ -3,7 +3,8 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_ir::embedding::EmbeddingBackward;
+use thalweg_kernels::Placed;
+use thalweg_kernels::embedding::EmbeddingBackward;
 use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::functional::{
@@ -164,7 +165,7 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
     let sizes = EmbeddingBackward { indices: 2, embeddings: 2, features: 2, padding: -1, dtype: DType::F32 };
     let pointers = [DevicePointer::new(1 << 20), classes.pointer(), images.pointer()];
     let stream = device.current_stream();
-    let failed = stream.embedding_backward(&sizes, pointers, Label::here("wild"));
+    let failed = stream.launch_native(&Placed { kernel: sizes, at: pointers }, Label::here("wild"));
     let error = failed.and_then(|()| stream.synchronize()).expect_err("the device is lost");
     let suspects = error.possible_causes();
     println!("{error}");

@@ -1,57 +1,65 @@
-//! Launches of one body over a list of tensors: see [`thalweg_ir::foreach`].
+//! One body over a list of tensors as launches: see [`thalweg_ir::foreach`].
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Label, Launch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::foreach::{BLOCK, CAPACITY, ForeachArguments, ForeachItem, ForeachKernel};
-use thalweg_ir::host::{Cells, Program, Source};
+use thalweg_ir::host::{Cells, Fault, Program, Source};
 
-use crate::graph::Command;
-use crate::kernel::{cells, slice};
-use crate::{Result, Stream};
+use crate::{Accesses, NativeKernel, Placed, Words, cells, slice};
 
-impl Stream {
-    /// Queues a kernel over a list of tensors: one launch for each [`CAPACITY`] of them. Outputs of different tensors must not
-    /// overlap. Two kernels of one name are the same kernel.
-    pub fn launch_foreach(
-        &self,
-        kernel: &Arc<ForeachKernel>,
-        arguments: &ForeachArguments,
-        label: Label,
-    ) -> Result<()> {
-        let device = self.device();
-        let function =
-            device.text_kernel(&kernel.name, &|| thalweg_ir::cuda::print_foreach(kernel), &|| {
-                Arc::new(ForeachHost { program: Program::compile(&kernel.single()), kernel: kernel.clone() })
-            })?;
-        for items in arguments.items.chunks(CAPACITY) {
-            let blocks = ForeachKernel::blocks(items);
-            if blocks == 0 {
-                continue;
-            }
-            let part = ForeachArguments { items: items.to_vec(), ..arguments.clone() };
-            let words = kernel.pack(&part);
-            let accesses = accesses(kernel, &part);
-            let launch = Launch {
-                function,
-                grid: [blocks as u32, 1, 1],
-                block: [BLOCK, 1, 1],
-                shared_memory_bytes: 0,
-                arguments: bytemuck::cast_slice(&words),
-                accesses: &accesses,
-                label,
-            };
-            self.submit(Command::Launch(&launch), || device.driver().launch(self.handle(), &launch))?;
-        }
+/// Returns the launches of a kernel over a list of tensors: one for each [`CAPACITY`] of them. Outputs of different tensors must
+/// not overlap.
+pub fn launches<'a>(
+    kernel: &'a Arc<ForeachKernel>,
+    arguments: &'a ForeachArguments,
+) -> impl Iterator<Item = Placed<&'a Arc<ForeachKernel>, ForeachArguments>> {
+    arguments.items.chunks(CAPACITY).map(move |items| Placed {
+        kernel,
+        at: ForeachArguments { items: items.to_vec(), ..arguments.clone() },
+    })
+}
+
+impl NativeKernel for Placed<&Arc<ForeachKernel>, ForeachArguments> {
+    fn name(&self) -> &str {
+        &self.kernel.name
+    }
+
+    fn source(&self) -> String {
+        thalweg_ir::cuda::print_foreach(self.kernel)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(ForeachHost {
+            program: Program::compile(&self.kernel.single()),
+            kernel: Arc::clone(self.kernel),
+        })
+    }
+
+    fn check(&self) -> Result<(), Fault> {
         Ok(())
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let blocks = ForeachKernel::blocks(&self.at.items);
+        (blocks > 0).then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(&self.at).into()
+    }
+
+    fn accesses(&self) -> Accesses {
+        accesses(self.kernel, &self.at)
     }
 }
 
 /// The ranges that a launch touches, each once.
-fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Vec<Access> {
+fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
     let bytes = |input: usize, elements: u64| elements * kernel.body.inputs[input].dtype.size_bytes() as u64;
-    let mut list: Vec<Access> = Vec::new();
+    let mut list = Accesses::new();
     let mut add = |access: Access| {
         if access.bytes > 0 && !list.contains(&access) {
             list.push(access);
@@ -86,7 +94,7 @@ impl ForeachHost {
         launch: &HostLaunch<'_>,
         arguments: &ForeachArguments,
         item: &ForeachItem,
-    ) -> std::result::Result<(), HostFault> {
+    ) -> Result<(), HostFault> {
         let kernel = &self.kernel;
         let dtype = |input: usize| kernel.body.inputs[input].dtype;
         let address = |input: usize| item.addresses[kernel.place(input)];
@@ -101,12 +109,12 @@ impl ForeachHost {
                     Source::Slice(slice(launch, dtype(input), address(input), item.elements)?)
                 })
             })
-            .collect::<std::result::Result<SmallVec<[Source<'_>; 8]>, HostFault>>()?;
+            .collect::<Result<SmallVec<[Source<'_>; 8]>, HostFault>>()?;
         let outputs = kernel
             .targets
             .iter()
             .map(|&target| cells(launch, dtype(target.into()), address(target.into()), item.elements))
-            .collect::<std::result::Result<SmallVec<[Cells<'_>; 4]>, HostFault>>()?;
+            .collect::<Result<SmallVec<[Cells<'_>; 4]>, HostFault>>()?;
         self.program
             .run(&kernel.geometry(item.elements), &arguments.scalars, &inputs, &outputs)
             .map_err(|fault| HostFault(format!("{}: {fault}", kernel.name)))
@@ -114,7 +122,7 @@ impl ForeachHost {
 }
 
 impl HostKernel for ForeachHost {
-    fn run(&self, launch: &HostLaunch<'_>) -> std::result::Result<(), HostFault> {
+    fn run(&self, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
         let arguments = self.kernel.unpack(launch.arguments).ok_or_else(|| {
             HostFault(format!("{}: the arguments are not in this kernel's layout", self.kernel.name))
         })?;

@@ -8,8 +8,8 @@
 //! It uses no tensor cores: it is there so that a program works without the library, and gives way to it otherwise.
 
 use super::Matmul;
-use crate::DType;
-use crate::cuda::{LaunchShape, prelude};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
 
 /// Rows and columns of D in a tile.
 const TILE: u64 = 64;
@@ -20,12 +20,17 @@ const GRID_MOST: u64 = 65_535;
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
-pub fn name(dtype: DType) -> String {
-    assert!(dtype.is_floating_point(), "matmul on {dtype}: the operands are no floats");
-    format!("matmul_{dtype}")
+pub fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "matmul_float16",
+        DType::Bf16 => "matmul_bfloat16",
+        DType::F32 => "matmul_float32",
+        DType::F64 => "matmul_float64",
+        other => panic!("matmul on {other}: the operands are no floats"),
+    }
 }
 
-/// The translation unit for a dtype, to be compiled with [`OPTIONS`](crate::cuda::OPTIONS). Its entry point, [`name`],
+/// The translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`],
 /// takes the words of [`Matmul::pack`] as one structure by value.
 ///
 /// # Panics
@@ -39,13 +44,13 @@ pub fn print(dtype: DType) -> String {
     };
     let multiply_add = if sum == "f64" { "fma" } else { "fmaf" };
     let code = TEMPLATE
-        .replace("NAME", &name(dtype))
+        .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("SUM", sum)
         .replace("LOAD", load)
         .replace("STORE", store)
         .replace("MULTIPLY_ADD", multiply_add);
-    prelude::needed_by(&code) + "\n" + &code
+    with_prelude(&code)
 }
 
 /// The launch of a product. The grid is never empty: whoever launches skips a product without elements itself.

@@ -15,8 +15,8 @@
 pub mod cuda;
 
 use super::{Matmul, Operand, host as product_on_host};
-use crate::DType;
-use crate::host::{Fault, Slice, SliceMut};
+use thalweg_ir::DType;
+use thalweg_ir::host::{Fault, Slice, SliceMut};
 
 /// Rows of D that a block of threads computes.
 pub const TILE_ROWS: u64 = 16;

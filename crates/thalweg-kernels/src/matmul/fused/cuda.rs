@@ -12,15 +12,15 @@
 //! Quads of elements that lie on 16 bytes are loaded and stored at once; where they do not, or at an edge, element by element.
 
 use super::{FusedMatmul, TILE_COLUMNS, TILE_ROWS};
-use crate::cuda::{LaunchShape, prelude};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
 
 /// The name of the entry point.
 pub const NAME: &str = "fused_matmul_float32";
 
-/// The translation unit, to be compiled with [`OPTIONS`](crate::cuda::OPTIONS). Its entry point, [`NAME`], takes the words of
+/// The translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`NAME`], takes the words of
 /// [`FusedMatmul::pack`] as one structure by value.
 pub fn print() -> String {
-    prelude::needed_by(TEXT) + "\n" + TEXT
+    with_prelude(TEXT)
 }
 
 /// The launch. The grid is never empty: whoever launches skips a product without elements itself.

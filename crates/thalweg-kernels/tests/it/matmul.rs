@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use thalweg_ir::host::{Slice, SliceMut};
-use thalweg_ir::matmul::fused::{self, FusedMatmul, HostOperands, PerOperand};
-use thalweg_ir::matmul::{Matmul, Operand, host};
 use thalweg_ir::{DType, Element, bf16, f16};
+use thalweg_kernels::matmul::fused::{self, FusedMatmul, HostOperands, PerOperand};
+use thalweg_kernels::matmul::{Matmul, Operand, host};
 
 /// Descriptions with every combination of transposes, gaps between rows and between matrices, shared matrices, and empty
 /// extents.

@@ -1,13 +1,13 @@
 //! How fast the host executor and the host's matrix product are, beside a plain copy of memory on the same machine.
 //!
-//! `cargo bench -p thalweg-ir --bench host -- --json` prints one JSON object a line.
+//! `cargo bench -p thalweg-kernels --bench host -- --json` prints one JSON object a line.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use thalweg_ir::host::{Program, Slice, SliceMut};
-use thalweg_ir::matmul::{self, Matmul};
 use thalweg_ir::{BodyBuilder, Class, DType, Dimensions, Geometry, Kernel, OperandGeometry, Place, ReduceOp};
+use thalweg_kernels::matmul::{self, Matmul};
 
 /// Seconds of the fastest of many runs of `work`, each long enough for the clock and short enough to be undisturbed.
 fn seconds(mut work: impl FnMut()) -> f64 {

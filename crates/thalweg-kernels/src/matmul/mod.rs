@@ -11,9 +11,12 @@
 pub mod cuda;
 pub mod fused;
 pub mod host;
+mod native;
 
-use crate::DType;
-use crate::host::Fault;
+use thalweg_ir::DType;
+use thalweg_ir::host::Fault;
+
+pub use native::host_function;
 
 /// Where one operand's elements lie, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

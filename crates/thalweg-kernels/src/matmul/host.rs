@@ -6,7 +6,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
-use crate::host::{Fault, Slice, SliceMut, represents};
+use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
 /// Carries out a product, and returns when it is done. Each operand starts at its first element and is at least its
 /// [span](Matmul::spans) long. Elements of D between its rows stay as they are. The result is the same whenever it is

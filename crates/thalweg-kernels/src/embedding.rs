@@ -8,8 +8,14 @@
 //!
 //! Rows that no place reads are not written: they are zeros before. An index out of range, and the padding index, write nothing.
 
-use crate::cuda::{LaunchShape, prelude};
-use crate::{DType, Element};
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -109,12 +115,17 @@ impl EmbeddingBackward {
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
-pub fn name(dtype: DType) -> String {
-    assert!(dtype.is_floating_point(), "embedding_backward on {dtype}: gradients are floats");
-    format!("embedding_backward_{dtype}")
+pub fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "embedding_backward_float16",
+        DType::Bf16 => "embedding_backward_bfloat16",
+        DType::F32 => "embedding_backward_float32",
+        DType::F64 => "embedding_backward_float64",
+        other => panic!("embedding_backward on {other}: gradients are floats"),
+    }
 }
 
-/// The translation unit for a dtype, to be compiled with [`OPTIONS`](crate::cuda::OPTIONS). Its entry point, [`name`], takes the
+/// The translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`], takes the
 /// words of [`EmbeddingBackward::pack`] as one structure by value.
 ///
 /// # Panics
@@ -127,12 +138,79 @@ pub fn print(dtype: DType) -> String {
         _ => ("f64", "f64", "f64", "f64"),
     };
     let code = TEMPLATE
-        .replace("NAME", &name(dtype))
+        .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("SUM", sum)
         .replace("LOAD", load)
         .replace("STORE", store);
-    prelude::needed_by(&code) + "\n" + &code
+    with_prelude(&code)
+}
+
+/// The gradients of the places (contiguous rows), their indices (i64), and a result of zeros (contiguous).
+impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let dtype = self.kernel.dtype;
+        match dtype.is_floating_point() {
+            true => Ok(()),
+            false => Err(Fault::new(format!("embedding_backward: gradients are floats, not {dtype}"))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        (!self.kernel.spans().contains(&0)).then(|| self.kernel.launch_shape())
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ([gradients, indices, results], element) =
+            (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
+        let [gradient, index, result] = self.at;
+        Accesses::from_iter([
+            Access::read(gradient, gradients * element),
+            Access::read(index, indices * size_of::<i64>() as u64),
+            // The other rows stay as they are.
+            Access::read_write(result, results * element),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (sizes, addresses) = EmbeddingBackward::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("embedding_backward: the arguments are not in its layout".to_owned()))?;
+    match sizes.dtype {
+        DType::F16 => run_typed::<f16>(launch, &sizes, addresses),
+        DType::Bf16 => run_typed::<bf16>(launch, &sizes, addresses),
+        DType::F32 => run_typed::<f32>(launch, &sizes, addresses),
+        DType::F64 => run_typed::<f64>(launch, &sizes, addresses),
+        other => Err(HostFault(format!("embedding_backward: {other} is no floating-point dtype"))),
+    }
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &EmbeddingBackward,
+    addresses: [u64; 3],
+) -> Result<(), HostFault> {
+    let [gradient, indices, result] = addresses.map(DevicePointer::new);
+    let [gradients, count, results] = sizes.spans().map(|span| span as usize);
+    let (gradient, indices) = (launch.read::<T>(gradient, gradients)?, launch.read::<i64>(indices, count)?);
+    sizes.run(gradient, indices, launch.write::<T>(result, results)?);
+    Ok(())
 }
 
 const TEMPLATE: &str = "\

@@ -1,0 +1,87 @@
+//! Kernels that are no loop over a body of the IR: matrix products, sums whose terms the data name, lists of tensors.
+//!
+//! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
+//! the host. [`Placed`] adds the addresses of its operands, and implements [`NativeKernel`], all that a stream needs to launch
+//! it.
+//!
+//! # Adding a kernel
+//! One file here: the description, its source, its host function, `impl NativeKernel for Placed<…>`, and its line in
+//! [`sources`]. Nothing elsewhere: `Stream::launch_native` launches it, the bundle ships it, and the tests compile it.
+//!
+//! # Invariants
+//! - The host function is the definition: a card may differ from it only where its documentation says so.
+//! - What a launch touches is derived from the description alone, and the host function reads and writes nothing else.
+#![forbid(unsafe_code)]
+
+pub mod embedding;
+pub mod foreach;
+pub mod matmul;
+mod operands;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_driver::{Access, HostKernel};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+pub use operands::{cells, slice};
+
+/// The arguments of a launch: 8-byte words, passed to the kernel as one structure by value.
+pub type Words = SmallVec<[u64; 24]>;
+
+/// The ranges that a launch touches.
+pub type Accesses = SmallVec<[Access; 8]>;
+
+/// A launch of a kernel that is written as CUDA C, with the same work as a host function.
+pub trait NativeKernel {
+    /// Returns the name of the entry point. Kernels of one name are the same kernel.
+    fn name(&self) -> &str;
+
+    /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point takes
+    /// [`words`](Self::words) as one structure by value.
+    fn source(&self) -> String;
+
+    /// Returns the host function, which reads the same words.
+    fn host(&self) -> Arc<dyn HostKernel>;
+
+    /// Checks that the description can be carried out.
+    ///
+    /// # Errors
+    /// What cannot, in a sentence.
+    fn check(&self) -> Result<(), Fault>;
+
+    /// Returns the grid and the blocks of the launch; `None` if there is nothing to compute.
+    fn launch_shape(&self) -> Option<LaunchShape>;
+
+    /// Returns the arguments.
+    fn words(&self) -> Words;
+
+    /// Returns the ranges that the launch touches. Empty ones are left out by the caller.
+    fn accesses(&self) -> Accesses;
+}
+
+/// A description with the addresses of its operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed<K, A> {
+    /// What is computed.
+    pub kernel: K,
+    /// Where each operand begins.
+    pub at: A,
+}
+
+/// The floating-point dtypes, each of which a kernel here has a version for.
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
+/// Returns name and source of every kernel of this crate that does not depend on a program's bodies: what a bundle compiles
+/// ahead, and what tests compile.
+pub fn sources() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        all.push((matmul::cuda::name(dtype).to_owned(), matmul::cuda::print(dtype)));
+        all.push((embedding::name(dtype).to_owned(), embedding::print(dtype)));
+    }
+    all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
+    all
+}

@@ -1,0 +1,159 @@
+//! Products as launches: what they touch, and their host functions.
+
+use std::sync::{Arc, OnceLock};
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::{Fault, SliceMut};
+
+use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
+use super::{Matmul, Operand};
+use crate::{Accesses, NativeKernel, Placed, Words, slice};
+
+/// The left factor, the right factor and the result.
+impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        super::cuda::name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        super::cuda::print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        host_function().clone()
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match self.kernel.dtype {
+            dtype if dtype.is_floating_point() => Ok(()),
+            dtype => Err(Fault::new(format!(
+                "matmul: {dtype} matrices are not supported; convert them to a floating-point dtype"
+            ))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let Matmul { m, n, batch, .. } = self.kernel;
+        (m > 0 && n > 0 && batch > 0).then(|| super::cuda::launch_shape(&self.kernel))
+    }
+
+    fn words(&self) -> Words {
+        let [a, b, d] = self.at.map(DevicePointer::address);
+        self.kernel.pack(a, b, d).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Self { kernel: product, at: [a, b, d] } = self;
+        let bytes = product.spans().map(|elements| elements * product.dtype.size_bytes() as u64);
+        let touch = |operand, rows, columns| touch_of_matrix(product, operand, rows, columns);
+        let result =
+            if product.accumulate { Access::read_write(*d, bytes[2]) } else { Access::write(*d, bytes[2]) };
+        Accesses::from_iter([
+            Access::read(*a, bytes[0]).touching(touch(&product.a, product.m, product.k)),
+            Access::read(*b, bytes[1]).touching(touch(&product.b, product.k, product.n)),
+            result.touching(touch(&product.d, product.m, product.n)),
+        ])
+    }
+}
+
+/// The addresses of a [`PerOperand`].
+impl NativeKernel for Placed<FusedMatmul, PerOperand> {
+    fn name(&self) -> &str {
+        fused::cuda::NAME
+    }
+
+    fn source(&self) -> String {
+        fused::cuda::print()
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_fused_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.kernel.check()
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let spans = self.kernel.spans();
+        (spans.d > 0 || spans.row_sums > 0).then(|| fused::cuda::launch_shape(&self.kernel))
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(&self.at).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Self { kernel: fused, at } = self;
+        let (product, spans) = (&fused.product, fused.spans());
+        let bytes = |elements: u64| elements * size_of::<f32>() as u64;
+        let (m, n, k) = (product.m, product.n, product.k);
+        let read = |address: u64, span: u64| Access::read(DevicePointer::new(address), bytes(span));
+        let write = |address: u64, span: u64| Access::write(DevicePointer::new(address), bytes(span));
+        let mut accesses = Accesses::from_iter([
+            read(at.a, spans.a).touching(touch_of_matrix(product, &product.a, m, k)),
+            read(at.b, spans.b).touching(touch_of_matrix(product, &product.b, k, n)),
+            read(at.bias, spans.bias),
+            write(at.d, spans.d).touching(touch_of_matrix(product, &product.d, m, n)),
+            write(at.row_sums, spans.row_sums),
+        ]);
+        if let Some(addend) = &fused.addend {
+            accesses.push(read(at.addend, spans.addend).touching(touch_of_matrix(product, addend, m, n)));
+        }
+        accesses
+    }
+}
+
+/// Which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
+fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
+    let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+    let dimensions = [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
+    Touch::of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
+}
+
+/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call.
+pub fn host_function() -> &'static Arc<dyn HostKernel> {
+    static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
+    FUNCTION.get_or_init(|| Arc::new(run_on_host))
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (product, [a, b, d]) = Matmul::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("matmul: the arguments are not in its layout".to_owned()))?;
+    let [a_span, b_span, d_span] = product.spans();
+    let a = slice(launch, product.dtype, a, a_span)?;
+    let b = slice(launch, product.dtype, b, b_span)?;
+    let pointer = DevicePointer::new(d);
+    let count = d_span as usize;
+    let d = match product.dtype {
+        DType::F16 => SliceMut::F16(launch.write(pointer, count)?),
+        DType::Bf16 => SliceMut::Bf16(launch.write(pointer, count)?),
+        DType::F32 => SliceMut::F32(launch.write(pointer, count)?),
+        DType::F64 => SliceMut::F64(launch.write(pointer, count)?),
+        other => return Err(HostFault(format!("matmul: {other} is no floating-point dtype"))),
+    };
+    super::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
+}
+
+fn run_fused_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (fused, at) = FusedMatmul::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("fused matmul: the arguments are not in its layout".to_owned()))?;
+    let spans = fused.spans();
+    let read = |address: u64, span: u64| -> Result<&[f32], HostFault> {
+        if span == 0 { Ok(&[]) } else { launch.read(DevicePointer::new(address), span as usize) }
+    };
+    let write = |address: u64, span: u64| -> Result<&mut [f32], HostFault> {
+        if span == 0 { Ok(&mut []) } else { launch.write(DevicePointer::new(address), span as usize) }
+    };
+    let operands = HostOperands {
+        a: read(at.a, spans.a)?,
+        b: read(at.b, spans.b)?,
+        bias: read(at.bias, spans.bias)?,
+        addend: read(at.addend, spans.addend)?,
+        d: write(at.d, spans.d)?,
+        row_sums: write(at.row_sums, spans.row_sums)?,
+    };
+    fused::run_on_host(&fused, operands).map_err(|fault| HostFault(fault.to_string()))
+}

@@ -1,0 +1,4 @@
+//! The tests of the crate, in one binary.
+
+mod compiled;
+mod matmul;

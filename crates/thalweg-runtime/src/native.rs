@@ -1,0 +1,34 @@
+//! Launches of kernels that are no loop over a body: see [`thalweg_kernels`].
+
+use thalweg_driver::{Label, Launch};
+use thalweg_kernels::NativeKernel;
+
+use crate::graph::Command;
+use crate::{Error, Result, Stream};
+
+impl Stream {
+    /// Queues a kernel that is written as CUDA C, or its host function on the simulated GPU. Nothing happens where there is nothing
+    /// to compute. Asynchronous; the first launch of a kernel on a device may compile it.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the description cannot be carried out ([`NativeKernel::check`]), and what the compiler or the
+    /// driver answers.
+    pub fn launch_native(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
+        kernel.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+        let Some(shape) = kernel.launch_shape() else { return Ok(()) };
+        let device = self.device();
+        let function = device.native_kernel(kernel)?;
+        let (words, mut accesses) = (kernel.words(), kernel.accesses());
+        accesses.retain(|access| access.bytes > 0);
+        let launch = Launch {
+            function,
+            grid: shape.grid,
+            block: shape.block,
+            shared_memory_bytes: 0,
+            arguments: bytemuck::cast_slice(&words),
+            accesses: &accesses,
+            label,
+        };
+        self.submit(Command::Launch(&launch), || device.driver().launch(self.handle(), &launch))
+    }
+}
