@@ -1,96 +1,128 @@
 //! The command line of Thalweg.
 //!
-//! `thalweg COMMAND [options]`: [`COMMANDS`] is the one list of commands, from which the help, the parsing and the
-//! complaints about unknown commands are derived. A command is a module with a `COMMAND` constant.
+//! [`Command`] is the one list of commands: parsing, help, suggestions, completions and manual pages are derived from it. A
+//! command is a module with its `Arguments` and a function `run`.
 //!
 //! # Invariants
 //! - Exit statuses: 0 is success, 1 is that the command ran and what it looked at is not in order, 2 is that it was called
-//!   wrongly (and nothing was done).
-//! - Results go to standard output, complaints to standard error. A reader who stops reading is no error.
-//! - No colour and no cursor movement unless standard output is a terminal.
+//!   wrongly, or could not read or write a file.
+//! - Results go to standard output, complaints to standard error: a few lines that begin with `error:`. A reader who stops
+//!   reading is not an error.
+//! - Colour goes to terminals only, unless `--color` or the environment says otherwise.
 #![forbid(unsafe_code)]
 
 mod audit;
 mod doctor;
+mod generate;
 mod memory;
 mod output;
 mod progress;
 mod sim;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
+
+use clap::error::{ContextKind, ErrorKind};
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{Output, complain};
 
-/// One command.
-struct Command {
-    name: &'static str,
-    /// What it is for, in half a line.
-    summary: &'static str,
-    /// The text of `thalweg NAME --help`.
-    usage: &'static str,
-    /// Runs it with the arguments behind its name.
-    run: fn(&[String]) -> Result<ExitCode, UsageError>,
+/// GPU memory, races and graphs of PyTorch programs: what happened, and what to do.
+#[derive(Parser)]
+#[command(name = "thalweg", version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Arguments {
+    /// When words are coloured: always, never, or as the terminal, NO_COLOR and CLICOLOR_FORCE say
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value_t,
+        hide_possible_values = true,
+        display_order = 100
+    )]
+    color: ColorChoice,
+    #[command(subcommand)]
+    command: Command,
 }
 
-/// What is wrong with the arguments, in a sentence.
-struct UsageError(String);
+const EXAMPLES: &str = "\
+Examples:
+  thalweg doctor
+  thalweg memory show snapshot.pickle
+  thalweg memory replay snapshot.pickle --search --card 24GiB
+  thalweg sim --seeds 100 -- target/debug/train --steps 5";
 
-const COMMANDS: &[Command] = &[audit::COMMAND, doctor::COMMAND, memory::COMMAND, sim::COMMAND];
+#[derive(Subcommand)]
+enum Command {
+    Audit(audit::Arguments),
+    Doctor(doctor::Arguments),
+    Memory(memory::Arguments),
+    Sim(sim::Arguments),
+    Completions(generate::Completions),
+    Man(generate::Man),
+}
+
+/// Why a command did not do what it was asked to, in a sentence: exit status 2.
+struct Failure(String);
 
 fn main() -> ExitCode {
     output::finish(run())
 }
 
 fn run() -> ExitCode {
-    // A name that is no UTF-8 is no option of ours either; it is shown as well as it can be.
-    let arguments: Vec<String> =
-        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
-    let Some((first, rest)) = arguments.split_first() else {
-        return complain(&usage());
+    let command = Arguments::command().term_width(output::width());
+    let parsed = command.try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
+    let arguments = match parsed {
+        Ok(arguments) => arguments,
+        Err(error) => return answer(error),
     };
-    match first.as_str() {
-        "--help" | "-h" => print(&usage()),
-        "help" => match rest.first().map(|name| (name, find(name))) {
-            None => print(&usage()),
-            Some((_, Some(command))) => print(command.usage),
-            Some((name, None)) => complain(&unknown_command(name)),
-        },
-        "--version" | "-V" => match rest.first() {
-            None => print(&format!("thalweg {}\n", env!("CARGO_PKG_VERSION"))),
-            Some(extra) => complain(&format!("thalweg: {first} stands alone, without `{extra}`")),
-        },
-        name => match find(name) {
-            Some(command) if rest.iter().any(|argument| argument == "--help" || argument == "-h") => {
-                print(command.usage)
-            }
-            Some(command) => (command.run)(rest).unwrap_or_else(|UsageError(text)| {
-                let name = command.name;
-                complain(&format!("thalweg {name}: {text}\n`thalweg {name} --help` says what it takes"))
-            }),
-            None => complain(&unknown_command(name)),
-        },
+    colour(arguments.color);
+    let outcome = match arguments.command {
+        Command::Audit(arguments) => Ok(audit::run(&arguments)),
+        Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
+        Command::Memory(arguments) => memory::run(&arguments),
+        Command::Sim(arguments) => Ok(sim::run(&arguments)),
+        Command::Completions(arguments) => Ok(generate::completions(&arguments)),
+        Command::Man(arguments) => generate::man(&arguments),
+    };
+    outcome.unwrap_or_else(|Failure(text)| complain(&text))
+}
+
+/// Prints the help that was asked for, or what is wrong with the arguments: without the usage, under which it would be lost.
+fn answer(mut error: clap::Error) -> ExitCode {
+    // What follows a mistake is not parsed, but wanted all the same.
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let asks_for = |value: &str| {
+        let joined = format!("--color={value}");
+        arguments.iter().any(|argument| *argument == *joined)
+            || arguments.windows(2).any(|pair| pair[0] == "--color" && pair[1] == value)
+    };
+    match (asks_for("always"), asks_for("never")) {
+        (true, false) => colour(ColorChoice::Always),
+        (false, true) => colour(ColorChoice::Never),
+        _ => {}
+    }
+    let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !is_help {
+        error.remove(ContextKind::Usage);
+    }
+    let text = error.render().ansi().to_string();
+    match (error.use_stderr(), is_help) {
+        (false, _) => {
+            Output::standard().text(&text);
+            ExitCode::SUCCESS
+        }
+        (true, true) => output::explain(&text),
+        (true, false) => output::explain(&text.replace("\n\n", "\n")),
     }
 }
 
-fn find(name: &str) -> Option<&'static Command> {
-    COMMANDS.iter().find(|command| command.name == name)
-}
-
-fn unknown_command(name: &str) -> String {
-    let names: Vec<_> = COMMANDS.iter().map(|command| command.name).collect();
-    format!("thalweg: there is no command `{name}`; the commands are: {}", names.join(", "))
-}
-
-fn usage() -> String {
-    let mut text = String::from("usage: thalweg COMMAND [options]\n\n");
-    for Command { name, summary, .. } in COMMANDS {
-        text.push_str(&format!("  {name:<10} {summary}\n"));
+/// Decides where colour goes.
+fn colour(choice: ColorChoice) {
+    match choice {
+        ColorChoice::Auto => anstream::ColorChoice::Auto,
+        ColorChoice::Always => anstream::ColorChoice::Always,
+        ColorChoice::Never => anstream::ColorChoice::Never,
     }
-    text.push_str("\n  thalweg COMMAND --help   what a command takes\n  thalweg --version        which version this is\n");
-    text
-}
-
-fn print(text: &str) -> ExitCode {
-    Output::standard().text(text);
-    ExitCode::SUCCESS
+    .write_global();
 }

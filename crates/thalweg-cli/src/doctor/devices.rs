@@ -3,7 +3,7 @@
 use thalweg::driver::Code;
 use thalweg::{Device, Error, Result};
 
-use super::{Finding, Report, State, Value, bytes};
+use super::{Finding, Report, State, bytes};
 
 /// Opens every device. What cannot be opened is reported; what can is returned, to be tested.
 pub fn examine(report: &mut Report) -> Vec<Device> {
@@ -38,17 +38,17 @@ fn describe(device: &Device) -> Finding {
     }
     let name = device.to_string();
     let finding = Finding::new(State::Ok, "device", name.clone(), text)
-        .value(Value::Number(memory as f64), "bytes")
-        .member("device", Value::Text(name))
-        .member("device_name", Value::Text(properties.name.clone()))
-        .member("compute_capability", Value::Text(properties.compute_capability.to_string()))
-        .member("cuda_interface", Value::Text(device.driver().version().to_string()));
+        .value(memory, "bytes")
+        .member("device", name)
+        .member("device_name", properties.name.clone())
+        .member("compute_capability", properties.compute_capability.to_string())
+        .member("cuda_interface", device.driver().version().to_string());
     if device.is_simulated() {
         return finding;
     }
     finding
         .note(format!("CUDA {} by its driver; PCI {}", device.driver().version(), properties.pci_bus_id))
-        .member("pci_bus_id", Value::Text(properties.pci_bus_id.clone()))
+        .member("pci_bus_id", properties.pci_bus_id.clone())
 }
 
 /// A machine without a GPU is in order, and so is one where a driver is installed for nothing.
@@ -71,7 +71,7 @@ fn not_opened(kind: &'static str, error: &Error) -> Finding {
         ),
         _ => (State::Failed, error.to_string(), "no device of this kind can be used"),
     };
-    let mut finding = Finding::new(state, "device", kind, text).note(note).value(Value::None, "bytes");
-    finding = finding.member("device", Value::Text(kind.to_owned()));
-    finding.member("error", Value::Text(error.to_string()))
+    let mut finding = Finding::new(state, "device", kind, text).note(note).value((), "bytes");
+    finding = finding.member("device", kind);
+    finding.member("error", error.to_string())
 }

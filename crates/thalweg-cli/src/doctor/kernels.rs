@@ -8,7 +8,7 @@ use thalweg::Environment;
 use thalweg::driver::cuda::Library;
 
 use super::libraries::Libraries;
-use super::{Finding, Report, State, Value, bytes};
+use super::{Finding, Report, State, bytes};
 
 /// Looks at the folders that the environment names.
 pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Report) {
@@ -27,7 +27,7 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
                 "precompiled",
                 "no folder of precompiled kernels",
             )
-            .value(Value::Number(0.0), "bytes")
+            .value(0, "bytes")
             .note(if libraries.has(Library::Nvrtc) {
                 "none is needed: NVRTC compiles"
             } else {
@@ -47,7 +47,7 @@ fn source(compiler: bool, precompiled: u64) -> Finding {
         }
         (false, _) => (State::Ok, "NVRTC is missing, so precompiled kernels are used", "precompiled"),
     };
-    Finding::new(state, "kernel_source", "kernels", text).value(Value::Text(source.to_owned()), "source")
+    Finding::new(state, "kernel_source", "kernels", text).value(source, "source")
 }
 
 /// What lies in a folder of compiled kernels.
@@ -103,7 +103,7 @@ fn cache(folder: Option<&Path>) -> Finding {
     let (name, subject) = ("kernel_cache", "kernel cache");
     let Some(folder) = folder else {
         return Finding::new(State::Missing, name, subject, "off: each process compiles anew")
-            .value(Value::None, "bytes")
+            .value((), "bytes")
             .note("to have one, set THALWEG_CACHE_DIR to a folder, or HOME");
     };
     let shown = folder.display().to_string();
@@ -115,19 +115,19 @@ fn cache(folder: Option<&Path>) -> Finding {
     let finding = match content.and_then(|content| try_to_write(&kernels).map(|()| content)) {
         Ok(content) => {
             let finding = Finding::new(State::Ok, name, subject, content.describe())
-                .value(Value::Number(content.bytes as f64), "bytes")
-                .member("entries", Value::Number(content.entries() as f64));
+                .value(content.bytes, "bytes")
+                .member("entries", content.entries());
             match content.partial {
                 0 => finding,
                 count => finding.note(format!("{count} unfinished files (*.partial) can be removed")),
             }
         }
         Err(error) => Finding::new(State::Failed, name, subject, format!("it cannot be used: {error}"))
-            .value(Value::None, "bytes")
+            .value((), "bytes")
             .note("each process compiles anew. Make the folder writable or make room, or set THALWEG_CACHE_DIR to \
                    another (to nothing: no cache)"),
     };
-    finding.note(&shown).member("path", Value::Text(shown))
+    finding.note(&shown).member("path", shown)
 }
 
 /// Writes and removes a file in the folder or, where it does not exist yet, in the nearest one above it that does.
@@ -158,15 +158,15 @@ fn precompiled_folder(folder: &Path) -> (Finding, u64) {
             let entries = content.entries();
             let state = if entries == 0 { State::Missing } else { State::Ok };
             let finding = Finding::new(state, name, subject, content.describe())
-                .value(Value::Number(content.bytes as f64), "bytes")
-                .member("entries", Value::Number(entries as f64));
+                .value(content.bytes, "bytes")
+                .member("entries", entries);
             (finding, entries)
         }
         Err(error) => {
             let text = format!("the folder cannot be read: {error}");
-            let finding = Finding::new(State::Failed, name, subject, text).value(Value::None, "bytes");
+            let finding = Finding::new(State::Failed, name, subject, text).value((), "bytes");
             (finding.note("correct THALWEG_PRECOMPILED_KERNELS or unset it"), 0)
         }
     };
-    (finding.note(&shown).member("path", Value::Text(shown)), entries)
+    (finding.note(&shown).member("path", shown), entries)
 }

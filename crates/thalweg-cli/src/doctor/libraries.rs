@@ -2,7 +2,7 @@
 
 use thalweg::driver::cuda::{Library, SearchEnvironment, SearchReport, locate};
 
-use super::{Finding, Report, State, Value};
+use super::{Finding, Report, State};
 
 /// What was found, for those who decide by it.
 pub struct Libraries {
@@ -26,7 +26,7 @@ pub fn examine(environment: &SearchEnvironment, verbose: bool, report: &mut Repo
     }
     if let Some(module) = kernel_module() {
         let finding = Finding::new(State::Ok, "kernel_module", "kernel module", &module);
-        report.add(&finding.value(Value::Text(module), "version"));
+        report.add(&finding.value(module, "version"));
     }
     Libraries { reports }
 }
@@ -69,10 +69,10 @@ fn finding(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     let version = found.version.as_deref();
     let path = found.path.display().to_string();
     Finding::new(State::Ok, name, subject, format!("{}, {}", version.unwrap_or("version unknown"), found.by))
-        .value(version.map_or(Value::None, |version| Value::Text(version.to_owned())), "version")
+        .value(version.map(str::to_owned), "version")
         .note(&path)
-        .member("path", Value::Text(path))
-        .member("found", Value::Text(found.by.to_string()))
+        .member("path", path)
+        .member("found", found.by.to_string())
 }
 
 fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
@@ -104,10 +104,7 @@ fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     if verbose || named || is_worth_having(library) {
         finding = finding.note(&advice);
     }
-    finding
-        .value(Value::None, "version")
-        .member("advice", Value::Text(advice))
-        .member("tried", Value::Text(tried.join("; ")))
+    finding.value((), "version").member("advice", advice).member("tried", tried.join("; "))
 }
 
 /// The version of NVIDIA's kernel module, where it says.

@@ -19,28 +19,32 @@ use std::process::ExitCode;
 
 use thalweg::driver::cuda::SearchEnvironment;
 
-use crate::output::{Colour, Object, Output};
-use crate::{Command, UsageError};
+use anstyle::AnsiColor;
+use clap::Args;
+use serde_json::{Map, Value, json};
 
-/// The command.
-pub const COMMAND: Command = Command {
-    name: "doctor",
-    summary: "what this machine has, what is missing, and a self-test of each device",
-    usage: "\
-usage: thalweg doctor [--json] [--verbose]
+use crate::output::{Output, paint};
 
-Shows the devices, the libraries and the kernel caches of this machine, says what
-is missing and how to get it, and tests each device for about a second.
+/// Shows what this machine has and what is missing, and tests each device
+#[derive(Args)]
+#[command(after_help = "\
+Shows the devices, the libraries and the kernel caches of this machine, says
+what is missing and how to get it, and tests each device for about a second.
 
-  --json         one JSON object a line: name, value, unit, state and what
-                 else matters
-  -v, --verbose  every place where a missing library was looked for
+Examples:
+  thalweg doctor
+  thalweg doctor --json | grep '\"state\":\"failed\"'
 
 The exit status is 0 if everything that was found works (no GPU is fine), and 1
-if not.
-",
-    run,
-};
+if not.")]
+pub struct Arguments {
+    /// One JSON object per line: name, value, unit, state and what else matters
+    #[arg(long)]
+    json: bool,
+    /// Shows every place where a missing library was looked for
+    #[arg(long, short)]
+    verbose: bool,
+}
 
 /// How it is with a thing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,21 +58,13 @@ enum State {
 }
 
 impl State {
-    fn word(self) -> (&'static str, Colour) {
+    fn word(self) -> (&'static str, AnsiColor) {
         match self {
-            Self::Ok => ("ok", Colour::Green),
-            Self::Missing => ("missing", Colour::Yellow),
-            Self::Failed => ("FAILED", Colour::Red),
+            Self::Ok => ("ok", AnsiColor::Green),
+            Self::Missing => ("missing", AnsiColor::Yellow),
+            Self::Failed => ("FAILED", AnsiColor::Red),
         }
     }
-}
-
-/// What a finding measures.
-#[derive(Clone, PartialEq, Debug)]
-enum Value {
-    None,
-    Number(f64),
-    Text(String),
 }
 
 /// One thing that was looked at.
@@ -85,7 +81,7 @@ struct Finding {
     /// Further lines for people: what to do, details.
     notes: Vec<String>,
     /// Further members for scripts.
-    members: Vec<(&'static str, Value)>,
+    members: Map<String, Value>,
 }
 
 impl Finding {
@@ -99,16 +95,16 @@ impl Finding {
             state,
             name: name.into(),
             subject: subject.into(),
-            value: Value::None,
+            value: Value::Null,
             unit: "",
             text: text.into(),
             notes: Vec::new(),
-            members: Vec::new(),
+            members: Map::new(),
         }
     }
 
-    fn value(mut self, value: Value, unit: &'static str) -> Self {
-        (self.value, self.unit) = (value, unit);
+    fn value(mut self, value: impl Into<Value>, unit: &'static str) -> Self {
+        (self.value, self.unit) = (value.into(), unit);
         self
     }
 
@@ -117,22 +113,21 @@ impl Finding {
         self
     }
 
-    fn member(mut self, key: &'static str, value: Value) -> Self {
-        self.members.push((key, value));
+    fn member(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.members.insert(key.to_owned(), value.into());
         self
     }
 
-    fn json(&self) -> String {
-        let add = |object: Object, key: &str, value: &Value| match value {
-            Value::None => object.null(key),
-            Value::Number(number) => object.number(key, *number),
-            Value::Text(text) => object.string(key, text),
-        };
-        let object = add(Object::new().string("name", &self.name), "value", &self.value)
-            .string("unit", self.unit)
-            .string("state", &self.state.word().0.to_lowercase())
-            .string("text", self.text.trim_start());
-        self.members.iter().fold(object, |object, (key, value)| add(object, key, value)).finish()
+    fn json(&self) -> Value {
+        let mut object = json!({
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "state": self.state.word().0.to_lowercase(),
+            "text": self.text.trim_start(),
+        });
+        object.as_object_mut().expect("it was made as one").extend(self.members.clone());
+        object
     }
 }
 
@@ -160,10 +155,10 @@ impl Report {
         self.failed += usize::from(finding.state == State::Failed);
         self.missing += usize::from(finding.state == State::Missing);
         if self.json {
-            return self.output.text(&finding.json());
+            return self.output.json(&finding.json());
         }
         let (word, colour) = finding.state.word();
-        let state = self.output.paint(colour, word, STATE_WIDTH);
+        let state = paint(colour, word, STATE_WIDTH);
         self.output.line(INDENT, &format!("  {state}{:<SUBJECT_WIDTH$} {}", finding.subject, finding.text));
         for note in &finding.notes {
             self.output.line(INDENT, &format!("{:INDENT$}{note}", ""));
@@ -179,12 +174,14 @@ impl Report {
             _ => format!("{failed} FAILED, {missing} missing: see above"),
         };
         if self.json {
-            let line = Object::new()
-                .string("name", "doctor")
-                .number("value", failed as f64)
-                .string("unit", "failures");
             let state = if failed == 0 { "ok" } else { "failed" };
-            self.output.text(&line.string("state", state).number("missing", missing as f64).finish());
+            self.output.json(&json!({
+                "name": "doctor",
+                "value": failed,
+                "unit": "failures",
+                "state": state,
+                "missing": missing,
+            }));
         } else {
             self.output.text("\n");
             self.output.line(0, &text);
@@ -193,15 +190,9 @@ impl Report {
     }
 }
 
-fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
-    let (mut json, mut verbose) = (false, false);
-    for argument in arguments {
-        match argument.as_str() {
-            "--json" => json = true,
-            "--verbose" | "-v" => verbose = true,
-            other => return Err(UsageError(format!("there is no option `{other}`"))),
-        }
-    }
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let Arguments { json, verbose } = *arguments;
     let mut report = Report { output: Output::standard(), json, failed: 0, missing: 0 };
     if !json {
         report.output.text(&format!("thalweg {} on {}\n", env!("CARGO_PKG_VERSION"), machine()));
@@ -217,7 +208,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
     for device in &devices {
         self_test::run(device, &mut report);
     }
-    Ok(report.finish())
+    report.finish()
 }
 
 /// The host, in a few words.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use thalweg::runtime::{Buffer, Label, PinnedBuffer};
 use thalweg::{Device, Stream, Tensor};
 
-use super::{Finding, Report, State, Value};
+use super::{Finding, Report, State};
 
 /// How long each part is timed for.
 const DURATION: Duration = Duration::from_millis(250);
@@ -37,13 +37,11 @@ pub fn run(device: &Device, report: &mut Report) {
         let finding = match test(device, &stream) {
             Ok(Figure { value, unit, what }) => {
                 Finding::new(State::Ok, name, subject, format!("{value:>7.1} {unit}, {what}"))
-                    .value(Value::Number(value), unit)
+                    .value(value, unit)
             }
-            Err(error) => {
-                Finding::new(State::Failed, name, subject, error.to_string()).value(Value::None, "")
-            }
+            Err(error) => Finding::new(State::Failed, name, subject, error.to_string()).value((), ""),
         };
-        report.add(&finding.member("device", Value::Text(device.to_string())));
+        report.add(&finding.member("device", device.to_string()));
     }
 }
 

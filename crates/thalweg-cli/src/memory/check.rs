@@ -1,57 +1,61 @@
 //! `thalweg memory check`: whether a snapshot keeps to limits, for CI.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::{ArgGroup, Args};
+use serde_json::json;
 use thalweg::memory::analysis::{Summary, summarise};
 
-use super::arguments::Arguments;
+use super::files;
 use super::size::{self, size};
-use super::{Failure, files};
-use crate::UsageError;
-use crate::output::{Object, Output};
+use crate::Failure;
+use crate::output::Output;
 
-/// What may not be passed.
-struct Limits {
-    reserved_bytes: Option<u64>,
-    growth: Option<f64>,
+/// Checks limits, for CI: one line, and exit status 1 if one is passed
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  thalweg memory check snapshot.pickle --max-reserved 20GiB --max-growth 2%")]
+#[command(override_usage = "thalweg memory check [OPTIONS] <SNAPSHOT>...")]
+#[command(group = ArgGroup::new("limits").required(true).multiple(true))]
+pub struct Arguments {
+    /// What _dump_snapshot wrote, of one rank or several
+    #[arg(required = true, value_name = "SNAPSHOT")]
+    snapshots: Vec<PathBuf>,
+    /// The most that may be reserved at once: 20GiB
+    #[arg(long, value_name = "SIZE", group = "limits", value_parser = size::parse)]
+    max_reserved: Option<u64>,
+    /// How much the highest live memory of the last quarter of the trace may exceed that of the second: 2%
+    #[arg(long, value_name = "SHARE", group = "limits", value_parser = size::parse_percent)]
+    max_growth: Option<f64>,
+    /// One JSON object per device
+    #[arg(long)]
+    json: bool,
 }
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--max-reserved", "--max-growth"])?;
-    let limits = Limits {
-        reserved_bytes: arguments.read("--max-reserved", size::EXPECTED, size::parse)?,
-        growth: arguments.read(
-            "--max-growth",
-            "percents with their sign, such as 2%",
-            size::parse_percent,
-        )?,
-    };
-    if limits.reserved_bytes.is_none() && limits.growth.is_none() {
-        return Err(UsageError("check what? give --max-reserved, --max-growth or both".into()).into());
-    }
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let output = Output::standard();
     let mut is_ok = true;
-    files::each(arguments.files()?, |path, recording| {
+    files::each(&arguments.snapshots, |path, recording| {
         let devices = recording.devices();
         if devices.is_empty() {
-            return Err(Failure::File(format!("{path}: there is no memory of any device in it to check")));
+            return Err(Failure(format!("{path}: there is no memory of any device in it to check")));
         }
         for device in devices {
             let summary = summarise(recording, device);
-            let passed = limits.passed(&summary);
+            let passed = arguments.passed(&summary);
             is_ok &= passed.is_empty();
-            if arguments.has("--json") {
-                let object = Object::new()
-                    .string("snapshot", path)
-                    .integer("device", device as u64)
-                    .boolean("ok", passed.is_empty())
-                    .boolean("starts_empty", summary.start.is_complete())
-                    .integer("peak_reserved_bytes", summary.peak_reserved_bytes);
-                let object = match summary.growth {
-                    Some(growth) => object.number("growth", growth),
-                    None => object.null("growth"),
-                };
-                output.text(&object.string("why", &passed.join("; ")).finish());
+            if arguments.json {
+                output.json(&json!({
+                    "snapshot": path,
+                    "device": device,
+                    "ok": passed.is_empty(),
+                    "starts_empty": summary.start.is_complete(),
+                    "peak_reserved_bytes": summary.peak_reserved_bytes,
+                    "growth": summary.growth,
+                    "why": passed.join("; "),
+                }));
             } else if passed.is_empty() {
                 output.text(&format!("ok: {path}, device {device}: {}\n", figures(&summary)));
             } else {
@@ -69,11 +73,11 @@ fn figures(summary: &Summary) -> String {
     format!("{} reserved at most{part}{growth}", size(summary.peak_reserved_bytes))
 }
 
-impl Limits {
+impl Arguments {
     /// What each limit that is passed has to say.
     fn passed(&self, summary: &Summary) -> Vec<String> {
         let mut passed = Vec::new();
-        if let Some(limit) = self.reserved_bytes
+        if let Some(limit) = self.max_reserved
             && summary.peak_reserved_bytes > limit
         {
             let reserved = summary.peak_reserved_bytes;
@@ -83,7 +87,7 @@ impl Limits {
                 size(limit)
             ));
         }
-        match (self.growth, summary.growth) {
+        match (self.max_growth, summary.growth) {
             (Some(limit), Some(growth)) if growth > limit => passed.push(format!(
                 "live memory grew by {:.2} % from the second quarter of the trace to the last, {:.2} % allowed",
                 100.0 * growth,

@@ -1,32 +1,45 @@
 //! `thalweg memory diff`: what grew from one snapshot to another.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use std::collections::BTreeMap;
-
+use clap::Args;
+use serde_json::{Value, json};
 use thalweg::memory::analysis::{self, Growth, Moment, Summary, summarise};
 
-use super::arguments::Arguments;
 use super::places::place_of;
 use super::size::{change, count, size};
 use super::table::Table;
-use super::{Failure, files};
-use crate::UsageError;
-use crate::output::{Object, Output};
+use super::{At, files};
+use crate::Failure;
+use crate::output::Output;
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--top", "--at"])?;
-    let top = arguments.top()?;
-    let moment: fn(&Summary) -> &Moment = match arguments.value("--at") {
-        None | Some("end") => |summary| &summary.at_end,
-        Some("peak") => |summary| &summary.at_peak,
-        Some(other) => return Err(UsageError(format!("--at takes end or peak, not `{other}`")).into()),
-    };
-    let [before, after] = arguments.files()? else {
-        return Err(UsageError("two snapshots are compared, the earlier one first".into()).into());
-    };
-    let (before_path, after_path) = (before, after);
-    let (before, after) = (files::read(before)?, files::read(after)?);
+/// Shows what one snapshot has more of than another
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  thalweg memory diff before.pickle after.pickle --at peak")]
+pub struct Arguments {
+    /// The earlier snapshot
+    before: PathBuf,
+    /// The later snapshot
+    after: PathBuf,
+    /// When what is live is compared
+    #[arg(long, value_name = "MOMENT", default_value = "end")]
+    at: At,
+    /// How many sizes and places are shown
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    top: usize,
+    /// One JSON object per device
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { at, top, .. } = *arguments;
+    let (before_path, after_path) = (arguments.before.display(), arguments.after.display());
+    let (before, after) = (files::read(&arguments.before)?, files::read(&arguments.after)?);
     let mut devices = before.devices();
     devices.extend(after.devices());
     devices.sort_unstable();
@@ -34,18 +47,18 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let output = Output::standard();
     for (index, device) in devices.into_iter().enumerate() {
         let [old, new] = [&before, &after].map(|recording| summarise(recording, device));
-        let (by_size, by_stack) = analysis::diff((&before, moment(&old)), (&after, moment(&new)));
+        let moments = [at.of(&old), at.of(&new)];
+        let (by_size, by_stack) = analysis::diff((&before, moments[0]), (&after, moments[1]));
         let by_place = by_place(by_stack.iter().map(|group| (place_of(group.key.iter().copied()), group)));
-        if arguments.has("--json") {
-            let moments = [moment(&old), moment(&new)];
-            output.text(&json(device, [&old, &new], moments, &by_size, &by_place, top).finish());
+        if arguments.json {
+            output.json(&describe(device, [&old, &new], moments, &by_size, &by_place, top));
             continue;
         }
         if index > 0 {
             output.text("\n");
         }
         output.line(2, &format!("device {device}: {before_path} -> {after_path}"));
-        output.text(&totals([&old, &new], [moment(&old), moment(&new)]).render(output.width(), 2));
+        output.text(&totals([&old, &new], moments).render(output.width(), 2));
         let sizes =
             growth("live by size", &by_size, top, |bytes| format!("{} ({})", size(*bytes), count(*bytes)));
         let places = growth("live by place", &by_place, top, String::clone);
@@ -110,39 +123,35 @@ fn by_place<'g, K: 'g>(groups: impl Iterator<Item = (String, &'g Growth<K>)>) ->
         .collect()
 }
 
-fn json(
+fn describe(
     device: usize,
     [old, new]: [&Summary; 2],
     [old_moment, new_moment]: [&Moment; 2],
     by_size: &[Growth<u64>],
     by_place: &[Growth<String>],
     top: usize,
-) -> Object {
-    let figures = |object: Object, blocks: (usize, usize), bytes: (u64, u64)| {
-        object
-            .integer("blocks_before", blocks.0 as u64)
-            .integer("blocks_after", blocks.1 as u64)
-            .integer("bytes_before", bytes.0)
-            .integer("bytes_after", bytes.1)
-    };
-    Object::new()
-        .integer("device", device as u64)
-        .integer("peak_reserved_bytes_before", old.peak_reserved_bytes)
-        .integer("peak_reserved_bytes_after", new.peak_reserved_bytes)
-        .integer("peak_live_bytes_before", old.peak_live_bytes)
-        .integer("peak_live_bytes_after", new.peak_live_bytes)
-        .integer("live_bytes_before", old_moment.live_bytes)
-        .integer("live_bytes_after", new_moment.live_bytes)
-        .objects(
-            "by_size",
-            chosen(by_size, top).into_iter().map(|group| {
-                figures(Object::new().integer("size_bytes", group.key), group.blocks, group.bytes)
-            }),
-        )
-        .objects(
-            "by_stack",
-            chosen(by_place, top)
-                .into_iter()
-                .map(|group| figures(Object::new().string("place", &group.key), group.blocks, group.bytes)),
-        )
+) -> Value {
+    fn rows<K: Clone + Into<Value>>(name: &str, groups: &[Growth<K>], top: usize) -> Vec<Value> {
+        let row = |group: &Growth<K>| {
+            json!({
+                name: group.key.clone().into(),
+                "blocks_before": group.blocks.0,
+                "blocks_after": group.blocks.1,
+                "bytes_before": group.bytes.0,
+                "bytes_after": group.bytes.1,
+            })
+        };
+        chosen(groups, top).into_iter().map(row).collect()
+    }
+    json!({
+        "device": device,
+        "peak_reserved_bytes_before": old.peak_reserved_bytes,
+        "peak_reserved_bytes_after": new.peak_reserved_bytes,
+        "peak_live_bytes_before": old.peak_live_bytes,
+        "peak_live_bytes_after": new.peak_live_bytes,
+        "live_bytes_before": old_moment.live_bytes,
+        "live_bytes_after": new_moment.live_bytes,
+        "by_size": rows("size_bytes", by_size, top),
+        "by_stack": rows("place", by_place, top),
+    })
 }

@@ -1,34 +1,79 @@
 //! `thalweg memory events`: what happened, entry by entry; and `thalweg memory at`: what became of one address.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::Args;
+use serde_json::{Value, json};
 use thalweg::memory::analysis::{BlockLife, lives};
 use thalweg::memory::snapshot::{Action, BlockState, Event, Recording, Remarks, StackId};
 
-use super::arguments::Arguments;
+use super::files;
 use super::places::{place, printable};
 use super::size::{count, size};
 use super::table::Table;
-use super::{Failure, files};
-use crate::UsageError;
-use crate::output::{Object, Output};
+use crate::Failure;
+use crate::output::Output;
 
-/// How many entries are listed, if nobody says.
-const LISTED: usize = 40;
+/// Lists what happened, entry by entry, with what was said beside it
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  thalweg memory events snapshot.pickle --find oom --stacks
+  thalweg memory events snapshot.pickle --find model.py --from 5000 --count 100")]
+pub struct Arguments {
+    /// What _dump_snapshot wrote
+    snapshot: PathBuf,
+    /// Which device [default: the first]
+    #[arg(long, value_name = "N")]
+    device: Option<usize>,
+    /// Only entries with this text in their action, address, frames or remarks
+    #[arg(long, value_name = "TEXT")]
+    find: Option<String>,
+    /// The first entry that is looked at
+    #[arg(long, value_name = "ENTRY", default_value_t = 0)]
+    from: usize,
+    /// How many are listed
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    count: usize,
+    /// With all frames
+    #[arg(long)]
+    stacks: bool,
+    /// One JSON object per entry
+    #[arg(long)]
+    json: bool,
+}
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--device", "--find", "--from", "--count", "--stacks"])?;
-    let (path, recording) = one_file(&arguments)?;
-    let device = device(&arguments, &recording)?;
-    let number = |name| arguments.read(name, "a whole number", |text| text.parse::<usize>().ok());
-    let (from, most) = (number("--from")?.unwrap_or(0), number("--count")?.unwrap_or(LISTED));
-    let wanted = arguments.value("--find").map(str::to_lowercase);
+/// Shows what an address was, and is at the end
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  thalweg memory at snapshot.pickle 0x7f3e2a000000")]
+pub struct AtArguments {
+    /// What _dump_snapshot wrote
+    snapshot: PathBuf,
+    /// An address of the device, such as 0x7f3e2a000000
+    #[arg(value_parser = parse_address)]
+    address: u64,
+    /// Which device [default: all]
+    #[arg(long, value_name = "N")]
+    device: Option<usize>,
+    /// One JSON object per device
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let (path, recording) = read(&arguments.snapshot)?;
+    let device = device(arguments.device, &recording)?;
+    let from = arguments.from;
+    let wanted = arguments.find.as_deref().map(str::to_lowercase);
     let list = List {
         output: Output::standard(),
         recording: &recording,
         first_us: recording.trace(device).find_map(|event| event.time_us),
-        is_json: arguments.has("--json"),
-        has_stacks: arguments.has("--stacks"),
+        is_json: arguments.json,
+        has_stacks: arguments.stacks,
     };
     let all = recording.trace(device).zip(recording.remarks(device)).enumerate().skip(from);
     let mut found = all.filter(|(entry, (event, remarks))| {
@@ -38,7 +83,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         let length = count(recording.trace_len(device) as u64);
         list.output.line(2, &format!("{path}, device {device}: {length} entries"));
     }
-    let shown: Vec<_> = found.by_ref().take(most).collect();
+    let shown: Vec<_> = found.by_ref().take(arguments.count).collect();
     list.print(&shown);
     let more = found.count();
     if !list.is_json {
@@ -53,22 +98,19 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn one_file(arguments: &Arguments) -> Result<(&str, Recording), Failure> {
-    let [path] = arguments.files()? else {
-        return Err(UsageError("one snapshot at a time".into()).into());
-    };
-    Ok((path, files::read(path)?))
+/// A snapshot, and its name for people.
+fn read(path: &Path) -> Result<(std::path::Display<'_>, Recording), Failure> {
+    Ok((path.display(), files::read(path)?))
 }
 
 /// The device that is meant: the only one, or the first if nobody says.
-fn device(arguments: &Arguments, recording: &Recording) -> Result<usize, Failure> {
+fn device(wanted: Option<usize>, recording: &Recording) -> Result<usize, Failure> {
     let devices = recording.devices();
-    let wanted = arguments.read("--device", "the number of a device", |text| text.parse().ok())?;
     match wanted {
         Some(wanted) if devices.contains(&wanted) => Ok(wanted),
         Some(wanted) => {
             let there = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            Err(Failure::File(format!("nothing is recorded of device {wanted}; there is: {there}")))
+            Err(Failure(format!("nothing is recorded of device {wanted}; there is: {there}")))
         }
         None => Ok(devices.first().copied().unwrap_or(0)),
     }
@@ -105,7 +147,7 @@ impl List<'_> {
     fn print(&self, rows: &[Row<'_>]) {
         if self.is_json {
             for row in rows {
-                self.output.text(&self.json(row).finish());
+                self.output.json(&self.json(row));
             }
             return;
         }
@@ -143,25 +185,26 @@ impl List<'_> {
         since.map_or_else(String::new, |us| format!("{:.3}", us as f64 / 1000.0))
     }
 
-    fn json(&self, (entry, (event, remarks)): &Row<'_>) -> Object {
-        let object = Object::new()
-            .integer("entry", *entry as u64)
-            .string("action", event.action.name())
-            .string("address", &format!("{:#x}", event.address))
-            .integer("size_bytes", event.size_bytes)
-            .integer("stream", event.stream.raw())
-            .string("place", &place(self.recording, event.stack));
-        let object = match event.time_us {
-            Some(time_us) => object.number("time_us", time_us as f64),
-            None => object.null("time_us"),
-        };
-        let remark = |object: Object, key: &str, text: Option<&str>| match text {
-            Some(text) => object.string(key, text),
-            None => object,
-        };
-        let object = remark(object, "compile_context", remarks.compile_context);
-        let object = remark(object, "user_metadata", remarks.user_metadata);
-        remark(object, "internal_metadata", remarks.internal_metadata)
+    fn json(&self, (entry, (event, remarks)): &Row<'_>) -> Value {
+        let mut object = json!({
+            "entry": entry,
+            "action": event.action.name(),
+            "address": format!("{:#x}", event.address),
+            "size_bytes": event.size_bytes,
+            "stream": event.stream.raw(),
+            "place": place(self.recording, event.stack),
+            "time_us": event.time_us,
+        });
+        for (key, text) in [
+            ("compile_context", remarks.compile_context),
+            ("user_metadata", remarks.user_metadata),
+            ("internal_metadata", remarks.internal_metadata),
+        ] {
+            if let Some(text) = text {
+                object[key] = text.into();
+            }
+        }
+        object
     }
 }
 
@@ -201,28 +244,19 @@ fn stack(output: &Output, recording: &Recording, stack: Option<StackId>) {
     }
 }
 
-/// `thalweg memory at SNAPSHOT ADDRESS`.
-pub fn at(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--device"])?;
-    let [path, address] = arguments.files()? else {
-        return Err(UsageError("one snapshot and one address, such as 0x7f3e2a000000".into()).into());
-    };
-    let address = parse_address(address)
-        .ok_or_else(|| UsageError(format!("`{address}` is no address; write it as 0x7f3e2a000000")))?;
-    let recording = files::read(path)?;
-    let output = Output::standard();
-    let wanted: Option<usize> =
-        arguments.read("--device", "the number of a device", |text| text.parse().ok())?;
-    for device in
-        recording.devices().into_iter().filter(|device| wanted.is_none_or(|wanted| wanted == *device))
-    {
+/// Runs `thalweg memory at`.
+pub fn at(arguments: &AtArguments) -> Result<ExitCode, Failure> {
+    let (path, recording) = read(&arguments.snapshot)?;
+    let (output, address) = (Output::standard(), arguments.address);
+    let is_wanted = |device: &usize| arguments.device.is_none_or(|wanted| wanted == *device);
+    for device in recording.devices().into_iter().filter(is_wanted) {
         let mut owners: Vec<BlockLife> = lives(&recording, device).blocks;
         owners.retain(|block| {
             (block.address..block.address.saturating_add(block.size_bytes.max(1))).contains(&address)
         });
         let place_at_end = at_end(&recording, device, address);
-        if arguments.has("--json") {
-            output.text(&json_at(&recording, device, address, &owners).finish());
+        if arguments.json {
+            output.json(&json_at(&recording, device, address, &owners));
             continue;
         }
         if owners.is_empty() && place_at_end.is_none() {
@@ -285,28 +319,29 @@ fn at_end(recording: &Recording, device: usize, address: u64) -> Option<String> 
     None
 }
 
-fn json_at(recording: &Recording, device: usize, address: u64, owners: &[BlockLife]) -> Object {
-    let entry = |object: Object, key: &str, entry: Option<usize>| match entry {
-        Some(entry) => object.integer(key, entry as u64),
-        None => object.null(key),
+fn json_at(recording: &Recording, device: usize, address: u64, owners: &[BlockLife]) -> Value {
+    let block = |block: &BlockLife| {
+        json!({
+            "address": format!("{:#x}", block.address),
+            "size_bytes": block.size_bytes,
+            "requested_bytes": block.requested_bytes,
+            "place": place(recording, block.stack),
+            "allocated": block.allocated,
+            "freed": block.freed,
+        })
     };
-    Object::new().integer("device", device as u64).string("address", &format!("{address:#x}")).objects(
-        "blocks",
-        owners.iter().map(|block| {
-            let object = Object::new()
-                .string("address", &format!("{:#x}", block.address))
-                .integer("size_bytes", block.size_bytes)
-                .integer("requested_bytes", block.requested_bytes)
-                .string("place", &place(recording, block.stack));
-            entry(entry(object, "allocated", block.allocated), "freed", block.freed)
-        }),
-    )
+    json!({
+        "device": device,
+        "address": format!("{address:#x}"),
+        "blocks": owners.iter().map(block).collect::<Vec<_>>(),
+    })
 }
 
 /// Reads `0x7f3e2a000000`, or a decimal number.
-fn parse_address(text: &str) -> Option<u64> {
-    match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    }
+fn parse_address(text: &str) -> Result<u64, &'static str> {
+    let number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.map_err(|_| "write an address as 0x7f3e2a000000")
 }

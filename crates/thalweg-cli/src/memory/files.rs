@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 use thalweg::memory::snapshot::Recording;
 
-use super::Failure;
+use crate::Failure;
 use crate::progress::Progress;
 
 /// What every packed file begins with.
@@ -20,9 +21,9 @@ const LARGEST_RATIO: u64 = 256;
 const ALWAYS_UNPACKED_BYTES: u64 = 16 << 20;
 
 /// Reads a snapshot. `-` is standard input.
-pub fn read(path: &str) -> Result<Recording, Failure> {
-    let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: {what}"));
-    let (reader, bytes): (Box<dyn Read>, u64) = if path == "-" {
+pub fn read(path: &Path) -> Result<Recording, Failure> {
+    let complain = |what: &dyn std::fmt::Display| Failure(format!("{}: {what}", path.display()));
+    let (reader, bytes): (Box<dyn Read>, u64) = if path == Path::new("-") {
         (Box::new(std::io::stdin().lock()), 0)
     } else {
         let file = File::open(path).map_err(|error| complain(&error))?;
@@ -32,7 +33,7 @@ pub fn read(path: &str) -> Result<Recording, Failure> {
         }
         (Box::new(file), metadata.len())
     };
-    let progress = Progress::new(format!("reading {path}"), bytes);
+    let progress = Progress::new(format!("reading {}", path.display()), bytes);
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, Counted { reader, done: 0, progress });
     let first = reader.fill_buf().map_err(|error| complain(&error))?;
     if !first.starts_with(&GZIP_MAGIC) {
@@ -48,11 +49,11 @@ pub fn read(path: &str) -> Result<Recording, Failure> {
 
 /// The snapshots of several ranks, one by one, each with its path.
 pub fn each(
-    paths: &[String],
+    paths: &[PathBuf],
     mut act: impl FnMut(&str, &Recording) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     for path in paths {
-        act(path, &read(path)?)?;
+        act(&path.to_string_lossy(), &read(path)?)?;
     }
     Ok(())
 }

@@ -1,29 +1,38 @@
 //! `thalweg memory flame`: the live memory of a moment as folded stacks, which every program that draws flame graphs reads.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use thalweg::memory::analysis::{Moment, Summary, summarise};
+use clap::Args;
+use thalweg::memory::analysis::{Moment, summarise};
 use thalweg::memory::snapshot::{Recording, StackId};
 
-use super::arguments::Arguments;
 use super::places::printable;
-use super::{Failure, files};
-use crate::UsageError;
+use super::{At, files};
+use crate::Failure;
 use crate::output::Output;
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--at"])?;
-    let moment: fn(&Summary) -> &Moment = match arguments.value("--at") {
-        None | Some("peak") => |summary| &summary.at_peak,
-        Some("end") => |summary| &summary.at_end,
-        Some(other) => return Err(UsageError(format!("--at takes peak or end, not `{other}`")).into()),
-    };
+/// Prints the live memory by stack, as lines that flame graphs are drawn from
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  thalweg memory flame snapshot.pickle > live.folded")]
+pub struct Arguments {
+    /// What _dump_snapshot wrote, of one rank or several
+    #[arg(required = true, value_name = "SNAPSHOT")]
+    snapshots: Vec<PathBuf>,
+    /// When what is live is taken
+    #[arg(long, value_name = "MOMENT", default_value = "peak")]
+    at: At,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let output = Output::standard();
-    files::each(arguments.files()?, |path, recording| {
+    files::each(&arguments.snapshots, |path, recording| {
         for device in recording.devices() {
             let root = format!("{} device {device}", plain(path));
-            for (stack, bytes) in folded(recording, moment(&summarise(recording, device))) {
+            for (stack, bytes) in folded(recording, arguments.at.of(&summarise(recording, device))) {
                 output.text(&format!("{root};{stack} {bytes}\n"));
             }
         }

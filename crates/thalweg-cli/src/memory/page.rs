@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use thalweg::memory::analysis::{Categories, Lives, Stage, Summary, lives, stages};
 use thalweg::memory::snapshot::{Action, Recording, SettingValue, StackId};
@@ -15,9 +16,9 @@ use thalweg_page::{
     StageRow, Tone,
 };
 
-use super::Failure;
 use super::places::{by_place, place};
 use super::size::{count, size};
+use crate::Failure;
 
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;
@@ -31,9 +32,9 @@ pub struct Pages<'c> {
 
 impl<'c> Pages<'c> {
     /// A page of these snapshots that shows nothing yet.
-    pub fn new(paths: &[String], categories: &'c Categories) -> Self {
+    pub fn new(paths: &[PathBuf], categories: &'c Categories) -> Self {
         let model = PageModel {
-            title: paths.join(", "),
+            title: paths.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", "),
             categories: categories.names().to_vec(),
             ..PageModel::default()
         };
@@ -41,13 +42,13 @@ impl<'c> Pages<'c> {
     }
 
     /// Writes the page into a file.
-    pub fn write(self, path: &str) -> Result<(), Failure> {
+    pub fn write(self, path: &Path) -> Result<(), Failure> {
         let write = || {
             let mut file = BufWriter::new(File::create(path)?);
             thalweg_page::write(&self.model, &mut file)?;
             file.flush()
         };
-        write().map_err(|error| Failure::File(format!("{path}: {error}")))
+        write().map_err(|error| Failure(format!("{}: {error}", path.display())))
     }
 
     /// Adds one device of one snapshot, with the curves of other settings.

@@ -1,7 +1,10 @@
 //! `thalweg memory replay`: what other settings would have done.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
 use thalweg::memory::analysis::forecast::{self, Answer, Forecast, Recommendation};
 use thalweg::memory::analysis::what_if::{self, CANDIDATES};
 use thalweg::memory::analysis::{Categories, Summary, summarise};
@@ -10,77 +13,119 @@ use thalweg::memory::snapshot::Recording;
 use thalweg::memory::{Policy, Settings};
 use thalweg_page::Curve;
 
-use super::arguments::Arguments;
+use super::files;
 use super::page::Pages;
 use super::places::printable;
 use super::show::doubts;
 use super::size::{self, count, size};
 use super::table::Table;
-use super::{Failure, files};
-use crate::UsageError;
-use crate::output::{Object, Output};
+use crate::Failure;
+use crate::output::Output;
 use crate::progress::Progress;
 
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;
 
-/// What was asked for.
-pub struct Question {
-    policy: Policy,
-    policy_name: &'static str,
-    card_bytes: Option<u64>,
-    /// The settings to try; those of the recording, if there are none.
-    confs: Vec<String>,
+/// Replays the recorded requests under other settings: what would have been reserved, and whether it would have fitted
+#[derive(Args)]
+#[command(after_help = "\
+--search tries what is known to help some programs:
+  the default
+  expandable_segments:True
+      segments that grow: no free rests between segments
+  max_split_size_mb:64, :128, :256, :512
+      large blocks are not cut, and stay whole for large requests
+  roundup_power2_divisions:4, :8, :16
+      sizes that vary a little become equal, and fit where others were
+  garbage_collection_threshold:0.6, :0.8, and :0.8 with max_split_size_mb:128
+      old cached segments go back before the card is full; with --card only,
+      since without one nothing is collected
+It recommends the one that fits and reserves least; of those within 1 % of that,
+the one that calls the driver least. Of a trace that lost its beginning only
+what is certain to save is recommended. cudaMallocAsync is not tried: of that
+there is only an estimate (--conf backend:cudaMallocAsync).
+
+Examples:
+  thalweg memory replay snapshot.pickle --search --card 24GiB
+  thalweg memory replay snapshot.pickle --conf max_split_size_mb:128")]
+pub struct Arguments {
+    #[command(flatten)]
+    what_if: WhatIf,
+    /// Tries a list of settings too, and recommends one (see below)
+    #[arg(long)]
     search: bool,
-    json: bool,
-    /// Whether an object says which file it is about.
-    names_files: bool,
 }
 
-impl Question {
-    /// # Errors
-    /// If an option has a value that it does not take.
-    pub fn of(arguments: &Arguments) -> Result<Self, Failure> {
-        let (policy, policy_name) = match arguments.value("--policy") {
-            None | Some("pytorch") => (Policy::PyTorch, "pytorch"),
-            Some("thalweg") => (Policy::Thalweg, "thalweg"),
-            Some(other) => {
-                return Err(UsageError(format!("--policy takes pytorch or thalweg, not `{other}`")).into());
-            }
-        };
-        let this = Self {
-            policy,
-            policy_name,
-            card_bytes: arguments.read("--card", size::EXPECTED, size::parse)?,
-            confs: arguments.values("--conf").map(str::to_owned).collect(),
-            search: arguments.has("--search"),
-            json: arguments.has("--json"),
-            names_files: arguments.files()?.len() > 1,
-        };
-        for conf in &this.confs {
-            this.settings(conf).map_err(UsageError)?;
+/// What is replayed, and under which settings.
+#[derive(Args)]
+pub struct WhatIf {
+    /// What _dump_snapshot wrote, of one rank or several
+    #[arg(required = true, value_name = "SNAPSHOT")]
+    pub snapshots: Vec<PathBuf>,
+    /// Settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be repeated [default: those of the recording]
+    #[arg(long, value_name = "KEY:VALUE,...")]
+    pub conf: Vec<String>,
+    /// pytorch: decides as PyTorch 2.11 does; thalweg: as this project's own allocator does
+    #[arg(long, value_name = "NAME", default_value = "pytorch", hide_possible_values = true)]
+    policy: PolicyName,
+    /// The memory of the card, with its unit: 24GiB, 24GB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub card: Option<u64>,
+    /// Writes the same and more as a page for a browser, in one file; each --conf is a curve on it
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// One JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PolicyName {
+    Pytorch,
+    Thalweg,
+}
+
+impl PolicyName {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pytorch => "pytorch",
+            Self::Thalweg => "thalweg",
         }
-        Ok(this)
+    }
+
+    fn policy(self) -> Policy {
+        match self {
+            Self::Pytorch => Policy::PyTorch,
+            Self::Thalweg => Policy::Thalweg,
+        }
+    }
+}
+
+impl WhatIf {
+    /// # Errors
+    /// If a setting makes no sense.
+    pub fn check(&self) -> Result<(), Failure> {
+        self.conf.iter().try_for_each(|conf| self.settings(conf).map(drop)).map_err(Failure)
     }
 
     fn settings(&self, conf: &str) -> Result<Settings, String> {
-        let settings =
-            what_if::settings(self.policy, conf).map_err(|error| format!("--conf {conf}: {error}"))?;
-        if settings.per_process_memory_fraction() < 1.0 && self.card_bytes.is_none() {
+        let settings = what_if::settings(self.policy.policy(), conf)
+            .map_err(|error| format!("--conf {conf}: {error}"))?;
+        if settings.per_process_memory_fraction() < 1.0 && self.card.is_none() {
             return Err(format!("--conf {conf}: a fraction of which memory? give --card"));
         }
         Ok(settings)
     }
 
     /// The settings for one recording, the first of which the others are compared with.
-    fn confs_for(&self, recorded: &str) -> Vec<String> {
-        let mut confs = self.confs.clone();
+    fn confs_for(&self, recorded: &str, search: bool) -> Vec<String> {
+        let mut confs = self.conf.clone();
         if confs.is_empty() {
             confs.push(recorded.to_owned());
         }
-        if self.search {
+        if search {
             // What is collected depends on how full the card is.
-            let helps = |conf: &&&str| self.card_bytes.is_some() || !conf.contains("garbage_collection");
+            let helps = |conf: &&&str| self.card.is_some() || !conf.contains("garbage_collection");
             confs.extend(CANDIDATES.iter().filter(helps).map(|conf| conf.to_string()));
         }
         let mut unique = Vec::new();
@@ -93,36 +138,35 @@ impl Question {
     }
 }
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--conf", "--policy", "--card", "--search", "--html"])?;
-    let question = Question::of(&arguments)?;
-    let html = arguments.value("--html");
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { what_if: question, search } = arguments;
+    question.check()?;
     let categories = Categories::default();
-    let mut pages = Pages::new(arguments.files()?, &categories);
+    let mut pages = Pages::new(&question.snapshots, &categories);
     let output = Output::standard();
     let mut replayed = 0;
-    files::each(arguments.files()?, |path, recording| {
+    files::each(&question.snapshots, |path, recording| {
         for device in recording.devices().into_iter().filter(|&device| recording.trace_len(device) > 0) {
             if replayed > 0 && !question.json {
                 output.text("\n");
             }
             let summary = summarise(recording, device);
-            let curves = replay(&question, &output, path, recording, &summary)?;
-            if html.is_some() {
-                pages.add(path, recording, &summary, question.card_bytes, curves);
+            let curves = replay(question, *search, &output, path, recording, &summary)?;
+            if question.html.is_some() {
+                pages.add(path, recording, &summary, question.card, curves);
             }
             replayed += 1;
         }
         Ok(())
     })?;
     if replayed == 0 {
-        return Err(Failure::File(
+        return Err(Failure(
             "there is no trace to replay; switch the history on before the work begins: \
              torch.cuda.memory._record_memory_history()"
                 .into(),
         ));
     }
-    if let Some(html) = html {
+    if let Some(html) = &question.html {
         pages.write(html)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -137,7 +181,7 @@ struct Trial {
 
 /// What each setting comes to for one device.
 fn trials(
-    question: &Question,
+    question: &WhatIf,
     path: &str,
     recording: &Recording,
     device: usize,
@@ -145,7 +189,7 @@ fn trials(
     finds_cards: bool,
     mut seen: impl FnMut(&Trial),
 ) -> Result<Vec<Trial>, Failure> {
-    let complain = |what: &dyn std::fmt::Display| Failure::File(format!("{path}: device {device}: {what}"));
+    let complain = |what: &dyn std::fmt::Display| Failure(format!("{path}: device {device}: {what}"));
     let recorded = what_if::recorded_conf(recording);
     let program = Program::from_recording(recording, device).map_err(|error| complain(&error))?;
     let mut trials = Vec::new();
@@ -153,15 +197,15 @@ fn trials(
         let settings = question.settings(conf).map_err(|error| complain(&error))?;
         // Only the recording's own settings lead to the state in which the trace begins.
         let as_recorded =
-            || what_if::settings(question.policy, recorded).is_ok_and(|those| those == settings);
-        let is_recorded = question.policy == Policy::PyTorch && as_recorded();
+            || what_if::settings(question.policy.policy(), recorded).is_ok_and(|those| those == settings);
+        let is_recorded = question.policy == PolicyName::Pytorch && as_recorded();
         let forecast = match forecast::unknown(&program, &settings) {
             Some(why) => Err(why),
             None => {
                 let steps = program.steps().len() as u64;
                 let mut progress = Progress::new(format!("replaying {}", name(conf)), steps);
                 let show = |step| progress.show(step as u64);
-                let forecast = Forecast::of(&program, &settings, is_recorded, question.card_bytes, show);
+                let forecast = Forecast::of(&program, &settings, is_recorded, question.card, show);
                 let mut forecast = forecast.map_err(|error| complain(&error))?;
                 if finds_cards {
                     forecast.find_card(&program, &settings).map_err(|error| complain(&error))?;
@@ -178,7 +222,7 @@ fn trials(
 
 /// The smallest card that would have been enough under the settings of the recording; `None` where that is not known.
 pub fn least_card(
-    question: &Question,
+    question: &WhatIf,
     path: &str,
     recording: &Recording,
     device: usize,
@@ -190,12 +234,12 @@ pub fn least_card(
 
 /// The curves of what the settings of `question` would have reserved, for a page.
 pub fn curves(
-    question: &Question,
+    question: &WhatIf,
     path: &str,
     recording: &Recording,
     device: usize,
 ) -> Result<Vec<Curve>, Failure> {
-    let trials = trials(question, path, recording, device, &question.confs, false, |_| {})?;
+    let trials = trials(question, path, recording, device, &question.conf, false, |_| {})?;
     Ok(trials.into_iter().filter_map(curve).collect())
 }
 
@@ -217,7 +261,8 @@ fn curve(trial: Trial) -> Option<Curve> {
 
 /// Replays one device and prints what came of it. Returns the curves for a page.
 fn replay(
-    question: &Question,
+    question: &WhatIf,
+    search: bool,
     output: &Output,
     path: &str,
     recording: &Recording,
@@ -225,23 +270,23 @@ fn replay(
 ) -> Result<Vec<Curve>, Failure> {
     let device = summary.device;
     let recorded = what_if::recorded_conf(recording);
-    let confs = question.confs_for(recorded);
+    let confs = question.confs_for(recorded, search);
     let trials = trials(question, path, recording, device, &confs, true, |trial| {
         if question.json {
-            output.text(&object(question, path, device, trial).finish());
+            output.json(&describe(question, path, device, trial));
         }
     })?;
-    let doubts = doubts(recording, summary, question.card_bytes);
+    let doubts = doubts(recording, summary, question.card);
     let report = Report { question, trials: &trials, summary, doubts };
     if !question.json {
-        output.line(2, &format!("{path}, device {device}, policy {}", question.policy_name));
+        output.line(2, &format!("{path}, device {device}, policy {}", question.policy.name()));
         output.text(&report.table(output.width() < NARROW).render(output.width(), 2));
         report.notes(output);
-        if question.search {
+        if search {
             report.recommend(output);
         }
-    } else if question.search {
-        output.text(&report.json_recommendation(device).finish());
+    } else if search {
+        output.json(&report.json_recommendation(device));
     }
     Ok(trials.into_iter().filter_map(curve).collect())
 }
@@ -250,55 +295,59 @@ fn name(conf: &str) -> String {
     if conf.is_empty() { "(default)".into() } else { printable(conf) }
 }
 
-fn object(question: &Question, path: &str, device: usize, trial: &Trial) -> Object {
-    let object = Object::new()
-        .string("settings", &trial.conf)
-        .string("policy", question.policy_name)
-        .integer("device", device as u64);
+fn describe(question: &WhatIf, path: &str, device: usize, trial: &Trial) -> Value {
+    let mut object = json!({ "settings": trial.conf, "policy": question.policy.name(), "device": device });
     let forecast = match &trial.forecast {
         Ok(forecast) => forecast,
-        Err(why) => return object.null("peak_reserved_bytes").string("why_unknown", why),
+        Err(why) => {
+            object["peak_reserved_bytes"] = Value::Null;
+            object["why_unknown"] = (*why).into();
+            return object;
+        }
     };
     let outcome = forecast.nearest();
     let answer = forecast.out_of_memory();
     let is_bound = forecast.is_partial() && answer == Answer::No;
     let peak = if is_bound { forecast.least_reserved_bytes } else { outcome.peak_reserved_bytes };
-    let object = object
-        .integer("peak_live_bytes", outcome.peak_live_bytes)
-        .integer("peak_reserved_bytes", peak)
-        .integer("driver_allocations", outcome.driver_allocations)
-        .integer("driver_frees", outcome.driver_frees)
-        .integer("retries", outcome.retries)
-        .boolean("out_of_memory", answer == Answer::Yes)
-        .integer("address_mismatches", outcome.address_mismatches);
-    let object = match forecast.fits_from_bytes {
-        Some(bytes) => object.integer("fits_from_bytes", bytes),
-        None => object.null("fits_from_bytes"),
-    };
-    let object = match outcome.is_estimate {
-        true => object.boolean("is_estimate", true),
-        false => object,
-    };
-    let object = match forecast.is_partial() {
-        true => {
-            let (least, most) = forecast.recorded_part_bytes();
-            let bound =
-                if is_bound { "peak_live_bytes,peak_reserved_bytes,out_of_memory" } else { "out_of_memory" };
-            object
-                .boolean("is_lower_bound", true)
-                .string("lower_bound_of", bound)
-                .boolean("out_of_memory_perhaps", answer == Answer::Perhaps)
-                .integer("recorded_part_least_bytes", least)
-                .integer("recorded_part_most_bytes", most)
+    let mut add = |members: Value| {
+        if let (Value::Object(object), Value::Object(members)) = (&mut object, members) {
+            object.extend(members);
         }
-        false => object,
     };
-    if question.names_files { object.string("snapshot", path) } else { object }
+    add(json!({
+        "peak_live_bytes": outcome.peak_live_bytes,
+        "peak_reserved_bytes": peak,
+        "driver_allocations": outcome.driver_allocations,
+        "driver_frees": outcome.driver_frees,
+        "retries": outcome.retries,
+        "out_of_memory": answer == Answer::Yes,
+        "address_mismatches": outcome.address_mismatches,
+        "fits_from_bytes": forecast.fits_from_bytes,
+    }));
+    if outcome.is_estimate {
+        add(json!({ "is_estimate": true }));
+    }
+    if forecast.is_partial() {
+        let (least, most) = forecast.recorded_part_bytes();
+        let bound =
+            if is_bound { "peak_live_bytes,peak_reserved_bytes,out_of_memory" } else { "out_of_memory" };
+        add(json!({
+            "is_lower_bound": true,
+            "lower_bound_of": bound,
+            "out_of_memory_perhaps": answer == Answer::Perhaps,
+            "recorded_part_least_bytes": least,
+            "recorded_part_most_bytes": most,
+        }));
+    }
+    if question.snapshots.len() > 1 {
+        add(json!({ "snapshot": path }));
+    }
+    object
 }
 
 /// What is printed of one device.
 struct Report<'r> {
-    question: &'r Question,
+    question: &'r WhatIf,
     trials: &'r [Trial],
     summary: &'r Summary,
     doubts: Vec<String>,
@@ -357,7 +406,7 @@ impl Report<'_> {
             let mismatches = count(recorded.nearest().address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }
-        match self.question.card_bytes {
+        match self.question.card {
             Some(card) => note(&format!(
                 "on a card of {}, of which a real process has less: what is outside the allocator (context, libraries, other \
                  processes) is in no snapshot",
@@ -452,20 +501,23 @@ impl Report<'_> {
         line("  Speed is not known from a trace: try it.");
     }
 
-    fn json_recommendation(&self, device: usize) -> Object {
+    fn json_recommendation(&self, device: usize) -> Value {
         let forecasts: Vec<Forecast> = self.forecasts().cloned().collect();
         let known: Vec<&Trial> = self.trials.iter().filter(|trial| trial.forecast.is_ok()).collect();
-        let object = Object::new().integer("device", device as u64);
         let (index, least, most) = match forecast::recommend(&forecasts) {
-            Recommendation::NoneFits => return object.null("recommended").integer("saved_bytes", 0),
+            Recommendation::NoneFits => {
+                return json!({ "device": device, "recommended": null, "saved_bytes": 0 });
+            }
             Recommendation::NoChange => (0, 0, 0),
             Recommendation::Fits { index } => (index, 0, 0),
             Recommendation::Saves { index, least_bytes, most_bytes } => (index, least_bytes, most_bytes),
         };
-        object
-            .string("recommended", &known[index].conf)
-            .integer("saved_bytes", least)
-            .integer("saved_bytes_at_most", most)
+        json!({
+            "device": device,
+            "recommended": known[index].conf,
+            "saved_bytes": least,
+            "saved_bytes_at_most": most,
+        })
     }
 }
 

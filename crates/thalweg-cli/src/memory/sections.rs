@@ -1,14 +1,14 @@
 //! What `show` says beside the two moments: how the allocator was set, what each stage had, what the memory was for.
 
-use thalweg::memory::analysis::{Categories, Moment, stages};
+use serde_json::{Value, json};
+use thalweg::memory::analysis::{Categories, Moment, Stage, stages};
 use thalweg::memory::snapshot::Recording;
 
 use super::page::recorded_settings;
 use super::places::printable;
 use super::size::{count, share, size};
 use super::table::Table;
-use crate::UsageError;
-use crate::output::{Object, Output};
+use crate::output::Output;
 
 /// The settings that the file says, in one line; those that change nothing are left out.
 pub fn settings(recording: &Recording) -> Option<String> {
@@ -58,13 +58,10 @@ pub fn print_stages(output: &Output, recording: &Recording, device: usize, top: 
     }
 }
 
-/// The categories that `--category NAME=TEXT` and the built-in rules tell apart.
-pub fn categories<'a>(rules: impl Iterator<Item = &'a str>) -> Result<Categories, UsageError> {
-    let read = |rule: &'a str| {
-        let parts = rule.split_once('=').filter(|(name, text)| !name.is_empty() && !text.is_empty());
-        parts.ok_or_else(|| UsageError(format!("--category takes NAME=TEXT, not `{rule}`")))
-    };
-    Ok(Categories::new(rules.map(read).collect::<Result<Vec<_>, _>>()?))
+/// Reads a rule of `--category`: `NAME=TEXT`.
+pub fn category(rule: &str) -> Result<(String, String), &'static str> {
+    let parts = rule.split_once('=').filter(|(name, text)| !name.is_empty() && !text.is_empty());
+    parts.map(|(name, text)| (name.to_owned(), text.to_owned())).ok_or("write NAME=TEXT")
 }
 
 /// The live bytes of a moment by category: its name, blocks and bytes, the most first.
@@ -98,18 +95,17 @@ pub fn category_table(rows: &[(&str, usize, u64)], live_bytes: u64) -> Table {
 }
 
 /// The same for scripts.
-pub fn json_stages(object: Object, recording: &Recording, device: usize) -> Object {
-    object.objects(
-        "stages",
-        stages(recording, device).into_iter().map(|stage| {
-            Object::new()
-                .string("name", &stage.name)
-                .integer("times", stage.times as u64)
-                .number("duration_us", stage.duration_us as f64)
-                .integer("peak_live_bytes", stage.peak_live_bytes)
-                .integer("peak_own_bytes", stage.peak_own_bytes)
-                .integer("peak_reserved_bytes", stage.peak_reserved_bytes)
-                .integer("peak_entry", stage.peak_entry as u64)
-        }),
-    )
+pub fn json_stages(recording: &Recording, device: usize) -> Vec<Value> {
+    let stage = |stage: Stage| {
+        json!({
+            "name": *stage.name,
+            "times": stage.times,
+            "duration_us": stage.duration_us,
+            "peak_live_bytes": stage.peak_live_bytes,
+            "peak_own_bytes": stage.peak_own_bytes,
+            "peak_reserved_bytes": stage.peak_reserved_bytes,
+            "peak_entry": stage.peak_entry,
+        })
+    };
+    stages(recording, device).into_iter().map(stage).collect()
 }

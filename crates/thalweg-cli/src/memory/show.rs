@@ -2,37 +2,53 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
+use serde_json::{Value, json};
 use thalweg::memory::analysis::{
     Categories, Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise,
 };
 use thalweg::memory::snapshot::{Action, Gap, Recording};
 
-use super::arguments::Arguments;
 use super::page::Pages;
 use super::places::{by_place, place};
+use super::replay::WhatIf;
 use super::size::{count, share, size};
 use super::table::Table;
-use super::{Failure, files, replay, sections};
-use crate::UsageError;
-use crate::output::{Object, Output};
+use super::{files, replay, sections};
+use crate::Failure;
+use crate::output::Output;
 
-pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    arguments.only(&["--top", "--card", "--html", "--conf", "--policy", "--category"])?;
-    let top = arguments.top()?;
-    let card = arguments.read("--card", super::size::EXPECTED, super::size::parse)?;
-    let question = replay::Question::of(&arguments)?;
+/// Shows the peaks, what was live then, and why the rest of the reserved memory was of no use
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  thalweg memory show snapshot.pickle
+  thalweg memory show snapshot.pickle --category 'KV cache=cache.py'
+  thalweg memory show snapshot.pickle --html page.html --card 24GiB")]
+pub struct Arguments {
+    #[command(flatten)]
+    what_if: WhatIf,
+    /// How many sizes and places are shown
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    top: usize,
+    /// What was allocated with TEXT in a frame (file:line function) is NAME's; may be repeated
+    #[arg(long, value_name = "NAME=TEXT", value_parser = sections::category)]
+    category: Vec<(String, String)>,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { what_if: question, top, category } = arguments;
+    let (card, html, top) = (question.card, question.html.as_deref(), *top);
+    question.check()?;
+    if html.is_none() && !question.conf.is_empty() {
+        let text = "--conf draws a curve on the page of --html; for its figures there is `replay`";
+        return Err(Failure(text.into()));
+    }
     let output = Output::standard();
     let mut is_first = true;
-    let html = arguments.value("--html");
-    if html.is_none() && arguments.has("--conf") {
-        return Err(UsageError(
-            "--conf draws a curve on the page of --html; for its figures there is `replay`".into(),
-        )
-        .into());
-    }
-    let categories = sections::categories(arguments.values("--category"))?;
-    let mut pages = Pages::new(arguments.files()?, &categories);
-    files::each(arguments.files()?, |path, recording| {
+    let categories = Categories::new(category.iter().map(|(name, text)| (&**name, &**text)));
+    let mut pages = Pages::new(&question.snapshots, &categories);
+    files::each(&question.snapshots, |path, recording| {
         let mut devices = recording.devices();
         // First those that somebody looks for.
         let is_short = |device: &usize| recording.trace(*device).any(|event| event.action == Action::Oom);
@@ -44,14 +60,14 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             let summary = summarise(recording, device);
             if html.is_some() {
                 let curves = if recording.trace_len(device) > 0 {
-                    replay::curves(&question, path, recording, device)?
+                    replay::curves(question, path, recording, device)?
                 } else {
                     Vec::new()
                 };
                 pages.add(path, recording, &summary, card, curves);
             }
-            if arguments.has("--json") {
-                output.text(&json(path, recording, &summary, top, &categories).finish());
+            if question.json {
+                output.json(&describe(path, recording, &summary, top, &categories));
                 continue;
             }
             if !std::mem::take(&mut is_first) {
@@ -59,7 +75,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             }
             let is_short = !summary.out_of_memory.is_empty();
             let least_card =
-                if is_short { replay::least_card(&question, path, recording, device)? } else { None };
+                if is_short { replay::least_card(question, path, recording, device)? } else { None };
             let page = Page {
                 output: &output,
                 recording,
@@ -359,87 +375,77 @@ pub fn doubts(recording: &Recording, summary: &Summary, card: Option<u64>) -> Ve
     doubts
 }
 
-fn json(path: &str, recording: &Recording, summary: &Summary, top: usize, categories: &Categories) -> Object {
-    let object = Object::new()
-        .string("snapshot", path)
-        .integer("device", summary.device as u64)
-        .integer("entries", summary.entries as u64)
-        .integer("peak_live_bytes", summary.peak_live_bytes)
-        .integer("peak_reserved_bytes", summary.peak_reserved_bytes)
-        .integer("host_bytes", summary.host_bytes)
-        .boolean("starts_empty", summary.start.is_complete())
-        .integer("start_live_bytes", summary.start.live_bytes)
-        .integer("start_reserved_bytes", summary.start.reserved_bytes)
-        .string("doubts", &doubts(recording, summary, None).join("; "));
-    let object = match summary.growth {
-        Some(growth) => object.number("growth", growth),
-        None => object.null("growth"),
-    };
-    let object = sections::json_stages(object, recording, summary.device)
-        .string("settings", &sections::settings(recording).unwrap_or_default());
-    object
-        .object("at_peak", json_moment(recording, &summary.at_peak, top, categories))
-        .object("at_end", json_moment(recording, &summary.at_end, top, categories))
-        .objects(
-            "pools",
-            summary.pools.iter().map(|pool| {
-                Object::new()
-                    .string("pool_id", &format!("{}_{}", pool.pool_id.0, pool.pool_id.1))
-                    .integer("segments", pool.segments as u64)
-                    .integer("reserved_bytes", pool.reserved_bytes)
-                    .integer("active_bytes", pool.active_bytes)
-            }),
-        )
-        .objects(
-            "out_of_memory",
-            summary.out_of_memory.iter().map(|failure| {
-                Object::new()
-                    .integer("entry", failure.entry as u64)
-                    .integer("requested_bytes", failure.requested_bytes)
-                    .integer("device_free_bytes", failure.device_free_bytes)
-                    .integer("reserved_bytes", failure.reserved_bytes)
-                    .string("place", &place(recording, failure.stack))
-            }),
-        )
+fn describe(
+    path: &str,
+    recording: &Recording,
+    summary: &Summary,
+    top: usize,
+    categories: &Categories,
+) -> Value {
+    let pools = summary.pools.iter().map(|pool| {
+        json!({
+            "pool_id": format!("{}_{}", pool.pool_id.0, pool.pool_id.1),
+            "segments": pool.segments,
+            "reserved_bytes": pool.reserved_bytes,
+            "active_bytes": pool.active_bytes,
+        })
+    });
+    let failures = summary.out_of_memory.iter().map(|failure| {
+        json!({
+            "entry": failure.entry,
+            "requested_bytes": failure.requested_bytes,
+            "device_free_bytes": failure.device_free_bytes,
+            "reserved_bytes": failure.reserved_bytes,
+            "place": place(recording, failure.stack),
+        })
+    });
+    json!({
+        "snapshot": path,
+        "device": summary.device,
+        "entries": summary.entries,
+        "peak_live_bytes": summary.peak_live_bytes,
+        "peak_reserved_bytes": summary.peak_reserved_bytes,
+        "host_bytes": summary.host_bytes,
+        "starts_empty": summary.start.is_complete(),
+        "start_live_bytes": summary.start.live_bytes,
+        "start_reserved_bytes": summary.start.reserved_bytes,
+        "doubts": doubts(recording, summary, None).join("; "),
+        "growth": summary.growth,
+        "stages": sections::json_stages(recording, summary.device),
+        "settings": sections::settings(recording).unwrap_or_default(),
+        "at_peak": json_moment(recording, &summary.at_peak, top, categories),
+        "at_end": json_moment(recording, &summary.at_end, top, categories),
+        "pools": pools.collect::<Vec<_>>(),
+        "out_of_memory": failures.collect::<Vec<_>>(),
+    })
 }
 
-fn json_moment(recording: &Recording, moment: &Moment, top: usize, categories: &Categories) -> Object {
-    Object::new()
-        .integer("entry", moment.entry as u64)
-        .integer("live_bytes", moment.live_bytes)
-        .integer("live_blocks", moment.live_blocks as u64)
-        .integer("reserved_bytes", moment.reserved_bytes)
-        .integer("active_bytes", moment.fragmentation.active_bytes)
-        .integer("hard_bytes", moment.fragmentation.hard_bytes)
-        .integer("soft_bytes", moment.fragmentation.soft_bytes)
-        .integer("stream_bytes", moment.fragmentation.stream_bytes)
-        .integer("pool_bytes", moment.fragmentation.pool_bytes)
-        .integer("largest_free_bytes", moment.fragmentation.largest_free_bytes)
-        .objects(
-            "by_size",
-            moment.by_size.iter().take(top).map(|group| {
-                Object::new()
-                    .integer("size_bytes", group.size_bytes)
-                    .integer("blocks", group.blocks as u64)
-                    .integer("bytes", group.bytes)
-            }),
-        )
-        .objects(
-            "by_stack",
-            by_place(recording, &moment.by_stack).iter().take(top).map(|group| {
-                Object::new()
-                    .string("place", &group.name)
-                    .integer("blocks", group.blocks as u64)
-                    .integer("bytes", group.bytes)
-            }),
-        )
-        .objects(
-            "by_category",
-            sections::by_category(recording, moment, categories).into_iter().map(|(name, blocks, bytes)| {
-                Object::new()
-                    .string("category", name)
-                    .integer("blocks", blocks as u64)
-                    .integer("bytes", bytes)
-            }),
-        )
+fn json_moment(recording: &Recording, moment: &Moment, top: usize, categories: &Categories) -> Value {
+    let by_size =
+        moment.by_size.iter().take(top).map(
+            |group| json!({ "size_bytes": group.size_bytes, "blocks": group.blocks, "bytes": group.bytes }),
+        );
+    let places = by_place(recording, &moment.by_stack);
+    let by_stack = places
+        .iter()
+        .take(top)
+        .map(|group| json!({ "place": group.name, "blocks": group.blocks, "bytes": group.bytes }));
+    let by_category = sections::by_category(recording, moment, categories)
+        .into_iter()
+        .map(|(name, blocks, bytes)| json!({ "category": name, "blocks": blocks, "bytes": bytes }));
+    json!({
+        "entry": moment.entry,
+        "live_bytes": moment.live_bytes,
+        "live_blocks": moment.live_blocks,
+        "reserved_bytes": moment.reserved_bytes,
+        "active_bytes": moment.fragmentation.active_bytes,
+        "hard_bytes": moment.fragmentation.hard_bytes,
+        "soft_bytes": moment.fragmentation.soft_bytes,
+        "stream_bytes": moment.fragmentation.stream_bytes,
+        "pool_bytes": moment.fragmentation.pool_bytes,
+        "largest_free_bytes": moment.fragmentation.largest_free_bytes,
+        "by_size": by_size.collect::<Vec<_>>(),
+        "by_stack": by_stack.collect::<Vec<_>>(),
+        "by_category": by_category.collect::<Vec<_>>(),
+    })
 }

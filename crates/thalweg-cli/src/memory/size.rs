@@ -41,12 +41,12 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// What [`parse`] takes.
-pub const EXPECTED: &str = "a size with its unit, such as 24GiB or 24GB";
-
 /// Reads `24GiB`, `24GB`, `1.5 MiB` or `512B`. A number without a unit could be anything, and nothing has 0 bytes.
-pub fn parse(text: &str) -> Option<u64> {
-    let text = text.trim();
+pub fn parse(text: &str) -> Result<u64, &'static str> {
+    bytes(text.trim()).ok_or("write a size with its unit, such as 24GiB or 24GB")
+}
+
+fn bytes(text: &str) -> Option<u64> {
     let unit_at = text.find(|character: char| character.is_ascii_alphabetic())?;
     let (number, unit) = (text[..unit_at].trim(), text[unit_at..].to_ascii_lowercase());
     let scale: u64 = match unit.as_str() {
@@ -69,10 +69,10 @@ pub fn parse(text: &str) -> Option<u64> {
 }
 
 /// Reads `2%`. A number without the sign could be a fraction.
-pub fn parse_percent(text: &str) -> Option<f64> {
-    let number = text.trim().strip_suffix('%')?;
-    let value = number.trim().parse::<f64>().ok()? / 100.0;
-    (value.is_finite() && value >= 0.0).then_some(value)
+pub fn parse_percent(text: &str) -> Result<f64, &'static str> {
+    let number = text.trim().strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    let share = number.map(|percent| percent / 100.0).filter(|share| share.is_finite() && *share >= 0.0);
+    share.ok_or("write percents with their sign, such as 2%")
 }
 
 #[cfg(test)]
@@ -97,12 +97,12 @@ mod tests {
             ("85017493504B", 85_017_493_504),
             ("2gb", 2_000_000_000),
         ] {
-            assert_eq!(parse(text), Some(bytes), "{text}");
+            assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in
             ["", "GiB", "24", "-1", "0GiB", "0.0B", "-1GiB", "1 parsec", "nanGiB", "infGB", "99999999999TiB"]
         {
-            assert_eq!(parse(text), None, "{text}");
+            assert!(parse(text).is_err(), "{text}");
         }
     }
 
@@ -111,9 +111,9 @@ mod tests {
         assert_eq!((share(1, 8), share(1, 0)), ("12.5 %".into(), "-".into()));
         assert_eq!([1, 999, 1000, 1_234_567].map(count), ["1", "999", "1,000", "1,234,567"]);
         for text in ["2", "0.5", "x", "nan%", "-1%", "inf%"] {
-            assert_eq!(parse_percent(text), None, "{text}");
+            assert!(parse_percent(text).is_err(), "{text}");
         }
-        assert_eq!([parse_percent("2%"), parse_percent("0 %")], [Some(0.02), Some(0.0)]);
+        assert_eq!([parse_percent("2%"), parse_percent("0 %")], [Ok(0.02), Ok(0.0)]);
         assert_eq!([change(-2048), change(1)], ["-2.00 KiB", "+1 B"]);
     }
 }

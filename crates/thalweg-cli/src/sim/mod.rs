@@ -5,56 +5,78 @@
 //! got stuck, or it did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
 //! be relied on, and reported; the others only counted.
 
-mod arguments;
-
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command as Process, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
 
-use self::arguments::Arguments;
-use crate::output::{Colour, Object, Output, complain};
+use anstyle::AnsiColor;
+use clap::Args;
+use serde_json::json;
+
+use crate::output::{Output, complain, paint};
 use crate::progress::Progress;
-use crate::{Command, UsageError};
 
-/// The command.
-pub const COMMAND: Command = Command {
-    name: "sim",
-    summary: "a program under many schedules of the simulated GPU: races, lifetimes, faults",
-    usage: "\
-usage: thalweg sim [--seeds N] [--first N] [--faults] [--order-only] [--timeout S] [--jobs N]
-                   [--json] -- PROGRAM [ARGS]
+/// Runs a program under many schedules of the simulated GPU: races, lifetimes, faults
+#[derive(Args)]
+#[command(
+    override_usage = "thalweg sim [OPTIONS] -- PROGRAM [ARGS]",
+    after_help = "\
+PROGRAM runs once for each seed on the simulated GPU. The seed decides in which
+order unordered work runs, and every run is checked for order that CUDA does not
+promise. The lowest seed that fails is reported.
 
-Runs PROGRAM once for each seed on the simulated GPU. The seed decides in which
-order unordered work runs; a referee watches that all order is what CUDA
-promises. The lowest seed that fails is reported.
+Examples:
+  thalweg sim --seeds 100 -- target/debug/train --steps 5
+  thalweg sim --first 17 --seeds 1 -- target/debug/train --steps 5
 
-  --seeds N   how many seeds (default 100)
-  --first N   the first seed (default 0); one seed again: --first N --seeds 1
-  --faults    lets memory run out and commands fail as well, in half of the seeds;
-              a program that ends with an error of its own is then well, one that
-              panics is not
-  --order-only  checks order, ranges and lifetimes, and computes nothing: programs of full
-              size in the time of their calls. Values that are read back are zeros. If
-              the first seed could see nothing of its schedule, the others are left out
-  --timeout S how many seconds one run may take (default 300): it is then ended and
-              reported
-  --jobs N    how many processes at once (default: one for each processor)
-  --json      one JSON object a failing seed, and one with the summary
+The exit status is 0 if no seed fails, 1 if one does, 127 if there is no such
+program, and 126 if it cannot be run."
+)]
+pub struct Arguments {
+    /// How many seeds
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    seeds: u64,
+    /// The first seed; one seed again: --first N --seeds 1
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: u64,
+    /// Lets memory run out and commands fail as well, in half of the seeds; a program that ends with an error of its own
+    /// is then well, one that panics is not
+    #[arg(long)]
+    faults: bool,
+    /// Checks order, ranges and lifetimes, and computes nothing: programs of full size in the time of their calls. Values
+    /// that are read back are zeros. If the first seed could see nothing of its schedule, the others are left out
+    #[arg(long)]
+    order_only: bool,
+    /// How long one run may take: it is then ended and reported
+    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout_s: u64,
+    /// How many processes at once [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// One JSON object per failing seed, and one with the summary
+    #[arg(long)]
+    json: bool,
+    /// The program that is to run, with its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
 
-The exit status is 0 if no seed fails, and 1 if one does; 127 if there is no such
-program, and 126 if it cannot be run.
-",
-    run,
-};
+impl Arguments {
+    /// The program and its arguments, to be shown.
+    fn program(&self) -> String {
+        self.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+}
 
 /// The statuses of a shell for a program that is not there, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
@@ -69,24 +91,24 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How much of what a failing program wrote to standard error is shown.
 const SHOWN_ERROR_LINES: usize = 12;
 
-fn run(arguments: &[String]) -> Result<ExitCode, UsageError> {
-    let arguments = Arguments::parse(arguments)?;
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> ExitCode {
     let begin = Instant::now();
-    let (runs, failures) = match run_seeds(&arguments) {
+    let (runs, failures) = match run_seeds(arguments) {
         Ok(done) => done,
         Err(error) => {
-            let program = arguments.program[0].as_str();
-            complain(&format!("thalweg sim: `{program}` did not start: {error}"));
-            return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }));
+            let program = arguments.program[0].display();
+            complain(&format!("`{program}` did not start: {error}"));
+            return ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN });
         }
     };
     let output = Output::standard();
     if arguments.json {
-        print_json(&output, &arguments, runs, &failures);
+        print_json(&output, arguments, runs, &failures);
     } else {
-        print_text(&output, &arguments, runs, &failures, begin.elapsed().as_secs_f64());
+        print_text(&output, arguments, runs, &failures, begin.elapsed().as_secs_f64());
     }
-    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What a seed that failed left behind.
@@ -121,8 +143,10 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<(u64, BTreeMap<u64, SeedF
     let failures = Mutex::new(BTreeMap::new());
     let refusal = Mutex::new(None);
     let progress = Mutex::new((Progress::new("of all seeds", arguments.seeds), 0));
+    let jobs = arguments.jobs.map(usize::from);
+    let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
+        for _ in 0..jobs {
             let (next, failures, refusal, progress) = (&next, &failures, &refusal, &progress);
             scope.spawn(move || {
                 loop {
@@ -171,7 +195,7 @@ fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
     let mut observed = report.clone().into_os_string();
     observed.push(OBSERVED_SUFFIX);
     let observed = PathBuf::from(observed);
-    let mut process = Process::new(&arguments.program[0]);
+    let mut process = Command::new(&arguments.program[0]);
     process
         .args(&arguments.program[1..])
         .env("THALWEG_DEVICE", "sim")
@@ -274,14 +298,14 @@ fn print_text(
     seconds: f64,
 ) {
     let Some((seed, failure)) = failures.first_key_value() else {
-        let ok = output.paint(Colour::Green, "ok", 0);
+        let ok = paint(AnsiColor::Green, "ok", 0);
         output.line(4, &format!("{ok}  {runs} seeds, nothing found ({seconds:.1} s)"));
         if runs < arguments.seeds {
             output.line(2, "The program could see nothing of what its schedule decided, so the other seeds would be the same.");
         }
         return;
     };
-    let failed = output.paint(Colour::Red, "FAILED", 0);
+    let failed = paint(AnsiColor::Red, "FAILED", 0);
     output.line(4, &format!("{failed}  seed {seed}, after {seconds:.1} s\n"));
     for finding in &failure.findings {
         output.text(&format!("{finding}\n\n"));
@@ -303,24 +327,23 @@ fn print_text(
     );
     let faults = if arguments.faults { " --faults" } else { "" };
     let order_only = if arguments.order_only { " --order-only" } else { "" };
-    let program = arguments.program.join(" ");
+    let program = arguments.program();
     output.text(&format!("again: thalweg sim --first {seed} --seeds 1{faults}{order_only} -- {program}\n"));
 }
 
 fn print_json(output: &Output, arguments: &Arguments, runs: u64, failures: &BTreeMap<u64, SeedFailure>) {
     for (seed, failure) in failures {
-        let object = Object::new().number("seed", *seed as f64);
-        let object = match &failure.status {
-            Some(status) => object.string("status", status),
-            None => object.null("status"),
-        };
-        let findings = failure.findings.join(&format!("\n{FINDING_SEPARATOR}\n"));
-        output.text(&object.string("findings", &findings).string("standard_error", &failure.errors).finish());
+        output.json(&json!({
+            "seed": seed,
+            "status": failure.status,
+            "findings": failure.findings.join(&format!("\n{FINDING_SEPARATOR}\n")),
+            "standard_error": failure.errors,
+        }));
     }
-    let summary = Object::new()
-        .number("seeds", arguments.seeds as f64)
-        .number("runs", runs as f64)
-        .number("failing_seeds", failures.len() as f64)
-        .string("program", &arguments.program.join(" "));
-    output.text(&summary.finish());
+    output.json(&json!({
+        "seeds": arguments.seeds,
+        "runs": runs,
+        "failing_seeds": failures.len(),
+        "program": arguments.program(),
+    }));
 }

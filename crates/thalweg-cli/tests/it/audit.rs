@@ -63,7 +63,7 @@ fn json_has_one_object_an_example() {
 fn unknown_examples_are_explained() {
     let output = thalweg(&["audit", "training"], &[]);
     assert_eq!(output.status.code(), Some(2));
-    let complaint = "no example `training`; the examples are: train, train-item, decode";
+    let complaint = "[possible values: train, train-item, decode, decode-host, streams]";
     assert!(text(&output.stderr).contains(complaint), "{}", text(&output.stderr));
 }
 

@@ -138,7 +138,7 @@ fn an_address_is_looked_up() {
     assert_eq!(cells[..5], ["3", "4", "40.0", "MiB", "0x7f000a000000"], "{out}");
     assert!(out.contains("at the end  not reserved"), "{out}");
     let (_, error, status) = asked.ask(&["at", "s.pickle", "here"]);
-    assert!(status == Some(2) && error.contains("`here` is no address"), "{error}");
+    assert!(status == Some(2) && error.contains("'here' for '<ADDRESS>': write an address as"), "{error}");
 }
 
 #[test]

@@ -4,7 +4,6 @@ mod audit;
 #[path = "../../../thalweg-page/tests/it/browser.rs"]
 mod browser;
 mod doctor;
-mod flat_json;
 mod looking;
 mod memory;
 mod sim;
