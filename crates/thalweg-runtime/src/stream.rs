@@ -119,6 +119,16 @@ impl StreamState {
         self.log().forget_before(number);
     }
 
+    /// Asks whether the stream is idle, or waits until it is: what it was given before is complete then.
+    fn completed(&self, is_idle: impl FnOnce() -> Result<bool>) -> Result<bool> {
+        let next = self.next_command();
+        let is_idle = is_idle()?;
+        if is_idle {
+            self.complete_before(next);
+        }
+        Ok(is_idle)
+    }
+
     /// The command of this number was refused. If others came after it, it stays: a suspect too many does no harm.
     fn retract(&self, number: u64) {
         let mut log = self.log();
@@ -334,25 +344,23 @@ impl Stream {
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         called(&self.device, Label::here("query"));
-        let next = self.state.next_command();
-        let answer = self.check(self.device.driver().stream_query(self.handle()));
-        let answer = polled(answer, Label::here("query"))?;
-        let idle = planted!(AlwaysIdle, answer, true);
-        if idle {
-            self.state.complete_before(next);
-        }
-        Ok(idle)
+        let label = Label::here("query");
+        self.state.completed(|| {
+            let answer = polled(self.check(self.device.driver().stream_query(self.handle())), label)?;
+            Ok(planted!(AlwaysIdle, answer, true))
+        })
     }
 
     /// Blocks until all work is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         called(&self.device, Label::here("synchronize"));
-        let next = self.state.next_command();
         let driver = self.device.driver();
-        planted!(SynchronizeNothing, self.check(driver.stream_synchronize(self.handle()))?, ());
-        self.state.complete_before(next);
-        Ok(())
+        let is_idle = self.state.completed(|| {
+            planted!(SynchronizeNothing, self.check(driver.stream_synchronize(self.handle()))?, ());
+            Ok(true)
+        });
+        is_idle.map(drop)
     }
 
     /// Later work on this stream waits for the event's latest record so far.
@@ -495,5 +503,102 @@ pub(crate) fn same_device(what: &str, expected: &Device, found: &Device) -> Resu
         Ok(())
     } else {
         Err(Error::invalid(format!("{what} is on {found}, expected {expected}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    /// Commands are told apart by the last digit of their number.
+    const NAMES: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
+
+    fn label(number: u64) -> Label {
+        Label::here(NAMES[(number % 10) as usize])
+    }
+
+    /// The log beside a list of all numbers that are not forgotten.
+    #[test]
+    fn the_log_forgets_by_number() {
+        for seed in 1..=50_u64 {
+            let (mut log, mut known, mut next, mut state) = (Log::default(), VecDeque::new(), 0, seed);
+            for _ in 0..400 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                // Around the oldest, around the latest, and far beyond both.
+                let place = (next + state / 64 % 4).saturating_sub(state / 256 % 90);
+                match state % 16 {
+                    0 => {
+                        log.forget_before(place);
+                        known.retain(|&number| number >= place);
+                        if known.is_empty() {
+                            next = log.next();
+                        }
+                    }
+                    1 if known.front().is_some_and(|&oldest| oldest <= place) => {
+                        log.forget_from(place);
+                        known.retain(|&number| number < place);
+                        next = next.min(place);
+                    }
+                    _ => {
+                        log.push(label(next));
+                        known.push_back(next);
+                        next += 1;
+                        if known.len() > LOG_LENGTH {
+                            known.pop_front();
+                        }
+                    }
+                }
+                assert_eq!(log.next(), next);
+                let expected = known.iter().map(|&number| label(number).operator);
+                assert!(log.labels.iter().map(|label| label.operator).eq(expected), "seed {seed}: {known:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_command_takes_no_later_one_with_it() {
+        let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).unwrap();
+        let stream = StreamState::default_of(&driver, 0).unwrap();
+        (0..3).for_each(|number| stream.log().push(label(number)));
+        let names = || stream.outstanding().iter().map(|label| label.operator).collect::<Vec<_>>();
+        stream.retract(1);
+        assert_eq!(names(), ["0", "1", "2"], "another thread's has come after it");
+        stream.retract(2);
+        assert_eq!((names(), stream.next_command()), (vec!["0", "1"], 2));
+    }
+
+    #[test]
+    fn what_comes_while_somebody_waits_is_not_complete() {
+        let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).unwrap();
+        let stream = StreamState::default_of(&driver, 0).unwrap();
+        stream.log().push(label(0));
+        let asked = |is_idle| {
+            stream.completed(|| {
+                let number = stream.next_command();
+                stream.log().push(label(number));
+                Ok(is_idle)
+            })
+        };
+        assert!(!asked(false).unwrap());
+        assert_eq!(stream.outstanding().len(), 2, "it is not idle");
+        assert!(asked(true).unwrap());
+        let left: Vec<_> = stream.outstanding().iter().map(|label| label.operator).collect();
+        assert_eq!(left, ["2"], "another thread's");
+    }
+
+    #[test]
+    fn external_streams_that_are_gone_leave_the_list() {
+        let driver = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::all_of(driver.clone(), &crate::Environment::default()).unwrap().remove(0);
+        let adopt =
+            || Stream::from_external(&device, driver.foreign_stream_create(0, 0, false).unwrap()).unwrap();
+        let _kept = adopt();
+        drop(adopt());
+        assert_eq!(device.stream_pool().all().len(), 1);
+        assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
     }
 }

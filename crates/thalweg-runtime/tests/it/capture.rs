@@ -84,6 +84,7 @@ fn waiting_inside_is_an_error() {
     // An error that the region ignores comes back at the end.
     let error = capture_that_fails(&device, |stream| {
         stream.synchronize().unwrap_err();
+        assert!(stream.is_capturing()?, "a capture that has failed goes on until its end");
         Ok(())
     });
     assert!(error.is_capture(), "{error}");

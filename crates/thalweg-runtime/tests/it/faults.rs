@@ -1,7 +1,8 @@
 //! Work that fails later. All on simulated devices: a card's context would be lost to the tests that follow.
 
 use thalweg_driver::DevicePointer;
-use thalweg_runtime::{Buffer, Environment, Error, Label, Stream};
+use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Error, Graph, Label, Stream};
+use thalweg_sim::SimDriver;
 
 use crate::kernels::launch_sum;
 use crate::support::{Gate, buffer_of, read, sim, sim_in};
@@ -117,6 +118,74 @@ fn long_lists_of_suspects_are_short_to_read() {
     let text = error.to_string();
     assert!(text.contains("(63 times)") && text.contains("CUDA_LAUNCH_BLOCKING=1"), "{text}");
     assert!(text.lines().count() == 4, "{text}");
+}
+
+/// All that `error` suspects, by operator and line.
+fn suspects(error: &Error) -> Vec<(&'static str, u32)> {
+    error.possible_causes().iter().map(|label| (label.operator, label.location.line())).collect()
+}
+
+#[test]
+fn a_query_forgets_what_is_complete_and_nothing_else() {
+    let devices = sim(1);
+    let stream = Stream::new(&devices[0]).unwrap();
+    let data = buffer_of(&stream, &[1.0; 4]);
+    launch_sum(&stream, &[data.pointer()], data.pointer(), 4).unwrap();
+    while !stream.query().unwrap() {
+        std::thread::yield_now();
+    }
+    let gate = Gate::close(&stream);
+    launch_sum(&stream, &[WILD], data.pointer(), 4).unwrap();
+    let line = line!() - 1;
+    assert!(!stream.query().unwrap(), "the gate is closed");
+    gate.open();
+    assert_eq!(suspects(&stream.synchronize().unwrap_err()), [("sum", line)]);
+}
+
+#[test]
+fn work_of_every_stream_is_suspect() {
+    let environment = Environment::default();
+    let run = |choose: &dyn Fn(&SimDriver, &Device) -> Stream| {
+        let (driver, devices) = sim_in(&environment, 1);
+        let stream = choose(&driver, &devices[0]);
+        let data = buffer_of(&stream, &[1.0; 4]);
+        stream.synchronize().unwrap();
+        launch_sum(&stream, &[WILD], data.pointer(), 4).unwrap();
+        assert_eq!(suspects(&devices[0].synchronize().unwrap_err()), [("sum", line!() - 1)], "{stream:?}");
+    };
+    run(&|_, device| device.default_stream());
+    run(&|_, device| Stream::with_priority(device, -1).unwrap());
+    run(&|driver, device| {
+        let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
+        Stream::from_external(device, foreign).unwrap()
+    });
+    // The one on which captures run, when none is under way.
+    run(&|_, device| {
+        let capture = Graph::capture_begin(device, CaptureOptions::default()).unwrap();
+        let stream = capture.stream().clone();
+        capture.end().unwrap();
+        stream
+    });
+}
+
+#[test]
+fn what_is_captured_is_no_suspect_and_its_errors_have_its_name() {
+    let devices = sim(1);
+    let stream = Stream::new(&devices[0]).unwrap();
+    let data = buffer_of(&stream, &[1.0; 4]);
+    stream.synchronize().unwrap();
+    let options = CaptureOptions { stream: Some(stream.clone()), ..CaptureOptions::default() };
+    let (_graph, ()) = Graph::capture(&devices[0], options.clone(), || {
+        launch_sum(&stream, &[data.pointer()], data.pointer(), 4)
+    })
+    .unwrap();
+    let refused = Graph::capture(&devices[0], options, || {
+        stream.copy_on_device(data.pointer(), WILD, 16, Label::here("refused"))
+    });
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("refused: "), "{error}");
+    launch_sum(&stream, &[WILD], data.pointer(), 4).unwrap();
+    assert_eq!(suspects(&stream.synchronize().unwrap_err()), [("sum", line!() - 1)]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The pool of streams, streams made elsewhere, and order between streams.
 
-use thalweg_driver::FillPattern;
+use thalweg_driver::{Code, Driver, FillPattern};
 use thalweg_runtime::{Buffer, Environment, Label, STREAMS_PER_PRIORITY, Stream};
 
 use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim, sim_in};
@@ -122,4 +122,47 @@ fn memory_used_on_a_forgotten_stream_comes_back() {
     devices[0].synchronize().unwrap();
     let again = Buffer::new(&own, 1 << 20).unwrap();
     assert_eq!(again.pointer(), address);
+}
+
+#[test]
+fn an_external_stream_has_the_priority_that_its_owner_gave_it() {
+    let (driver, devices) = sim_in(&Environment::default(), 1);
+    for priority in [0, -1] {
+        let foreign = driver.foreign_stream_create(0, priority, false).unwrap();
+        assert_eq!(Stream::from_external(&devices[0], foreign).unwrap().priority(), priority);
+    }
+}
+
+#[test]
+fn handles_end_with_their_streams() {
+    let (driver, mut devices) = sim_in(&Environment::default(), 1);
+    let ended = |handle| driver.stream_query(handle).unwrap_err().code() == Code::InvalidHandle;
+    let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
+    let external = Stream::from_external(&devices[0], foreign).unwrap();
+    let of_external = external.handle();
+    assert!(driver.stream_query(of_external).unwrap());
+    drop(external);
+    assert!(ended(of_external), "it is given up, and the stream is its owner's");
+    driver.foreign_stream_destroy(foreign).unwrap();
+    let pooled = Stream::new(&devices[0]).unwrap();
+    let of_pooled = pooled.handle();
+    drop(pooled);
+    assert!(driver.stream_query(of_pooled).unwrap(), "the pool keeps it");
+    devices.clear();
+    assert!(ended(of_pooled), "the pool goes with its device");
+}
+
+#[test]
+fn memory_of_a_lent_stream_comes_back_without_the_stream_being_named() {
+    let (driver, devices) = sim_in(&Environment::default(), 1);
+    let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
+    let lent = Stream::from_external(&devices[0], foreign).unwrap();
+    lent.lend();
+    drop(Buffer::new(&lent, 40 << 20).unwrap());
+    driver.foreign_stream_destroy(foreign).unwrap();
+    let own = Stream::new(&devices[0]).unwrap();
+    drop(Buffer::new(&own, 48 << 20).unwrap());
+    devices[0].empty_cache().unwrap();
+    assert_eq!(devices[0].memory_reserved(), 0);
+    assert_eq!(driver.ended_streams_named(), 0);
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{CaptureMode, Driver as _};
+use thalweg_driver::{CaptureMode, Driver as _, ForeignStream};
 use thalweg_runtime::sim::Check;
-use thalweg_runtime::{Device, Environment};
+use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::PoolName;
 use thalweg_torch::interface::thalweg_malloc;
@@ -161,4 +161,19 @@ fn work_of_a_lent_stream_is_waited_for() {
             torch.empty_cache().unwrap();
         });
     }
+}
+
+/// PyTorch and its libraries name the legacy default stream in two ways, and the one of another context by that.
+#[test]
+fn the_legacy_default_stream_has_two_numbers() {
+    let machine = Machine::new("");
+    let device = &machine.torch.devices[0];
+    // SAFETY: the simulator checks native numbers and contexts like handles: none is unsafe to it.
+    let streams = unsafe { [ForeignStream::new(0), ForeignStream::new(1), ForeignStream::default_of(7)] };
+    let [first, second, elsewhere] = streams.map(|stream| Stream::from_external(device, stream));
+    assert_eq!([first.unwrap(), second.unwrap()], [(); 2].map(|()| device.default_stream()));
+    assert!(
+        elsewhere.unwrap_err().to_string().contains("primary context"),
+        "a simulated device has no other"
+    );
 }
