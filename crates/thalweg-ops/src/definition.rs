@@ -74,6 +74,8 @@ pub enum Sizes {
 pub struct Signature {
     /// Of each input, in memory.
     pub inputs: DTypes,
+    /// What inputs and numbers are converted to (`torch.result_type`), before anything is computed.
+    pub common: DType,
     /// What is computed in.
     pub compute: DType,
     /// Of each output, in memory.
@@ -214,15 +216,19 @@ impl LoopOp {
                 None => return refuse("the call must say which dtype it wants"),
             },
         };
+        let common = match self.rule {
+            DTypeRule::Comparison if scalar_is_float => floating(promote(0)),
+            DTypeRule::Comparison => promote(0),
+            _ => result,
+        };
         let compute = match self.rule {
-            DTypeRule::Comparison if scalar_is_float => floating(promote(0)).compute(),
-            DTypeRule::Comparison => promote(0).compute(),
+            DTypeRule::Comparison => common.compute(),
             DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
             DTypeRule::Position => inputs[0].compute(),
             _ => result.compute(),
         };
         let outputs = std::iter::repeat_n(result, self.outputs.len()).collect();
-        Ok(Signature { inputs: inputs.into(), compute, outputs })
+        Ok(Signature { inputs: inputs.into(), common, compute, outputs })
     }
 
     /// The body for a signature.

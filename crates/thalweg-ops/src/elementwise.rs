@@ -189,9 +189,9 @@ macro_rules! elementwise_operators {
                 samples: [[0.0], [3.0]],
                 numbers: [],
             }
-            /// x + other.
+            /// x + other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
             add_scalar(x; other) Numeric { body: x + other, reference: x + other, samples: [[-2.0], [0.5]], numbers: [3.0] }
-            /// x · other.
+            /// x · other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
             mul_scalar(x; other) Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
             /// x to the power of exponent.
             pow_scalar(x; exponent) Floating {
@@ -201,7 +201,7 @@ macro_rules! elementwise_operators {
                 numbers: [3.0],
             }
             /// x, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
-            /// gradient is x's, as in PyTorch.
+            /// gradient is x's, and bounds that the dtype does not hold are refused, as in PyTorch.
             clamp(x; min, max) Numeric {
                 body: {
                     let raised = x.lt(min).select(min, x);
@@ -212,14 +212,14 @@ macro_rules! elementwise_operators {
                 samples: [[-2.0], [0.5], [4.0]],
                 numbers: [-1.0, 2.0],
             }
-            /// Whether x = other.
+            /// Whether x = other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             eq_scalar(x; other) Comparison {
                 body: x.eq(other),
                 reference: f64::from(x == other),
                 samples: [[2.0], [3.0]],
                 numbers: [3.0],
             }
-            /// Whether x > other.
+            /// Whether x > other, which is rounded to x's dtype, and among integers wraps around, as in PyTorch.
             gt_scalar(x; other) Comparison {
                 body: x.gt(other),
                 reference: f64::from(x > other),
@@ -369,7 +369,7 @@ macro_rules! define {
                         fn build(builder: &BodyBuilder, signature: &Signature) {
                             let mut inputs = super::inputs(builder, signature, DTypeRule::$rule).into_iter();
                             $(let $input = inputs.next().expect("one value an input");)+
-                            $($(let $number = crate::definition::scalar(builder, signature.compute);)+)?
+                            $($(let $number = super::number(builder, signature, DTypeRule::$rule);)+)?
                             let result = formula($($input,)+ $($($number,)+)?);
                             builder.output(result, signature.outputs[0], Place::Row);
                         }
@@ -415,7 +415,7 @@ macro_rules! define {
 use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature};
+use crate::definition::{DTypeRule, LoopOp, Signature, scalar};
 
 elementwise_operators!(define);
 
@@ -431,11 +431,18 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
                 DTypeRule::Condition if index == 0 => DType::Bool,
                 _ => signature.compute,
             };
-            // What has no dimensions may be wider than the result, and is rounded to it first, as in PyTorch.
-            let result = signature.outputs[0];
-            let is_narrower = result.is_floating_point() && result.size_bytes() < dtype.size_bytes();
-            let common = if dtype.is_floating_point() && is_narrower { result } else { dtype };
-            builder.input(dtype).to(common).to(compute)
+            // What has no dimensions may be wider than the others, and is rounded to their dtype first, as in PyTorch.
+            let common = signature.common;
+            let is_narrower = common.is_floating_point() && common.size_bytes() < dtype.size_bytes();
+            let rounded = if dtype.is_floating_point() && is_narrower { common } else { dtype };
+            builder.input(dtype).to(rounded).to(compute)
         })
         .collect()
+}
+
+/// A number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact as what
+/// is computed with them, as in PyTorch.
+fn number<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> Value<'b> {
+    let number = scalar(builder, signature.compute);
+    if rule == DTypeRule::Comparison { number.to(signature.common).to(signature.compute) } else { number }
 }

@@ -26,7 +26,9 @@ pub struct AttentionOptions<'a> {
 }
 
 /// softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,
-/// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked gives zeros.
+/// features), key (…, keys, features), value (…, keys, result features). A query whose keys are all masked gives zeros. Without
+/// features all scores are 0 whatever the scale, and the result is the mean of the values: so does PyTorch's composition of
+/// operators (`SDPBackend.MATH`), which scales queries and keys before their product; its fused kernels may give NaN.
 #[track_caller]
 pub fn scaled_dot_product_attention(
     query: &Tensor,

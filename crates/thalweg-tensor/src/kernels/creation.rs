@@ -1,8 +1,9 @@
-//! One value everywhere: what the value becomes in the dtype, or why it cannot.
+//! One value everywhere, and bounds: what a number becomes in the dtype, or why it cannot.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, bf16, f16};
 use thalweg_ops::structured::FULL;
+use thalweg_ops::table;
 use thalweg_runtime::{Error, Result};
 
 use super::loops;
@@ -15,6 +16,13 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let scalars = SmallVec::from_slice(&[converted(value, dtype)?]);
     let arguments = Arguments { scalars, ..call.arguments.clone() };
     loops::backend(&FULL, &Call { arguments: &arguments, ..*call })
+}
+
+/// A tensor between two bounds, which the dtype that is computed in must hold.
+pub(crate) fn clamp(call: &Call<'_>) -> Result<Tensors> {
+    let compute = loops::signature_of(&table::clamp, call.tensors, call.arguments)?.compute;
+    call.arguments.scalars.iter().try_for_each(|&bound| converted(bound, compute).map(drop))?;
+    loops::backend(&table::clamp, call)
 }
 
 /// The value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's range is

@@ -47,6 +47,7 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) 
     for operator in table.copied().filter(|operator| !own(operator)) {
         let backend: KernelFunction = match operator.name {
             "full" => Arc::new(creation::full),
+            "clamp" => Arc::new(creation::clamp),
             "layer_norm_affine" => Arc::new(normalization::backend),
             "sum" | "mean" | "amax" | "amin" => Arc::new(move |call| reductions::backend(operator, call)),
             _ => Arc::new(move |call| loops::backend(operator, call)),

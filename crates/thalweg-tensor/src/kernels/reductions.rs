@@ -132,7 +132,7 @@ impl Stages<'_> {
         result: &Tensor,
     ) -> Result<()> {
         let [inputs, outputs] = [x.dtype(), dtype].map(|dtype| [dtype].into_iter().collect());
-        let signature = Signature { inputs, compute: self.compute, outputs };
+        let signature = Signature { inputs, common: dtype, compute: self.compute, outputs };
         reduce_into(operator, &signature, (x, inner), arguments, result, self.label)
     }
 }

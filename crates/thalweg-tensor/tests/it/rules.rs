@@ -144,6 +144,58 @@ fn values_that_a_dtype_does_not_hold() {
 }
 
 #[test]
+fn numbers_and_tensors_without_dimensions_are_rounded_before_they_are_compared() {
+    use DType::{Bf16, F16, F32, F64, I32, I64, U8};
+    let truth = |result: Result<Tensor>| result.unwrap().to_vec::<u8>().unwrap() == [1];
+    // 1 + 2⁻¹⁰ is 1 in bf16 and itself in f16; 70000 is infinite in f16; 2²⁴ + 1 is 2²⁴ in f32.
+    let nearly = 1.0 + 2f64.powi(-10);
+    let cases = [
+        (1.0, Bf16, nearly, true),
+        (1.0, F16, nearly, false),
+        (f64::INFINITY, F16, 70000.0, true),
+        (2f64.powi(24), F32, 2f64.powi(24) + 1.0, true),
+        (2f64.powi(24), F64, 2f64.powi(24) + 1.0, false),
+    ];
+    for (value, dtype, other, is_equal) in cases {
+        let (x, wide) = (tensor(&[value], &[1], dtype), tensor(&[other], &[], F64));
+        assert_eq!(truth(x.eq_scalar(other)), is_equal, "{dtype} {value} = {other}");
+        assert_eq!(truth(x.eq(&wide)), is_equal, "{dtype} {value} = {other}[]");
+        assert_eq!(truth(wide.eq(&x)), is_equal, "{other}[] = {dtype} {value}");
+        assert_eq!(truth(wide.gt(&x)), !is_equal && other > value, "{other}[] > {dtype} {value}");
+        // Among tensors with dimensions the wider dtype counts.
+        assert_eq!(truth(x.eq(&tensor(&[other], &[1], F64))), value == other, "{other}[1] = {dtype} {value}");
+    }
+    // Integers wrap around, as in PyTorch: 256 is 0.
+    let x = tensor(&[1.0], &[1], U8);
+    assert!(truth(x.gt_scalar(256)) && truth(x.gt(&tensor(&[256.0], &[], I64))));
+    assert!(!truth(x.gt(&tensor(&[256.0], &[1], I64))));
+    assert!(truth(tensor(&[0.0], &[1], I32).eq_scalar(1_i64 << 32)));
+    // A float among integers is compared as f32.
+    assert!(!truth(x.eq_scalar(1.5)) && truth(x.eq_scalar(1.0)) && truth(x.gt_scalar(-0.5)));
+}
+
+#[test]
+fn integers_wrap_around_and_bounds_must_fit() {
+    let x = Tensor::from_slice(&[1_u8, 250], &[2], &device()).unwrap();
+    let bytes = |result: Result<Tensor>| result.unwrap().to_vec::<u8>().unwrap();
+    assert_eq!(bytes(x.add_scalar(300)), [45, 38]);
+    assert_eq!(bytes(x.add_scalar(-2)), [255, 248]);
+    assert_eq!(bytes(x.mul_scalar(257)), [1, 250]);
+    assert_eq!(bytes(x.clamp(2, 200)), [2, 200]);
+    assert_eq!(x.add_scalar(300.0).unwrap().to_vec::<f32>().unwrap(), [301.0, 550.0]);
+    assert_eq!(x.clamp(2.5, 300.0).unwrap().to_vec::<f32>().unwrap(), [2.5, 250.0]);
+    for (low, high) in [(0, 300), (300, 400), (-256, 10)] {
+        refused(x.clamp(low, high), "cannot be converted to uint8 without overflow");
+    }
+    let large = Tensor::from_slice(&[i32::MAX], &[1], &device()).unwrap();
+    assert_eq!(large.add_scalar(1).unwrap().to_vec::<i32>().unwrap(), [i32::MIN]);
+    refused(large.clamp(0, 1_i64 << 40), "cannot be converted to int32 without overflow");
+    refused(ones(&[1], DType::F32).clamp(0.0, 1e39), "cannot be converted to float32 without overflow");
+    let unbounded = ones(&[1], DType::F32).clamp(f64::NEG_INFINITY, f64::INFINITY);
+    assert_eq!(values(&unbounded.unwrap()), [1.0]);
+}
+
+#[test]
 fn means_and_normalizations_take_floats() {
     for dtype in [DType::I64, DType::U8, DType::Bool] {
         let x = ones(&[2, 3], dtype);
