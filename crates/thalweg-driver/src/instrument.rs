@@ -80,14 +80,15 @@ pub trait Instrument: Send + Sync {
     fn exchange_internal(&self, is_internal: bool) -> bool;
 
     /// From now on the calling thread is a host thread of its own, and is ordered with others by [`host_release`] and
-    /// [`host_acquire`] alone. All threads that nobody has introduced count as one.
+    /// [`host_acquire`] alone. A thread that nobody introduces is a host thread of its own from its first call on: it knows what
+    /// any thread knew then, and older threads know what it knew when it ends.
     ///
     /// [`host_release`]: Self::host_release
     /// [`host_acquire`]: Self::host_acquire
     fn introduce_thread(&self, name: &str);
 
     /// What the calling thread knows, to be handed to another: at a spawn, at the end of a thread that is joined, with a
-    /// message.
+    /// message. In a host function: what the function comes after.
     fn host_release(&self) -> HostClock;
 
     /// The calling thread was handed what another knew.

@@ -16,6 +16,7 @@ use super::{CheckedDriver, take_label};
 impl CheckedDriver {
     /// The state of the stream's capture, where it takes part in one.
     pub(super) fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
+        self.arrive();
         if self.captures.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -67,6 +68,7 @@ impl CheckedDriver {
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
         call: impl FnOnce() -> Result<bool>,
     ) -> Result<bool> {
+        self.arrive();
         // What others submit while this call waits is not what it waits for.
         let clock = frontier(&mut self.lock());
         let answer = call();
@@ -74,7 +76,7 @@ impl CheckedDriver {
         // Nothing runs on a lost device any more, so what it had is over.
         let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
         if let (true, Some(clock)) = (is_over, clock) {
-            self.seen(&mut self.lock(), &clock);
+            self.seen(&clock);
         }
         answer
     }
@@ -103,8 +105,9 @@ impl CheckedDriver {
         let result = call();
         let mut model = self.lock();
         model.departed(taken, result.is_ok());
+        drop(model);
         if result.is_ok() {
-            self.seen(&mut model, &clock);
+            self.seen(&clock);
         }
         result
     }

@@ -19,7 +19,7 @@ use thalweg_driver::{
 use super::capture::CapturedCall;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
-use super::{CheckedDriver, Instrument, take_label};
+use super::{CheckedDriver, Instrument, take_label, threads};
 
 /// The methods that order nothing and touch nothing.
 macro_rules! forward {
@@ -118,6 +118,7 @@ impl Driver for CheckedDriver {
     }
 
     fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
+        self.arrive();
         let stream = self.inner.stream_create(device, priority)?;
         self.enter_stream(device, stream, false);
         Ok(stream)
@@ -146,6 +147,7 @@ impl Driver for CheckedDriver {
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.arrive();
         let label = take_label();
         self.inner.stream_wait_event(stream, event)?;
         // In a capture the driver knows what the next node depends on.
@@ -161,6 +163,7 @@ impl Driver for CheckedDriver {
     }
 
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.arrive();
         self.inner.event_record(event, stream)?;
         let is_captured = self.capture_of(stream) != 0;
         let host = self.host();
@@ -185,6 +188,7 @@ impl Driver for CheckedDriver {
     // ---- Memory ---------------------------------------------------------------------------------------------------
 
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.arrive();
         let pointer = self.inner.memory_allocate(device, bytes)?;
         let mut model = self.lock();
         let site = model.sites.labelled(take_label(), "memory_allocate");
@@ -211,6 +215,7 @@ impl Driver for CheckedDriver {
     }
 
     fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
+        self.arrive();
         let physical = self.inner.physical_create(device, bytes, flags)?;
         let mut model = self.lock();
         let site = model.sites.labelled(take_label(), "physical_create");
@@ -361,11 +366,13 @@ impl Driver for CheckedDriver {
     }
 
     fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+        self.arrive();
         self.inner.host_read(source, target)?;
         self.host_touches(source.address(), target.len(), AccessMode::Read, "host_read")
     }
 
     fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+        self.arrive();
         self.inner.host_write(target, source)?;
         self.host_touches(target.address(), source.len(), AccessMode::Write, "host_write")
     }
@@ -426,6 +433,15 @@ impl Driver for CheckedDriver {
     }
 
     fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
+        let function = match self.capturing(stream) {
+            Some(_) => function,
+            None => {
+                let host = self.host();
+                let mut model = self.lock();
+                let clock = model.stream(stream).map(|id| model.address(id, host).clock.clone());
+                threads::knowing(function, clock.unwrap_or_default())
+            }
+        };
         self.command(stream, label, &[], || self.inner.host_function_async(stream, function, label))
     }
 

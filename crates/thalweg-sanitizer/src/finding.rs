@@ -148,6 +148,9 @@ pub struct Finding {
     pub kind: FindingKind,
     /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range.
     pub is_certain: bool,
+    /// Whether another host thread knows that the first is over, and may have told the one that submitted the second: by a
+    /// mutex, a channel or a flag that the referee was not told of. Then it is not certain either.
+    pub is_between_threads: bool,
     /// The work that came first in the order of submission, where there are two.
     pub first: Option<Work>,
     /// The work at which it showed.
@@ -219,8 +222,14 @@ fn paragraph(f: &mut fmt::Formatter<'_>, heading: &str, text: &str) -> fmt::Resu
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let overlap = if self.is_certain { "" } else { ", which they may both touch" };
-        write!(f, "{}: {}{overlap}", self.kind.title(), Range(self.range.0, self.range.1))?;
+        let some = self.second.is_some || self.first.as_ref().is_some_and(|first| first.is_some);
+        let overlap = if some && !self.is_certain { ", which they may both touch" } else { "" };
+        let title = match (self.is_between_threads, self.kind) {
+            (true, FindingKind::Race) => "may race",
+            (true, FindingKind::UseBeforeAllocation) => "maybe used before the allocation",
+            (_, kind) => kind.title(),
+        };
+        write!(f, "{title}: {}{overlap}", Range(self.range.0, self.range.1))?;
         if let Some(first) = &self.first {
             paragraph(f, "first:", &first.to_string())?;
             paragraph(f, "then:", &self.second.to_string())?;

@@ -49,13 +49,14 @@ mod report;
 mod shadow;
 mod site;
 mod space;
+mod threads;
 mod told;
 mod touch;
 mod update;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{
@@ -65,7 +66,7 @@ use thalweg_driver::{
 use self::calls::work;
 use self::clock::Clock;
 pub use self::finding::{Finding, FindingKind, History, Site, SourceLine, WIDTH, Work};
-use self::model::{HostId, Model};
+use self::model::Model;
 pub use self::told::Completed;
 
 /// A driver that checks what it is asked to do. See the [module](self).
@@ -74,32 +75,24 @@ pub use self::told::Completed;
 /// [`fail_on_findings`](Self::fail_on_findings) says so.
 pub struct CheckedDriver {
     inner: Arc<dyn Driver>,
-    /// Tells the checkers of a process apart.
-    number: u64,
-    model: Mutex<Model>,
+    model: Arc<Mutex<Model>>,
     /// How many captures are under way.
     captures: AtomicUsize,
     fails: AtomicBool,
 }
 
 thread_local! {
-    /// As which host thread this thread was introduced, to which checkers.
-    static INTRODUCED: RefCell<Vec<(u64, HostId)>> = const { RefCell::new(Vec::new()) };
     /// The label of the next call without one.
     static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
     /// Where the thread is in a program that tells of its work.
     static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
-    /// Whether the calls of this thread are an allocator's own.
-    static INTERNAL: Cell<bool> = const { Cell::new(false) };
 }
 
 impl CheckedDriver {
     /// A referee around a driver. What happened before it is unknown to it, so put it there before the first call.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
         Arc::new(Self {
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
-            model: Mutex::new(Model::new(inner.device_count())),
+            model: Arc::new(Mutex::new(Model::new(inner.device_count()))),
             inner,
             captures: AtomicUsize::new(0),
             fails: AtomicBool::new(false),
@@ -116,6 +109,12 @@ impl CheckedDriver {
     /// milliseconds each time; without it, the line of a drop is known where something is wrong with the drop itself.
     pub fn trace_drops(&self, traces: bool) {
         self.lock().traces_drops = traces;
+    }
+
+    /// Counts all host threads as one that nobody introduces: for programs whose threads tell each other what the referee does not
+    /// hear of. Say so before the first call.
+    pub fn count_threads_as_one(&self) {
+        self.lock().threads_are_one = true;
     }
 
     /// What was found so far, in order, each once.
@@ -135,21 +134,6 @@ impl CheckedDriver {
 
     fn lock(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The calling host thread.
-    fn host(&self) -> HostId {
-        INTRODUCED.with_borrow(|known| {
-            known.iter().find(|(checker, _)| *checker == self.number).map_or(0, |(_, host)| *host)
-        })
-    }
-
-    /// The calling thread has seen all this complete.
-    fn seen(&self, model: &mut Model, clock: &Clock) {
-        if INTERNAL.get() {
-            return model.observed.join(clock);
-        }
-        model.saw(self.host(), clock);
     }
 
     /// The end of a call: its answer, or what was found since there were `before` findings.
@@ -236,20 +220,15 @@ impl Instrument for CheckedDriver {
     }
 
     fn exchange_internal(&self, is_internal: bool) -> bool {
-        INTERNAL.replace(is_internal)
+        threads::exchange_internal(is_internal)
     }
 
     fn introduce_thread(&self, name: &str) {
-        let host = self.lock().introduce(name);
-        INTRODUCED.with_borrow_mut(|known| {
-            known.retain(|(checker, _)| *checker != self.number);
-            known.push((self.number, host));
-        });
+        self.introduce(name);
     }
 
     fn host_release(&self) -> HostClock {
-        let host = self.host();
-        HostClock(Arc::new(self.lock().hosts[host as usize].clock.clone()))
+        self.knows()
     }
 
     fn host_acquire(&self, clock: &HostClock) {

@@ -19,7 +19,7 @@ use super::shadow::{Mark, MarkKind};
 use super::site::{SiteId, Sites};
 use super::space::{Shared, Space};
 
-/// The index of a host thread; 0 is everybody whom nobody has introduced.
+/// The index of a host thread; 0 is the first that calls without being introduced.
 pub(super) type HostId = u32;
 
 /// The index of a stream.
@@ -33,6 +33,10 @@ pub(super) struct Host {
     pub(super) clock: Clock,
     /// Counts the changes of the clock.
     pub(super) version: u64,
+    /// Its place among all threads in the order of their making, where that is known.
+    pub(super) age: Option<u64>,
+    /// Whether nobody has introduced it: then what orders it is seen in part.
+    pub(super) is_adopted: bool,
 }
 
 /// A stream.
@@ -102,6 +106,14 @@ pub(super) struct Model {
     retired: Vec<(Strand, u64)>,
     pub(super) number: u64,
     pub(super) hosts: Vec<Host>,
+    /// Those that are not over, as far as one can see.
+    pub(super) living: Vec<HostId>,
+    /// How many threads called that nobody has introduced.
+    pub(super) adopted: u32,
+    /// What those knew that are over.
+    pub(super) known_to_ended: Clock,
+    /// Whether all threads that nobody introduces count as one.
+    pub(super) threads_are_one: bool,
     pub(super) streams: Vec<Stream>,
     handles: FxHashMap<u64, StreamId>,
     natives: FxHashMap<(u32, u64), StreamId>,
@@ -145,6 +157,10 @@ impl Model {
             retired: Vec::new(),
             number: 0,
             hosts: Vec::new(),
+            living: Vec::new(),
+            adopted: 0,
+            known_to_ended: Clock::default(),
+            threads_are_one: false,
             streams: Vec::new(),
             handles: FxHashMap::default(),
             natives: FxHashMap::default(),
@@ -170,6 +186,7 @@ impl Model {
             speaks_python: false,
         };
         model.introduce("the host");
+        model.hosts[0].is_adopted = true;
         model
     }
 
@@ -202,7 +219,9 @@ impl Model {
     pub(super) fn introduce(&mut self, name: &str) -> HostId {
         let id = self.hosts.len() as HostId;
         let strand = self.strand(Actor::Host(id));
-        self.hosts.push(Host { strand, name: name.to_owned(), clock: Clock::default(), version: 1 });
+        let (name, clock) = (name.to_owned(), Clock::default());
+        self.hosts.push(Host { strand, name, clock, version: 1, age: None, is_adopted: false });
+        self.living.push(id);
         id
     }
 

@@ -47,10 +47,12 @@ impl Model {
         if self.findings.list.len() >= FINDINGS || !self.findings.known.insert((trouble.kind, sites)) {
             return;
         }
+        let is_between_threads = self.teller(&trouble).is_some();
+        let is_known = mark.is_certain && trouble.other.is_none_or(|other| other.is_certain);
         let finding = Finding {
             kind: trouble.kind,
-            is_certain: trouble.kind != FindingKind::Race
-                || mark.is_certain && trouble.other.is_none_or(|other| other.is_certain),
+            is_certain: !is_between_threads && (trouble.kind != FindingKind::Race || is_known),
+            is_between_threads,
             first: trouble.other.map(|other| self.work_of(&other)),
             second: self.work_of(mark),
             range: (trouble.start, trouble.end - trouble.start),
@@ -158,6 +160,12 @@ impl Model {
         History { allocated, ..History::default() }
     }
 
+    /// The thread that may have told the one that submits the later work of the earlier, where that is all that could order them.
+    fn teller(&self, trouble: &Trouble) -> Option<&str> {
+        let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
+        self.may_have_told(trouble.other.as_ref().filter(|_| is_order)?)
+    }
+
     // ---- The missing order ----------------------------------------------------------------------------------------
 
     fn missing(&self, trouble: &Trouble, mark: &Mark, clock: &Clock) -> String {
@@ -165,6 +173,12 @@ impl Model {
         let Some(other) = &trouble.other else { return self.missing_alone(trouble, second) };
         let first = self.site(other.site);
         let (a, b) = (self.actor_name(other), self.actor_name(mark));
+        if let Some(teller) = self.teller(trouble) {
+            return format!(
+                "The simulator was not told of any synchronisation between these two threads: {teller} knows that {first} is \
+                 over, and nothing says that the thread of {second} heard of it."
+            );
+        }
         match trouble.kind {
             FindingKind::ReuseBeforeLastUse => format!(
                 "The allocator gave this memory to {second} while {first} on {a} may still use it: the new owner's stream \
@@ -307,6 +321,13 @@ impl Model {
             true => (self.site(other.site), self.site(mark.site)),
             false => (self.call(other), self.call(mark)),
         };
+        if self.teller(trouble).is_some() {
+            return format!(
+                "if a mutex, a channel or a flag orders the threads, use those of the simulator (`gpu.mutex`, `gpu.channel`, \
+                 `gpu.flag`), or call `host_release` before it is given and `host_acquire` behind it; if nothing does, join the \
+                 thread of {first} or send it a message before {second}."
+            );
+        }
         let earlier = self.stream_name(other);
         let record = |stream: &str| {
             format!(

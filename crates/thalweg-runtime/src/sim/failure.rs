@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use thalweg_sanitizer::Finding;
+use thalweg_sanitizer::{Finding, Site};
 
 use super::run::Plan;
 
@@ -53,9 +53,11 @@ impl Problem {
     pub(super) fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Finding(one), Self::Finding(two)) => {
-                let sites =
-                    |finding: &Finding| (finding.first.as_ref().map(|work| work.site), finding.second.site);
-                one.kind == two.kind && sites(one) == sites(two)
+                let first = match (&one.first, &two.first) {
+                    (Some(one), Some(two)) => is_same(one.site, two.site),
+                    (one, two) => one.is_none() && two.is_none(),
+                };
+                one.kind == two.kind && first && is_same(one.second.site, two.second.site)
             }
             (Self::Panic { location: one, .. }, Self::Panic { location: two, .. }) => one == two,
             (Self::Error(one), Self::Error(two)) => without_digits(one) == without_digits(two),
@@ -66,6 +68,18 @@ impl Problem {
             _ => false,
         }
     }
+
+    /// Whether it names a drop without its line.
+    pub(super) fn lacks_drop(&self) -> bool {
+        let Self::Finding(finding) = self else { return false };
+        finding.history.freed.is_some_and(|freed| freed.location.is_none())
+    }
+}
+
+/// Whether two sites are one, as far as they are known: the line of a drop mostly is not.
+fn is_same(one: Site, two: Site) -> bool {
+    let is_unknown = one.location.is_none() || two.location.is_none();
+    one == two || one.operator == two.operator && is_unknown
 }
 
 /// What kind of standstill it is: who waits where is another matter under every schedule.

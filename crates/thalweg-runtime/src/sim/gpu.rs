@@ -1,8 +1,7 @@
 //! [`Gpu`]: what a checked program is given.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{HostClock, Instrument as _};
 use thalweg_sanitizer::CheckedDriver;
@@ -72,8 +71,8 @@ impl Gpu {
     /// Starts a host thread that the schedule knows: one host thread runs at a time, and who goes on is decided at each call
     /// of the driver. Its current device is the first. What this thread has seen complete, the new one knows.
     ///
-    /// What such threads tell each other, the referee learns from [`Gpu::channel`] and [`Thread::join`]; of locks and other
-    /// channels it knows nothing, and may report a race that they rule out.
+    /// What such threads tell each other, the referee learns from [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
+    /// [`Thread::join`]; of other locks, channels and flags it knows nothing, and may report a race that they rule out.
     ///
     /// # Panics
     /// If the host starts no thread.
@@ -97,17 +96,6 @@ impl Gpu {
         let thread = thread.unwrap_or_else(|error| panic!("{error}"));
         Thread { thread, referee: Arc::clone(&self.referee) }
     }
-
-    /// A channel between host threads: who receives knows what the sender knew when it sent.
-    pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
-        let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
-        let channel = Arc::new(Channel {
-            state: Mutex::new(state),
-            machine: Arc::clone(&self.machine),
-            referee: Arc::clone(&self.referee),
-        });
-        (Sender(Arc::clone(&channel)), Receiver(channel))
-    }
 }
 
 /// A host thread of a checked program.
@@ -129,91 +117,5 @@ impl<T> Thread<T> {
         let (result, clock) = self.thread.join()?;
         self.referee.host_acquire(&clock);
         result.map_or_else(|panic| panics::resume(panic), Ok)
-    }
-}
-
-/// The end of a channel that sends. See [`Gpu::channel`].
-#[derive(Debug)]
-pub struct Sender<T>(Arc<Channel<T>>);
-
-/// The end of a channel that receives. See [`Gpu::channel`].
-#[derive(Debug)]
-pub struct Receiver<T>(Arc<Channel<T>>);
-
-#[derive(Debug)]
-struct Channel<T> {
-    state: Mutex<ChannelState<T>>,
-    machine: Arc<SimDriver>,
-    referee: Arc<CheckedDriver>,
-}
-
-#[derive(Debug)]
-struct ChannelState<T> {
-    values: VecDeque<(T, HostClock)>,
-    senders: usize,
-    has_receiver: bool,
-}
-
-impl<T> Channel<T> {
-    fn state(&self) -> MutexGuard<'_, ChannelState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> Sender<T> {
-    /// Sends a value.
-    ///
-    /// # Errors
-    /// The value, if there is no receiver any more.
-    pub fn send(&self, value: T) -> Result<(), T> {
-        let clock = self.0.referee.host_release();
-        let mut state = self.0.state();
-        if !state.has_receiver {
-            return Err(value);
-        }
-        state.values.push_back((value, clock));
-        Ok(())
-    }
-}
-
-impl<T> Clone for Sender<T> {
-    fn clone(&self) -> Self {
-        self.0.state().senders += 1;
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Drop for Sender<T> {
-    fn drop(&mut self) {
-        self.0.state().senders -= 1;
-    }
-}
-
-impl<T: Send + 'static> Receiver<T> {
-    /// The next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
-    ///
-    /// # Errors
-    /// A deadlock, with who waits for what.
-    pub fn receive(&self) -> crate::Result<Option<T>> {
-        let channel = Arc::clone(&self.0);
-        let is_decided = move || {
-            let state = channel.state();
-            !state.values.is_empty() || state.senders == 0
-        };
-        self.0.machine.wait_until("a value from a channel", is_decided)?;
-        let Some((value, clock)) = self.0.state().values.pop_front() else { return Ok(None) };
-        self.0.referee.host_acquire(&clock);
-        Ok(Some(value))
-    }
-}
-
-impl<T> Drop for Receiver<T> {
-    fn drop(&mut self) {
-        let values = {
-            let mut state = self.0.state();
-            state.has_receiver = false;
-            std::mem::take(&mut state.values)
-        };
-        drop(values);
     }
 }

@@ -29,6 +29,7 @@
 
 mod failure;
 mod gpu;
+mod handover;
 mod panics;
 mod program;
 mod run;
@@ -38,12 +39,14 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 pub use self::failure::{Failure, Problem};
-pub use self::gpu::{Gpu, Receiver, Sender, Thread};
+pub use self::gpu::{Gpu, Thread};
+pub use self::handover::{Flag, Mutex, MutexGuard, Receiver, Sender};
 pub use self::program::{CheckedProgram, FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
 pub use self::run::Outcome;
 
 use self::run::{Plan, Program, Run};
 use thalweg_memory::Settings;
+use thalweg_sim::Trace;
 
 use crate::Environment;
 
@@ -81,6 +84,8 @@ pub struct Check {
     order_only: bool,
     time_limit: Duration,
     allocator: Settings,
+    /// Whether the line of each drop is looked up. That takes long, so only a run whose report lacks one does it.
+    traces_drops: bool,
 }
 
 /// What a check without a failure did.
@@ -119,6 +124,7 @@ impl Check {
             order_only: false,
             time_limit: TIME_LIMIT,
             allocator: Settings::default(),
+            traces_drops: false,
         }
     }
 
@@ -234,9 +240,23 @@ impl Check {
         let report = failure.to_string();
         let again = self.run_once(plan, self.time_limit, &report, program);
         failure.is_deterministic = again.trace.hash == trace.hash;
-        if !self.shrinks || !failure.is_deterministic {
-            return failure;
+        if self.shrinks && failure.is_deterministic {
+            failure = self.shrunk(failure, &trace, time, &report, program);
         }
+        self.add_drops(&mut failure, &report, program);
+        failure
+    }
+
+    /// The failure with the smallest plan that shows it.
+    fn shrunk(
+        &self,
+        failure: Failure,
+        trace: &Trace,
+        time: Duration,
+        report: &str,
+        program: &Program<'_>,
+    ) -> Failure {
+        let mut failure = failure;
         // A candidate that hangs is none.
         let limit = self.time_limit.min(10 * time + SILENCE);
         let problem = failure.problem().clone();
@@ -250,12 +270,12 @@ impl Check {
             runs += 1;
             runs <= SHRINK_RUNS
                 && begin.elapsed() < SHRINK_TIME
-                && self.run_once(candidate, limit, &report, program).shows(&problem)
+                && self.run_once(candidate, limit, report, program).shows(&problem)
         };
-        let recorded = plan.recorded(&trace);
+        let recorded = failure.plan.recorded(trace);
         if fails(&recorded) {
             let smallest = shrink::shrink(recorded, &mut fails);
-            let last = self.run_once(&smallest, limit, &report, program);
+            let last = self.run_once(&smallest, limit, report, program);
             // In the words of the smallest plan, but nothing that the seed has shown is left out.
             let mut problems: Vec<Problem> = last.problems;
             let place = problems.iter().position(|found| found.is_like(&problem));
@@ -270,5 +290,19 @@ impl Check {
             failure = Failure { problems, plan: smallest, notes: last.notes, ..failure };
         }
         failure
+    }
+
+    /// Has the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
+    fn add_drops(&self, failure: &mut Failure, report: &str, program: &Program<'_>) {
+        if !failure.problems.iter().any(Problem::lacks_drop) {
+            return;
+        }
+        let traced = Self { traces_drops: true, ..self.clone() };
+        let run = traced.run_once(&failure.plan, self.time_limit, report, program);
+        for problem in failure.problems.iter_mut().filter(|problem| problem.lacks_drop()) {
+            if let Some(found) = run.problems.iter().find(|found| found.is_like(problem)) {
+                *problem = found.clone();
+            }
+        }
     }
 }

@@ -149,21 +149,23 @@ impl Run {
 }
 
 impl Check {
-    /// Runs the program once, for so long at most. `report` is what there is to say already, should it hang for good.
-    ///
-    /// # Panics
-    /// If the host has no memory for a machine: a check cannot go on without.
-    pub(super) fn run_once(&self, plan: &Plan, limit: Duration, report: &str, program: &Program<'_>) -> Run {
+    /// The machine of a plan, which says in `notes` how its schedule deviates, where that is written down.
+    fn machine(
+        &self,
+        plan: &Plan,
+        limit: Duration,
+        report: &str,
+        notes: &Arc<Mutex<Vec<String>>>,
+    ) -> Arc<SimDriver> {
         let config = SimConfig {
             devices: self.devices,
             memory_bytes: self.memory_bytes,
             workers: 1,
             ..SimConfig::default()
         };
-        let notes = Arc::new(Mutex::new(Vec::new()));
         // Only a plan that is written down is ever reported in words: a run that passes costs none.
         let schedule: Box<dyn Schedule> = match plan.deviations {
-            Some(_) => Box::new(Noting { schedule: plan.schedule(), notes: Arc::clone(&notes) }),
+            Some(_) => Box::new(Noting { schedule: plan.schedule(), notes: Arc::clone(notes) }),
             None => plan.schedule(),
         };
         let machine = SimDriver::controlled(config, schedule)
@@ -172,7 +174,18 @@ impl Check {
         let (seed, report) = (plan.seed, report.to_owned());
         let limited = machine.set_time_limit(limit, move |text| hangs(seed, text, &report));
         limited.expect("the machine of a check is controlled");
+        machine
+    }
+
+    /// Runs the program once, for so long at most. `report` is what there is to say already, should it hang for good.
+    ///
+    /// # Panics
+    /// If the host has no memory for a machine: a check cannot go on without.
+    pub(super) fn run_once(&self, plan: &Plan, limit: Duration, report: &str, program: &Program<'_>) -> Run {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let machine = self.machine(plan, limit, report, &notes);
         let referee = CheckedDriver::new(machine.clone());
+        referee.trace_drops(self.traces_drops);
         let struck = after_faults(&machine, &referee);
         let environment = Environment { allocator: self.allocator.clone(), ..Environment::default() };
         let devices = Device::all_of(referee.clone(), &environment)

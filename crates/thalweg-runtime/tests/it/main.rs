@@ -25,5 +25,6 @@ mod referee_fuzz;
 mod referee_programs;
 mod sharing;
 mod sim_check;
+mod sim_threads;
 mod streams;
 mod support;

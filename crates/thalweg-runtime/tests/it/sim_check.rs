@@ -88,6 +88,23 @@ fn an_assertion_that_depends_on_the_schedule_is_found_and_shrunk() {
 }
 
 #[test]
+fn the_report_of_a_use_after_the_drop_names_the_line_of_the_drop() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let buffer = Buffer::new(&main, BYTES)?;
+        let pointer = buffer.pointer();
+        drop(buffer);
+        main.fill(pointer, FillPattern::U8(1), BYTES, Label::here("fill"))
+    };
+    let dropped = line!() - 3;
+    let failure = Check::new().find(program).unwrap_err();
+    let Problem::Finding(finding) = failure.problem() else { panic!("{failure}") };
+    assert_eq!(finding.kind, FindingKind::UseAfterFree, "{failure}");
+    let freed = finding.history.freed.and_then(|freed| freed.location).expect("the line is looked up");
+    assert!(freed.file.ends_with("sim_check.rs") && freed.line == dropped, "{failure}");
+}
+
+#[test]
 fn what_nobody_gives_back_is_a_leak() {
     let program = |gpu: &Gpu| -> Result<()> {
         let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;

@@ -1,0 +1,249 @@
+//! What host threads hand one another, so that the referee hears of it: a channel, a mutex, a flag.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, MutexGuard as StdGuard, PoisonError, TryLockError};
+
+use thalweg_driver::{HostClock, Instrument as _};
+use thalweg_sanitizer::CheckedDriver;
+use thalweg_sim::SimDriver;
+
+use super::Gpu;
+
+impl Gpu {
+    /// A channel between host threads: who receives knows what the sender knew when it sent.
+    pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
+        let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
+        let channel = Arc::new(Channel {
+            state: std::sync::Mutex::new(state),
+            machine: Arc::clone(&self.machine),
+            referee: Arc::clone(&self.referee),
+        });
+        (Sender(Arc::clone(&channel)), Receiver(channel))
+    }
+
+    /// A mutex for host threads: who locks it knows what each one knew that has unlocked it. A clone is the same mutex.
+    pub fn mutex<T>(&self, value: T) -> Mutex<T> {
+        Mutex {
+            inner: Arc::new(std::sync::Mutex::new((value, None))),
+            machine: Arc::clone(&self.machine),
+            referee: Arc::clone(&self.referee),
+        }
+    }
+
+    /// A flag that a host thread or a host function sets: who sees it set knows what that one knew, or came after. A clone is
+    /// the same flag.
+    pub fn flag(&self) -> Flag {
+        Flag { told: Arc::default(), machine: Arc::clone(&self.machine), referee: Arc::clone(&self.referee) }
+    }
+}
+
+/// The end of a channel that sends. See [`Gpu::channel`].
+#[derive(Debug)]
+pub struct Sender<T>(Arc<Channel<T>>);
+
+/// The end of a channel that receives. See [`Gpu::channel`].
+#[derive(Debug)]
+pub struct Receiver<T>(Arc<Channel<T>>);
+
+#[derive(Debug)]
+struct Channel<T> {
+    state: std::sync::Mutex<ChannelState<T>>,
+    machine: Arc<SimDriver>,
+    referee: Arc<CheckedDriver>,
+}
+
+#[derive(Debug)]
+struct ChannelState<T> {
+    values: VecDeque<(T, HostClock)>,
+    senders: usize,
+    has_receiver: bool,
+}
+
+impl<T> Channel<T> {
+    fn state(&self) -> StdGuard<'_, ChannelState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Sender<T> {
+    /// Sends a value.
+    ///
+    /// # Errors
+    /// The value, if there is no receiver any more.
+    pub fn send(&self, value: T) -> Result<(), T> {
+        let clock = self.0.referee.host_release();
+        let mut state = self.0.state();
+        if !state.has_receiver {
+            return Err(value);
+        }
+        state.values.push_back((value, clock));
+        Ok(())
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        self.0.state().senders += 1;
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        self.0.state().senders -= 1;
+    }
+}
+
+impl<T: Send + 'static> Receiver<T> {
+    /// The next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
+    ///
+    /// # Errors
+    /// A deadlock, with who waits for what.
+    pub fn receive(&self) -> crate::Result<Option<T>> {
+        let channel = Arc::clone(&self.0);
+        let is_decided = move || {
+            let state = channel.state();
+            !state.values.is_empty() || state.senders == 0
+        };
+        self.0.machine.wait_until("a value from a channel", is_decided)?;
+        let Some((value, clock)) = self.0.state().values.pop_front() else { return Ok(None) };
+        self.0.referee.host_acquire(&clock);
+        Ok(Some(value))
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        let values = {
+            let mut state = self.0.state();
+            state.has_receiver = false;
+            std::mem::take(&mut state.values)
+        };
+        drop(values);
+    }
+}
+
+/// A mutex that the referee hears of. See [`Gpu::mutex`].
+#[derive(Debug)]
+pub struct Mutex<T> {
+    /// The value, and what those knew who have unlocked it.
+    inner: Arc<std::sync::Mutex<(T, Option<HostClock>)>>,
+    machine: Arc<SimDriver>,
+    referee: Arc<CheckedDriver>,
+}
+
+impl<T> Clone for Mutex<T> {
+    fn clone(&self) -> Self {
+        let (machine, referee) = (Arc::clone(&self.machine), Arc::clone(&self.referee));
+        Self { inner: Arc::clone(&self.inner), machine, referee }
+    }
+}
+
+/// The value of a [`Mutex`], for as long as this lives.
+pub struct MutexGuard<'a, T> {
+    value: StdGuard<'a, (T, Option<HostClock>)>,
+    referee: &'a CheckedDriver,
+}
+
+fn try_lock<T>(mutex: &std::sync::Mutex<T>) -> Option<StdGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl<T: Send + 'static> Mutex<T> {
+    /// Locks it; *blocks* while another has it, and other threads and commands get ahead meanwhile.
+    ///
+    /// # Errors
+    /// A deadlock, with who waits for what.
+    pub fn lock(&self) -> crate::Result<MutexGuard<'_, T>> {
+        // Who locks it again and again to see whether something has come true lets others get ahead.
+        self.machine.pass()?;
+        loop {
+            let inner = Arc::clone(&self.inner);
+            self.machine.wait_until("a mutex", move || try_lock(&inner).is_some())?;
+            if let Some(value) = try_lock(&self.inner) {
+                if let Some(clock) = &value.1 {
+                    self.referee.host_acquire(clock);
+                }
+                return Ok(MutexGuard { value, referee: &self.referee });
+            }
+        }
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value.0
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value.0
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.0.fmt(f)
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        // Who had it before is known to this one already.
+        self.value.1 = Some(self.referee.host_release());
+    }
+}
+
+/// A flag that the referee hears of. See [`Gpu::flag`].
+#[derive(Clone, Debug)]
+pub struct Flag {
+    /// What the one knew that has set it.
+    told: Arc<std::sync::Mutex<Option<HostClock>>>,
+    machine: Arc<SimDriver>,
+    referee: Arc<CheckedDriver>,
+}
+
+impl Flag {
+    /// Sets it. A host function may do so, too.
+    pub fn set(&self) {
+        let clock = self.referee.host_release();
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
+    }
+
+    /// Whether it is set. Other threads and commands may get ahead.
+    ///
+    /// # Panics
+    /// Where [`Gpu::pass`] does.
+    #[track_caller]
+    pub fn is_set(&self) -> bool {
+        self.look().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until it is set; *blocks*, and other threads and commands get ahead meanwhile.
+    ///
+    /// # Errors
+    /// A livelock, where nothing is left to be done that could set it.
+    pub fn wait(&self) -> crate::Result<()> {
+        // The thread that sets it may be one that the machine has not seen yet.
+        while !self.look()? {}
+        Ok(())
+    }
+
+    fn look(&self) -> crate::Result<bool> {
+        self.machine.pass()?;
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(clock) = &told {
+            self.referee.host_acquire(clock);
+        }
+        Ok(told.is_some())
+    }
+}
