@@ -1,19 +1,22 @@
 //! What the referee costs a submission: the same small scenarios on a plain simulator and on a checked one.
 //!
+//! Then what a command costs behind many: with blocks that are dropped and never reused, and on strided columns.
+//!
 //! `cargo bench -p thalweg-sanitizer --bench referee` prints a table; with `-- --json`, one JSON object a line.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use thalweg_driver::{
-    Access, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule, Image,
-    Label, Launch, Result, StreamHandle,
+    Access, BlockKind, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule,
+    Image, Label, Launch, Result, StreamHandle, Touch,
 };
 use thalweg_sanitizer::CheckedDriver;
 use thalweg_sim::{SimConfig, SimDriver};
 
 const SCENARIOS: u32 = 2_000;
 const ROUNDS: usize = 9;
+const BLOCK_BYTES: u64 = 512;
 
 struct Bench {
     driver: Arc<dyn Driver>,
@@ -63,6 +66,44 @@ impl Bench {
         self.driver.event_destroy(event)
     }
 
+    /// Microseconds a command, where each writes a block that is dropped and whose bytes nobody gets again.
+    fn dead_blocks(&self, commands: u64) -> Result<f64> {
+        let memory = self.driver.memory_allocate(0, commands * BLOCK_BYTES)?;
+        let start = Instant::now();
+        for number in 0..commands {
+            let block = memory.offset(number * BLOCK_BYTES);
+            if let Some(instrument) = self.driver.instrument() {
+                let (kind, label) = (BlockKind::Device, Label::here("empty"));
+                instrument.block_allocated(block.address(), BLOCK_BYTES, kind, self.streams[0], label);
+            }
+            self.launch(0, &[Access::write(block, BLOCK_BYTES)])?;
+            if let Some(instrument) = self.driver.instrument() {
+                instrument.block_freed(block.address(), None);
+            }
+            if number % 1000 == 999 {
+                self.driver.stream_synchronize(self.streams[0])?;
+            }
+        }
+        let us = start.elapsed().as_secs_f64() * 1e6 / commands as f64;
+        self.driver.memory_free(memory)?;
+        Ok(us)
+    }
+
+    /// Microseconds a command, where each writes one of eight columns of a matrix of 1000 rows.
+    fn columns(&self, commands: u64) -> Result<f64> {
+        const ROWS: u64 = 1000;
+        let start = Instant::now();
+        for number in 0..commands {
+            let column = self.data.offset(number % 8 * 8);
+            let access = Access::write(column, (ROWS - 1) * 64 + 8).touching(Touch::rows(8, 64, ROWS));
+            self.launch(0, &[access])?;
+            if number % 1000 == 999 {
+                self.driver.stream_synchronize(self.streams[0])?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e6 / commands as f64)
+    }
+
     /// Microseconds a scenario, the best of some rounds: the calls alone, and with the wait for the machine.
     fn measure(&self) -> Result<(f64, f64)> {
         let (mut calls, mut whole) = (f64::MAX, f64::MAX);
@@ -98,5 +139,14 @@ fn main() -> Result<()> {
     report("scenario_plain", plain.1, "us");
     report("scenario_checked", checked.1, "us");
     report("referee_a_call", (checked.0 - plain.0) / 22.0, "us");
+    let (plain, checked) = (Bench::new(sim()?)?, Bench::new(CheckedDriver::new(sim()?))?);
+    for commands in [10_000, 100_000, 1_000_000] {
+        report(&format!("dead_blocks_{commands}_plain"), plain.dead_blocks(commands)?, "us a command");
+        report(&format!("dead_blocks_{commands}_checked"), checked.dead_blocks(commands)?, "us a command");
+    }
+    for commands in [100_000, 1_000_000] {
+        report(&format!("columns_{commands}_plain"), plain.columns(commands)?, "us a command");
+        report(&format!("columns_{commands}_checked"), checked.columns(commands)?, "us a command");
+    }
     Ok(())
 }

@@ -161,6 +161,7 @@ impl CheckedDriver {
             mode,
             kind,
             is_certain: true,
+            is_whole: false,
         };
         let clock = std::mem::take(&mut model.hosts[host as usize].clock);
         model.touch(&clock, mark, &access, Manner::Submitted);

@@ -141,6 +141,7 @@ impl Model {
             mode,
             kind: MarkKind::Command,
             is_certain: true,
+            is_whole: false,
         };
         for trouble in troubles {
             self.report(&trouble, &mark, &Clock::default());
@@ -201,6 +202,7 @@ impl Model {
                 mode,
                 kind,
                 is_certain: true,
+                is_whole: false,
             };
             self.run_node(node, &clock, mark);
             if place.is_awaited {

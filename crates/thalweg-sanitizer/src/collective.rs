@@ -140,6 +140,7 @@ impl Model {
                 mode,
                 kind,
                 is_certain: true,
+                is_whole: false,
             };
             for access in &accesses {
                 self.touch(&clock, mark, access, Manner::Submitted);

@@ -167,6 +167,14 @@ pub struct Finding {
     pub advice: String,
 }
 
+impl Finding {
+    /// Whether it is no more than possible: two commands touch some rows each that data chooses, and nothing says whether they
+    /// are the same ones.
+    pub fn is_possible(&self) -> bool {
+        !self.is_certain && !self.is_between_threads
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let does = match self.mode {
@@ -222,8 +230,7 @@ fn paragraph(f: &mut fmt::Formatter<'_>, heading: &str, text: &str) -> fmt::Resu
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let some = self.second.is_some || self.first.as_ref().is_some_and(|first| first.is_some);
-        let overlap = if some && !self.is_certain { ", which they may both touch" } else { "" };
+        let overlap = if self.is_possible() { ", which they may both touch" } else { "" };
         let title = match (self.is_between_threads, self.kind) {
             (true, FindingKind::Race) => "may race",
             (true, FindingKind::UseBeforeAllocation) => "maybe used before the allocation",

@@ -18,8 +18,8 @@
 //! # How it is built
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
-//! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `touch`: accesses. `memory`, `blocks`:
-//!   lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
+//! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `threads`: which thread is which
+//!   host. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
 //! - `collective`: which parts meet. `told`: programs that do not go through this driver.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin; `calls` is what its methods share.
 //!

@@ -88,8 +88,19 @@ impl Model {
         let number = self.number + 1;
         let strand = self.hosts[host as usize].strand;
         let (mode, kind) = (AccessMode::Write, MarkKind::Free);
-        let mark =
-            Mark { strand, within: 0, site, number, start, bytes, launch: 0, mode, kind, is_certain: true };
+        let mark = Mark {
+            strand,
+            within: 0,
+            site,
+            number,
+            start,
+            bytes,
+            launch: 0,
+            mode,
+            kind,
+            is_certain: true,
+            is_whole: false,
+        };
         for trouble in troubles {
             self.report(&trouble, &mark, &known);
         }

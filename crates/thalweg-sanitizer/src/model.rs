@@ -441,6 +441,7 @@ impl Model {
             mode: AccessMode::Write,
             kind,
             is_certain: true,
+            is_whole: false,
         }
     }
 }

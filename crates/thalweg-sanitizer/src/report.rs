@@ -48,7 +48,7 @@ impl Model {
             return;
         }
         let is_between_threads = self.teller(&trouble).is_some();
-        let is_known = mark.is_certain && trouble.other.is_none_or(|other| other.is_certain);
+        let is_known = trouble.other.is_none_or(|other| mark.surely_meets(&other));
         let finding = Finding {
             kind: trouble.kind,
             is_certain: !is_between_threads && (trouble.kind != FindingKind::Race || is_known),

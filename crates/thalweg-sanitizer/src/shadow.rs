@@ -56,9 +56,26 @@ pub(super) struct Mark {
     pub(super) kind: MarkKind,
     /// Whether it touched these bytes for certain, and not some of the range.
     pub(super) is_certain: bool,
+    /// Whether it touched every byte of the range.
+    pub(super) is_whole: bool,
 }
 
 impl Mark {
+    /// Whether it and another, that meets it, touch a byte in common for certain.
+    pub(super) fn surely_meets(&self, other: &Self) -> bool {
+        let holds = |whole: &Self, some: &Self| {
+            whole.is_whole
+                && whole.start <= some.start
+                && some.start + some.bytes <= whole.start + whole.bytes
+        };
+        match (self.is_certain, other.is_certain) {
+            (true, true) => true,
+            (true, false) => holds(self, other),
+            (false, true) => holds(other, self),
+            (false, false) => false,
+        }
+    }
+
     /// Whether it comes before whoever has this clock.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)

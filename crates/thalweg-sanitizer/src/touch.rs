@@ -65,7 +65,7 @@ impl Look<'_> {
             return write;
         }
         let meets = |other: &&Mark| (self.writes || other.mode.writes()) && !other.is_before(self.clock);
-        state.since.iter().filter(meets).max_by_key(|other| other.is_certain).copied()
+        state.since.iter().filter(meets).max_by_key(|other| self.mark.surely_meets(other)).copied()
     }
 
     /// Whom it meets, and whether it reads what nobody has written.
@@ -116,7 +116,8 @@ impl Model {
         }
         let bytes = Bytes::of(access);
         let (start, is_certain) = (access.start, bytes.is_some());
-        let mark = Mark { start, bytes: access.bytes, mode: access.mode, is_certain, ..mark };
+        let is_whole = bytes.as_ref().is_some_and(|bytes| bytes.end_of_range().is_some());
+        let mark = Mark { start, bytes: access.bytes, mode: access.mode, is_certain, is_whole, ..mark };
         let pieces = self.space.translate(start, access.bytes);
         let writes = access.mode.writes();
         let written = if writes && !is_certain {

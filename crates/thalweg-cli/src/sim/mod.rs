@@ -5,7 +5,7 @@
 //! got stuck, or it did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
 //! be relied on, and reported; the others only counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, RandomState};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, TIMED_OUT};
+use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
 
 use anstyle::AnsiColor;
 use clap::Args;
@@ -94,7 +94,7 @@ const SHOWN_ERROR_LINES: usize = 12;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let begin = Instant::now();
-    let (runs, failures) = match run_seeds(arguments) {
+    let runs = match run_seeds(arguments) {
         Ok(done) => done,
         Err(error) => {
             let program = arguments.program[0].display();
@@ -104,11 +104,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     };
     let output = Output::standard();
     if arguments.json {
-        print_json(&output, arguments, runs, &failures);
+        print_json(&output, arguments, &runs);
     } else {
-        print_text(&output, arguments, runs, &failures, begin.elapsed().as_secs_f64());
+        print_text(&output, arguments, &runs, begin.elapsed().as_secs_f64());
     }
-    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if runs.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What a seed that failed left behind.
@@ -130,24 +130,34 @@ impl SeedFailure {
 
 /// What became of a seed.
 enum Ended {
-    Well,
+    /// Well, but for races that are possible and no more.
+    Well(Vec<String>),
     /// Well, and no other seed can go otherwise.
-    WellForAll,
+    WellForAll(Vec<String>),
     Failed(SeedFailure),
 }
 
-/// Runs all seeds, or those up to the first that fails where others are under way. How many runs there were, and the failures.
-fn run_seeds(arguments: &Arguments) -> std::io::Result<(u64, BTreeMap<u64, SeedFailure>)> {
+/// What became of all seeds.
+struct Runs {
+    count: u64,
+    failures: BTreeMap<u64, SeedFailure>,
+    /// Races that are possible and no more, as they read.
+    possible: BTreeSet<String>,
+}
+
+/// Runs all seeds, or those up to the first that fails where others are under way.
+fn run_seeds(arguments: &Arguments) -> std::io::Result<Runs> {
     let end = arguments.first.saturating_add(arguments.seeds);
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
-    let refusal = Mutex::new(None);
+    let (refusal, notes) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
     let progress = Mutex::new((Progress::new("of all seeds", arguments.seeds), 0));
     let jobs = arguments.jobs.map(usize::from);
     let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             let (next, failures, refusal, progress) = (&next, &failures, &refusal, &progress);
+            let notes = &notes;
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -155,8 +165,9 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<(u64, BTreeMap<u64, SeedF
                         return;
                     }
                     match run_seed(arguments, seed) {
-                        Ok(Ended::Well) => {}
-                        Ok(Ended::WellForAll) => {
+                        Ok(Ended::Well(possible)) => lock(notes).extend(possible),
+                        Ok(Ended::WellForAll(possible)) => {
+                            lock(notes).extend(possible);
                             next.fetch_max(end, Ordering::Relaxed);
                         }
                         Ok(Ended::Failed(failure)) => {
@@ -181,7 +192,11 @@ fn run_seeds(arguments: &Arguments) -> std::io::Result<(u64, BTreeMap<u64, SeedF
     drop(progress);
     match refusal.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(error) => Err(error),
-        None => Ok((runs, failures.into_inner().unwrap_or_else(PoisonError::into_inner))),
+        None => Ok(Runs {
+            count: runs,
+            failures: failures.into_inner().unwrap_or_else(PoisonError::into_inner),
+            possible: notes.into_inner().unwrap_or_else(PoisonError::into_inner),
+        }),
     }
 }
 
@@ -213,14 +228,16 @@ fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
     }
     let limit = Duration::from_secs(arguments.timeout_s).saturating_add(GRACE);
     let (ended, errors) = wait(process.spawn()?, limit)?;
-    let (findings, was_observed) = (read_report(&report), observed.exists());
+    let was_observed = observed.exists();
+    let (notes, findings): (Vec<_>, Vec<_>) =
+        read_report(&report).into_iter().partition(|found| found.starts_with(POSSIBLE_PREFIX));
     let is_well = ended.is_some_and(|status| {
         status.success()
             || (arguments.faults && status.code() != Some(TIMED_OUT) && reported_an_error(status))
     });
     if findings.is_empty() && is_well {
         let is_for_all = arguments.order_only && !arguments.faults && seed == 0 && !was_observed;
-        return Ok(if is_for_all { Ended::WellForAll } else { Ended::Well });
+        return Ok(if is_for_all { Ended::WellForAll(notes) } else { Ended::Well(notes) });
     }
     let status = match ended {
         Some(status) => (!is_well).then(|| status.to_string()),
@@ -290,17 +307,18 @@ fn read_report(path: &Path) -> Vec<String> {
     text.split(&separator).map(str::trim_end).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn print_text(
-    output: &Output,
-    arguments: &Arguments,
-    runs: u64,
-    failures: &BTreeMap<u64, SeedFailure>,
-    seconds: f64,
-) {
-    let Some((seed, failure)) = failures.first_key_value() else {
+fn print_text(output: &Output, arguments: &Arguments, runs: &Runs, seconds: f64) {
+    for note in &runs.possible {
+        output.text(&format!("{note}\n\n"));
+    }
+    let Some((seed, failure)) = runs.failures.first_key_value() else {
         let ok = paint(AnsiColor::Green, "ok", 0);
-        output.line(4, &format!("{ok}  {runs} seeds, nothing found ({seconds:.1} s)"));
-        if runs < arguments.seeds {
+        let found = match runs.possible.len() {
+            0 => "nothing found".to_owned(),
+            count => format!("nothing found for certain, {count} possible"),
+        };
+        output.line(4, &format!("{ok}  {} seeds, {found} ({seconds:.1} s)", runs.count));
+        if runs.count < arguments.seeds {
             output.line(2, "The program could see nothing of what its schedule decided, so the other seeds would be the same.");
         }
         return;
@@ -331,8 +349,8 @@ fn print_text(
     output.text(&format!("again: thalweg sim --first {seed} --seeds 1{faults}{order_only} -- {program}\n"));
 }
 
-fn print_json(output: &Output, arguments: &Arguments, runs: u64, failures: &BTreeMap<u64, SeedFailure>) {
-    for (seed, failure) in failures {
+fn print_json(output: &Output, arguments: &Arguments, runs: &Runs) {
+    for (seed, failure) in &runs.failures {
         output.json(&json!({
             "seed": seed,
             "status": failure.status,
@@ -342,8 +360,9 @@ fn print_json(output: &Output, arguments: &Arguments, runs: u64, failures: &BTre
     }
     output.json(&json!({
         "seeds": arguments.seeds,
-        "runs": runs,
-        "failing_seeds": failures.len(),
+        "runs": runs.count,
+        "failing_seeds": runs.failures.len(),
+        "possible_races": runs.possible.len(),
         "program": arguments.program(),
     }));
 }

@@ -29,6 +29,9 @@ pub const FINDING_SEPARATOR: &str = "----";
 /// What the name of the report's companion ends in, which a process leaves whose calls may depend on the schedule.
 pub const OBSERVED_SUFFIX: &str = ".observed";
 
+/// What a finding begins with in a report that is no failure: a race that is possible and no more.
+pub const POSSIBLE_PREFIX: &str = "note: ";
+
 /// The status of a process that was ended because it took too long: that of `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
@@ -70,7 +73,10 @@ impl CheckedProgram {
         machine.on_stuck(move |text| write(&text, report.as_deref()))?;
         let referee = CheckedDriver::new(machine);
         let report = self.report.clone();
-        referee.on_finding(move |finding| write(finding, report.as_deref()));
+        referee.on_finding(move |finding| match finding.is_possible() {
+            true => write(&format!("{POSSIBLE_PREFIX}{finding}"), report.as_deref()),
+            false => write(finding, report.as_deref()),
+        });
         Ok(referee)
     }
 }

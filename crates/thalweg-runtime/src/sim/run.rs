@@ -132,6 +132,8 @@ pub(super) struct Run {
     pub(super) problems: Vec<Problem>,
     /// How often memory was given back without the record of a use by a program that an injected fault made return early.
     pub(super) unrecorded_after_fault: u64,
+    /// Races that are possible and no more.
+    pub(super) possible: Vec<Finding>,
     pub(super) trace: Trace,
     /// What each deviation was, in words.
     pub(super) notes: Vec<String>,
@@ -228,14 +230,18 @@ impl Check {
         let all = referee.findings().into_iter().enumerate();
         let (excused, findings): (Vec<_>, Vec<_>) =
             all.partition(|(number, finding)| is_excused(*number, finding));
+        let (possible, findings): (Vec<_>, Vec<_>) = findings
+            .into_iter()
+            .map(|(_, finding)| finding)
+            .partition(|finding| finding.is_possible() && !self.denies_possible_races);
         // An order that is missing explains an assertion that fails, so it comes first.
-        let findings = findings.into_iter().map(|(_, finding)| Problem::Finding(Box::new(finding)));
+        let findings = findings.into_iter().map(|finding| Problem::Finding(Box::new(finding)));
         problems.splice(0..0, findings);
         put_first(&mut problems, stuck);
         let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
         let mut trace = machine.trace().unwrap_or_default();
         trace.observations += u64::from(was_seen);
-        Run { problems, unrecorded_after_fault: excused.len() as u64, trace, notes }
+        Run { problems, unrecorded_after_fault: excused.len() as u64, possible, trace, notes }
     }
 }
 

@@ -139,17 +139,25 @@ fn more_rows_are_read_than_index_copy_has_written() {
 
 #[test]
 fn rows_that_data_chooses_may_overlap_and_the_report_says_so() {
-    let finding = finds(FindingKind::Race, |gpu| {
+    let program = |gpu: &Gpu, rows: usize| -> Result<()> {
         let device = gpu.device();
         let (main, side) = (device.current_stream(), Stream::new(device)?);
         let table = Tensor::zeros(&[8, 4], DType::F32, device)?;
-        let rows = indices(gpu, &[6])?;
+        let indices = indices(gpu, &[6])?;
         side.wait_stream(&main)?;
-        on(&side, || table.narrow(0, 1, 2)?.copy_(&Tensor::ones(&[2, 4], DType::F32, device)?).map(drop))?;
-        functional::embedding(&rows, &table, None)?;
+        on(&side, || {
+            table.narrow(0, 0, rows)?.copy_(&Tensor::ones(&[rows, 4], DType::F32, device)?).map(drop)
+        })?;
+        functional::embedding(&indices, &table, None)?;
         main.wait_stream(&side)
-    });
+    };
+    let check = || Check::new().seeds(0..1);
+    let summary = check().find(|gpu| program(gpu, 2)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(summary.possible_races, 1, "row 6 is not among the two that are written, and nothing says so");
+    let failure = check().deny_possible_races().find(|gpu| program(gpu, 2)).unwrap_err();
+    let Problem::Finding(finding) = failure.problem() else { panic!("{failure}") };
     assert!(!finding.is_certain);
+    assert!(finds(FindingKind::Race, |gpu| program(gpu, 8)).is_certain, "whatever row it is, it is written");
     let text = finding.to_string();
     assert!(text.contains("which they may both touch") && text.contains("reads some of"), "{text}");
 }
