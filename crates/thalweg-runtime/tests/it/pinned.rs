@@ -3,7 +3,7 @@
 use thalweg_driver::FillPattern;
 use thalweg_runtime::{Buffer, Label, PinnedBuffer, Stream};
 
-use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned};
+use crate::support::{Gate, buffer_of, device, pinned_of, read, read_pinned, sim};
 
 #[test]
 fn ranges_are_checked() {
@@ -77,4 +77,41 @@ fn copies_go_round() {
     down.copy_to_pinned(&target, 4, second.pointer(), 12, label).unwrap();
     down.synchronize().unwrap();
     assert_eq!(read_pinned(&target), [0.0, 1.0, f32::from_bits(0x4000_4000), 3.0]);
+}
+
+#[test]
+fn the_memory_is_not_used_again_before_the_copies_of_two_devices_are_done() {
+    for last in [0, 1] {
+        let devices = sim(2);
+        let streams = [0, 1].map(|index: usize| Stream::new(&devices[index]).unwrap());
+        let data = streams.each_ref().map(|stream| buffer_of(stream, &[0.0; 1000]));
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        let pinned = pinned_of(&devices[0], &[5.0; 1000]);
+        let address = pinned.pointer();
+        let gates = streams.each_ref().map(Gate::close);
+        for (stream, data) in streams.iter().zip(&data) {
+            stream.copy_from_pinned(data.pointer(), &pinned, 0, 4000, Label::here("copy")).unwrap();
+        }
+        drop(pinned);
+        let again = |what: &str| {
+            let other = pinned_of(&devices[1 - last], &[6.0; 1000]);
+            assert_ne!(other.pointer(), address, "{what}, and device {last} is the last");
+            other
+        };
+        // Held, so that nothing else is free in the end.
+        let _first = again("neither is done");
+        gates[1 - last].open();
+        streams[1 - last].synchronize().unwrap();
+        let _second = again("one is done");
+        gates[last].open();
+        streams[last].synchronize().unwrap();
+        assert_eq!(
+            PinnedBuffer::new(&devices[0], 4000).unwrap().pointer(),
+            address,
+            "device {last} is the last"
+        );
+        for (stream, data) in streams.iter().zip(&data) {
+            assert_eq!(read(stream, data), [5.0; 1000]);
+        }
+    }
 }
