@@ -1,10 +1,12 @@
 //! What reading a large snapshot costs, and what summarising it: seconds, and memory over the length of the file.
 //!
-//! `cargo bench -p thalweg-memory --bench recording` writes files of 1 GB to the folder for temporary files, one with stacks
-//! and one without, as Python's pickler does, and reads them back. `-- --mb 100` makes them smaller, `-- --keep` leaves them
-//! there, and `-- --json` prints one object a line (`name`, `value`, `unit`). Memory is this process's
+//! `cargo bench -p thalweg-memory --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
+//! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of
+//! frames that are distinct too. They are written as Python's pickler does, and read back. `-- --only NAME` does one of them, `-- --mb 100` makes them smaller,
+//! `-- --keep` leaves them there, and `-- --json` prints one object a line (`name`, `value`, `unit`). Memory is this process's
 //! resident peak, which Linux tells.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -25,10 +27,20 @@ fn main() {
         return measure(Path::new(&path), &after("--name").unwrap_or_default(), has("--json"));
     }
     let megabytes: u64 = after("--mb").map_or(1000, |text| text.parse().expect("--mb takes a number"));
-    for (name, depth) in [("without_stacks", 0), ("with_stacks", 40)] {
+    let only = after("--only");
+    for (name, stacks) in [
+        ("without_stacks", Stacks::None),
+        ("with_stacks", Stacks::Repeated),
+        ("distinct_stacks", Stacks::Distinct),
+        ("unshared_frames", Stacks::Unshared),
+        ("distinct_frames", Stacks::DistinctFrames),
+    ] {
+        if only.as_deref().is_some_and(|only| only != name) {
+            continue;
+        }
         let path = std::env::temp_dir().join(format!("thalweg-bench-{name}-{}.pickle", std::process::id()));
         let file = BufWriter::new(File::create(&path).expect("the temporary folder can be written"));
-        Generator::new(file, depth).write(megabytes * 1_000_000).expect("there is room for the file");
+        Generator::new(file, stacks).write(megabytes * 1_000_000).expect("there is room for the file");
         // In a process of its own, whose peak is that of the reading alone.
         let mut reading = Command::new(std::env::current_exe().expect("this program has a path"));
         reading.arg("--read").arg(&path).args(["--name", name]);
@@ -72,13 +84,26 @@ fn peak_resident_bytes() -> Option<f64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok().map(|kilobytes| kilobytes * 1024.0)
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stacks {
+    None,
+    /// 2,000 of them, of 40 frames.
+    Repeated,
+    /// Each of 160 frames, one of 100 at each level.
+    Distinct,
+    /// Each of 24 frames, one of 100 at each level, with a dictionary of its own for each.
+    Unshared,
+    /// Each of 24 frames that no other has, and 48 that all have.
+    DistinctFrames,
+}
+
 /// Writes a trace that goes on until the file is large enough, as `pickle.dump` of protocol 4 does: every dictionary, list and
 /// text is remembered, and lists are appended to a thousand at a time.
 struct Generator<W> {
     out: W,
     written: u64,
     memoised: u32,
-    depth: u32,
+    stacks: Stacks,
     /// The numbers in the memo of the keys, and of the frames.
     texts: Vec<(&'static str, u32)>,
     frames: Vec<u32>,
@@ -86,8 +111,8 @@ struct Generator<W> {
 }
 
 impl<W: Write> Generator<W> {
-    fn new(out: W, depth: u32) -> Self {
-        Self { out, written: 0, memoised: 0, depth, texts: Vec::new(), frames: Vec::new(), random: 1 }
+    fn new(out: W, stacks: Stacks) -> Self {
+        Self { out, written: 0, memoised: 0, stacks, texts: Vec::new(), frames: Vec::new(), random: 1 }
     }
 
     fn write(mut self, bytes: u64) -> std::io::Result<()> {
@@ -103,26 +128,30 @@ impl<W: Write> Generator<W> {
         self.put(b"]")?;
         self.memoise()?;
         let mut live: Vec<(u64, u64)> = Vec::new();
+        let mut addresses = HashSet::new();
+        let is_distinct = !matches!(self.stacks, Stacks::None | Stacks::Repeated);
+        let most_live = if is_distinct { 300_000 } else { 1000 };
         let mut time_us = 1_795_219_331_198_012;
         while self.written < bytes {
             self.put(b"(")?;
             for _ in 0..500 {
                 time_us += 3;
                 let random = self.next();
-                let (freed, new) = if live.len() >= 1000 {
-                    (Some(random as usize % 1000), None)
+                let (freed, new) = if live.len() >= most_live {
+                    (Some(random as usize % most_live), None)
                 } else {
                     (None, Some(random))
                 };
                 match (freed, new) {
                     (Some(index), _) => {
                         let (address, size) = live.swap_remove(index);
+                        addresses.remove(&address);
                         self.entry("free_requested", address, size, time_us)?;
                         self.entry("free_completed", address, size, time_us)?;
                     }
                     (_, Some(random)) => {
                         let address = 0x7f00_0000_0000 + (random % (1 << 26)) * 512;
-                        if live.iter().any(|&(other, _)| other == address) {
+                        if !addresses.insert(address) {
                             continue;
                         }
                         let size = 512 * (1 + (random >> 40) % 1000);
@@ -157,22 +186,45 @@ impl<W: Write> Generator<W> {
         self.text("N/A")?;
         self.text("user_metadata")?;
         self.text("")?;
-        if self.depth > 0 {
+        if self.stacks != Stacks::None {
             self.text("frames")?;
             self.stack()?;
         }
         self.put(b"u")
     }
 
-    /// A stack that 2,000 others share some frames with.
     fn stack(&mut self) -> std::io::Result<()> {
-        let which = self.next() % 2000;
         self.put(b"]")?;
         self.memoise()?;
         self.put(b"(")?;
-        for level in 0..self.depth {
-            let frame = if level < 4 { which as usize * 4 + level as usize } else { 8000 + level as usize };
-            self.frame(frame)?;
+        match self.stacks {
+            Stacks::None => {}
+            Stacks::Repeated => {
+                let which = self.next() as usize % 2000;
+                for level in 0..40 {
+                    self.frame(if level < 4 { which * 4 + level } else { 8000 + level })?;
+                }
+            }
+            Stacks::Distinct => {
+                for level in 0..160 {
+                    let choice = self.next() as usize % 100;
+                    self.frame(level * 100 + choice)?;
+                }
+            }
+            Stacks::Unshared => {
+                for level in 0..24 {
+                    let choice = self.next() as usize % 100;
+                    self.frame_dict(level * 100 + choice)?;
+                }
+            }
+            Stacks::DistinctFrames => {
+                for _ in 0..24 {
+                    self.frame(self.frames.len().max(48))?;
+                }
+                for level in 0..48 {
+                    self.frame(level)?;
+                }
+            }
         }
         self.put(b"e")
     }
@@ -184,8 +236,13 @@ impl<W: Write> Generator<W> {
         if self.frames[frame] != u32::MAX {
             return self.recall(self.frames[frame]);
         }
+        self.frames[frame] = self.frame_dict(frame)?;
+        Ok(())
+    }
+
+    fn frame_dict(&mut self, frame: usize) -> std::io::Result<u32> {
         self.put(b"}")?;
-        self.frames[frame] = self.memoise()?;
+        let number = self.memoise()?;
         self.put(b"(")?;
         self.text("filename")?;
         self.text("workspace/model/layers.py")?;
@@ -194,7 +251,8 @@ impl<W: Write> Generator<W> {
         self.put(&(frame as u32).to_le_bytes())?;
         self.text("name")?;
         self.text("forward")?;
-        self.put(b"u")
+        self.put(b"u")?;
+        Ok(number)
     }
 
     fn text(&mut self, text: &'static str) -> std::io::Result<()> {

@@ -123,7 +123,7 @@ fn curve(out: &mut Vec<u8>, curve: &Curve) {
 }
 
 /// What `page/data.js` reads as the stacks: the frames as two texts (indices into the list of [`texts`]) and a line, then
-/// each stack's length and frames.
+/// each stack's length, the place of its telling frame and its frames.
 pub fn stacks(model: &PageModel) -> Vec<u8> {
     let mut out = Vec::new();
     let texts = texts(model);
@@ -133,8 +133,14 @@ pub fn stacks(model: &PageModel) -> Vec<u8> {
     column(&mut out, &frames, |frame| index[frame.function.as_str()]);
     column(&mut out, &frames, |frame| u64::from(frame.line));
     for stack in &model.stacks {
-        number(&mut out, stack.len() as u64);
-        for &frame in stack {
+        let length = stack.frames.len();
+        assert!(
+            length == 0 || (stack.telling as usize) < length,
+            "a stack of {length} tells by a frame beyond"
+        );
+        number(&mut out, length as u64);
+        number(&mut out, u64::from(stack.telling));
+        for &frame in &stack.frames {
             assert!((frame as usize) < model.frames.len(), "a stack names frame {frame}, which is not there");
             number(&mut out, u64::from(frame));
         }
@@ -208,6 +214,7 @@ pub fn base64(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Stack, StackFrame};
 
     #[test]
     fn base64_is_that_of_the_standard() {
@@ -242,6 +249,18 @@ mod tests {
         out.clear();
         number(&mut out, u64::MAX);
         assert_eq!(out.len(), 10);
+    }
+
+    #[test]
+    fn a_stack_says_which_frame_tells() {
+        let frame = |file: &str, line| StackFrame { file: file.into(), line, function: "f".into() };
+        let model = PageModel {
+            frames: vec![frame("a", 7), frame("b", 200)],
+            stacks: vec![Stack { frames: vec![0, 1, 0], telling: 1 }, Stack::default()],
+            ..PageModel::default()
+        };
+        // Files, functions and lines of the frames; length, telling frame and frames of each stack.
+        assert_eq!(stacks(&model), [0, 2, 1, 1, 7, 0xc8, 1, 3, 1, 0, 1, 0, 0, 0]);
     }
 
     #[test]

@@ -35,8 +35,8 @@ mod model;
 use std::io::{self, Write};
 
 pub use model::{
-    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    StageRow, Tone,
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, Stack,
+    StackFrame, StageRow, Tone,
 };
 
 const TEMPLATE: &str = include_str!("page/page.html");

@@ -13,10 +13,19 @@ pub struct PageModel {
     pub devices: Vec<DevicePage>,
     /// The distinct frames.
     pub frames: Vec<StackFrame>,
-    /// The distinct stacks, each a list of indices into `frames`, innermost first.
-    pub stacks: Vec<Vec<u32>>,
+    /// The distinct stacks.
+    pub stacks: Vec<Stack>,
     /// The names of the categories of blocks (`parameters`, `activations`, …).
     pub categories: Vec<String>,
+}
+
+/// One stack.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Stack {
+    /// Indices into [`PageModel::frames`], innermost first.
+    pub frames: Vec<u32>,
+    /// Which of them a reader is shown where there is room for one: its place in `frames`. Of no meaning where there are none.
+    pub telling: u32,
 }
 
 /// One frame of a stack.

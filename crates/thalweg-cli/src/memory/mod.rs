@@ -18,8 +18,10 @@ mod page;
 mod places;
 mod replay;
 mod sections;
+mod shortage;
 mod show;
 mod size;
+mod stacks;
 mod table;
 
 use std::process::ExitCode;

@@ -9,25 +9,34 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use thalweg::memory::analysis::{Categories, Lives, Stage, Summary, lives, stages};
-use thalweg::memory::snapshot::{Action, Recording, SettingValue, StackId};
+use thalweg::memory::snapshot::{Action, Recording, SettingValue};
 use thalweg::memory::upstream::StreamId;
 use thalweg_page::{
-    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    StageRow, Tone,
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StageRow, Tone,
 };
 
-use super::places::{by_place, place};
+use super::shortage;
 use super::size::{count, size};
+use super::stacks::PageStacks;
 use crate::Failure;
 
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;
 
+/// What is known of cards, in bytes.
+#[derive(Clone, Copy)]
+pub struct Cards {
+    /// The size of the one that the program ran on.
+    pub card: Option<u64>,
+    /// The smallest that would have been enough, where memory ran out.
+    pub least_card: Option<u64>,
+}
+
 /// A model under construction.
 pub struct Pages<'c> {
     model: PageModel,
     categories: &'c Categories,
-    frames: HashMap<StackFrame, u32>,
+    stacks: PageStacks,
 }
 
 impl<'c> Pages<'c> {
@@ -38,7 +47,7 @@ impl<'c> Pages<'c> {
             categories: categories.names().to_vec(),
             ..PageModel::default()
         };
-        Self { model, categories, frames: HashMap::new() }
+        Self { model, categories, stacks: PageStacks::default() }
     }
 
     /// Writes the page into a file.
@@ -57,21 +66,18 @@ impl<'c> Pages<'c> {
         path: &str,
         recording: &Recording,
         summary: &Summary,
-        card: Option<u64>,
+        cards: Cards,
         curves: Vec<Curve>,
     ) {
         let device = summary.device;
         let Lives { blocks, segments } = lives(recording, device);
-        let mut stacks = HashMap::new();
+        let stacks = self.stacks.add(&mut self.model, recording, &blocks, self.categories);
         let mut streams = Names::default();
         let mut pools = Names::default();
         // The shared pool is first, whether it is used or not.
         pools.index((0, 0), pool_name);
         let blocks = blocks.iter().map(|block| {
-            // An empty stack says no more than none.
-            let recorded = block.stack.filter(|&stack| recording.stack(stack).next().is_some());
-            let stack = recorded
-                .map(|stack| *stacks.entry(stack.number()).or_insert_with(|| self.stack(recording, stack)));
+            let stack = stacks.get(block.stack);
             BlockLife {
                 allocated: event(block.allocated),
                 freed: event(block.freed),
@@ -96,6 +102,13 @@ impl<'c> Pages<'c> {
             is_expandable: segment.is_expandable,
         });
         let segments = segments.collect();
+        let mut findings = findings(recording, summary, cards);
+        if let Some(depth) = stacks.depth {
+            findings.push(format!(
+                "The stacks are too many for a page: of each there is the frame that tells most, and what called it, {} frames at most.",
+                count(depth as u64)
+            ));
+        }
         let times: Option<Vec<i64>> = recording.trace(device).map(|event| event.time_us).collect();
         self.model.devices.push(DevicePage {
             name: format!("{path}, device {device}"),
@@ -108,30 +121,11 @@ impl<'c> Pages<'c> {
             marks: marks(recording, device),
             curves,
             figures: figures(summary),
-            findings: findings(recording, summary),
-            card_bytes: card,
+            findings,
+            card_bytes: cards.card,
             stages: stages(recording, device).into_iter().map(stage_row).collect(),
             settings: recorded_settings(recording),
         });
-    }
-
-    /// The number of a stack on the page, and its category.
-    fn stack(&mut self, recording: &Recording, stack: StackId) -> (u32, u16) {
-        let mut numbers = Vec::new();
-        let category = self.categories.of(recording, Some(stack));
-        for frame in recording.stack(stack) {
-            let frame = StackFrame {
-                file: frame.filename.to_owned(),
-                line: frame.line,
-                function: frame.name.to_owned(),
-            };
-            numbers.push(*self.frames.entry(frame).or_insert_with_key(|frame| {
-                self.model.frames.push(frame.clone());
-                self.model.frames.len() as u32 - 1
-            }));
-        }
-        self.model.stacks.push(numbers);
-        (self.model.stacks.len() as u32 - 1, category as u16)
     }
 }
 
@@ -205,12 +199,7 @@ fn marks(recording: &Recording, device: usize) -> Vec<Mark> {
     let of_note = trace.filter_map(|(entry, seen)| {
         let (kind, text) = match seen.action {
             Action::Oom => {
-                let text = format!(
-                    "{} asked for at {}, the device had {} left",
-                    size(seen.size_bytes),
-                    place(recording, seen.stack),
-                    size(seen.address)
-                );
+                let text = shortage::in_short(recording, seen.size_bytes, seen.stack, seen.address);
                 (MarkKind::OutOfMemory, text)
             }
             Action::Snapshot => (MarkKind::Snapshot, "a snapshot was taken".into()),
@@ -291,23 +280,12 @@ fn figures(summary: &Summary) -> Vec<Figure> {
     figures
 }
 
-fn findings(recording: &Recording, summary: &Summary) -> Vec<String> {
-    let mut findings: Vec<String> = summary
-        .out_of_memory
-        .iter()
-        .map(|failure| {
-            let holders = by_place(recording, &failure.by_stack);
-            let holders =
-                holders.iter().take(3).map(|place| format!("{} by {}", size(place.bytes), place.name));
-            format!(
-                "Memory ran out at event {}: {} were asked for at {}. Most was held: {}.",
-                count(failure.entry as u64),
-                size(failure.requested_bytes),
-                place(recording, failure.stack),
-                holders.collect::<Vec<_>>().join("; "),
-            )
-        })
-        .collect();
+fn findings(recording: &Recording, summary: &Summary, Cards { card, least_card }: Cards) -> Vec<String> {
+    let failures = summary.out_of_memory.iter().map(|failure| {
+        let text = shortage::in_full(recording, failure, card, least_card);
+        format!("Memory ran out at event {}: {text}", count(failure.entry as u64))
+    });
+    let mut findings: Vec<String> = failures.collect();
     if summary.entries == 0 {
         findings.push("There is no trace: only the moment at which the file was written is known.".into());
     } else if !summary.start.is_complete() {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory::analysis::{StackGroup, backward_node, telling};
-use thalweg::memory::snapshot::{FrameView, Recording, StackId};
+use thalweg::memory::analysis::{StackGroup, Telling, backward_node, telling};
+use thalweg::memory::snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// What is shown for blocks whose stack is not known.
 const UNKNOWN: &str = "(no stack recorded)";
@@ -42,13 +42,19 @@ pub struct Place {
 
 /// Live blocks by place, the most bytes first. Several stacks can lead through one place.
 pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<Place> {
-    let mut numbers: HashMap<String, usize> = HashMap::new();
+    let mut telling = Telling::of(recording);
+    // Many stacks lead through one frame, and several frames can have one name.
+    let mut of_frame: HashMap<Option<FrameId>, usize> = HashMap::new();
+    let mut of_name: HashMap<String, usize> = HashMap::new();
     let mut places: Vec<Place> = Vec::new();
     for group in by_stack {
-        let name = place(recording, group.stack);
-        let number = *numbers.entry(name).or_insert_with_key(|name| {
-            places.push(Place { name: name.clone(), blocks: 0, bytes: 0 });
-            places.len() - 1
+        let frame = group.stack.and_then(|stack| telling.frame(stack)).map(|(_, frame)| frame);
+        let number = *of_frame.entry(frame).or_insert_with(|| {
+            let name = frame.map_or_else(|| UNKNOWN.into(), |frame| frame_text(recording.frame(frame)));
+            *of_name.entry(name).or_insert_with_key(|name| {
+                places.push(Place { name: name.clone(), blocks: 0, bytes: 0 });
+                places.len() - 1
+            })
         });
         let place = &mut places[number];
         place.blocks += group.blocks;

@@ -14,7 +14,7 @@ use thalweg::memory::{Policy, Settings};
 use thalweg_page::Curve;
 
 use super::files;
-use super::page::Pages;
+use super::page::{Cards, Pages};
 use super::places::printable;
 use super::show::doubts;
 use super::size::{self, count, size};
@@ -153,7 +153,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             let summary = summarise(recording, device);
             let curves = replay(question, *search, &output, path, recording, &summary)?;
             if question.html.is_some() {
-                pages.add(path, recording, &summary, question.card, curves);
+                let least_card = least_card(question, path, recording, &summary)?;
+                let cards = Cards { card: question.card, least_card };
+                pages.add(path, recording, &summary, cards, curves);
             }
             replayed += 1;
         }
@@ -225,10 +227,13 @@ pub fn least_card(
     question: &WhatIf,
     path: &str,
     recording: &Recording,
-    device: usize,
+    summary: &Summary,
 ) -> Result<Option<u64>, Failure> {
+    if summary.out_of_memory.is_empty() {
+        return Ok(None);
+    }
     let recorded = [what_if::recorded_conf(recording).to_owned()];
-    let trials = trials(question, path, recording, device, &recorded, true, |_| {})?;
+    let trials = trials(question, path, recording, summary.device, &recorded, true, |_| {})?;
     Ok(trials.into_iter().find_map(|trial| trial.forecast.ok()?.fits_from_bytes))
 }
 

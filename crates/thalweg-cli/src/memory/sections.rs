@@ -71,8 +71,9 @@ pub fn by_category<'c>(
     categories: &'c Categories,
 ) -> Vec<(&'c str, usize, u64)> {
     let mut sums = vec![(0, 0_u64); categories.names().len()];
+    let mut sorting = categories.over(recording);
     for group in &moment.by_stack {
-        let (blocks, bytes) = &mut sums[categories.of(recording, group.stack)];
+        let (blocks, bytes) = &mut sums[sorting.category(group.stack)];
         *blocks += group.blocks;
         *bytes = bytes.saturating_add(group.bytes);
     }

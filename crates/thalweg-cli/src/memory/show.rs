@@ -9,12 +9,12 @@ use thalweg::memory::analysis::{
 };
 use thalweg::memory::snapshot::{Action, Gap, Recording};
 
-use super::page::Pages;
+use super::page::{Cards, Pages};
 use super::places::{by_place, place};
 use super::replay::WhatIf;
 use super::size::{count, share, size};
 use super::table::Table;
-use super::{files, replay, sections};
+use super::{files, replay, sections, shortage};
 use crate::Failure;
 use crate::output::Output;
 
@@ -58,13 +58,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         for device in devices {
             let summary = summarise(recording, device);
+            let is_told = html.is_some() || !question.json;
+            let least_card =
+                if is_told { replay::least_card(question, path, recording, &summary)? } else { None };
             if html.is_some() {
                 let curves = if recording.trace_len(device) > 0 {
                     replay::curves(question, path, recording, device)?
                 } else {
                     Vec::new()
                 };
-                pages.add(path, recording, &summary, card, curves);
+                pages.add(path, recording, &summary, Cards { card, least_card }, curves);
             }
             if question.json {
                 output.json(&describe(path, recording, &summary, top, &categories));
@@ -73,9 +76,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             if !std::mem::take(&mut is_first) {
                 output.text("\n");
             }
-            let is_short = !summary.out_of_memory.is_empty();
-            let least_card =
-                if is_short { replay::least_card(question, path, recording, device)? } else { None };
             let page = Page {
                 output: &output,
                 recording,
@@ -280,52 +280,8 @@ impl Page<'_> {
     }
 
     fn failure(&self, failure: &OutOfMemoryEntry) {
-        let OutOfMemoryEntry {
-            entry,
-            requested_bytes,
-            device_free_bytes,
-            reserved_bytes,
-            stack,
-            fragmentation,
-            by_stack,
-        } = failure;
-        let outside = match self.card {
-            Some(card) => {
-                format!("{} of the card were outside the allocator", size(failure.outside_bytes(card)))
-            }
-            None => "give --card to know how much was outside the allocator".into(),
-        };
-        let holders: Vec<String> = by_place(self.recording, by_stack)
-            .iter()
-            .take(3)
-            .map(|place| format!("{} by {}", size(place.bytes), place.name))
-            .collect();
-        let holders = match holders.is_empty() {
-            true => String::new(),
-            false => format!(" Most was held: {}.", holders.join("; ")),
-        };
-        let enough = self.least_card.map_or_else(String::new, |bytes| {
-            format!(
-                " With these settings a card from {} on would have been enough, beside what is outside the allocator; `replay \
-                 --search --card SIZE` tries others.",
-                size(bytes)
-            )
-        });
-        let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
-        self.output.line(
-            2,
-            &format!(
-                "  OUT OF MEMORY at entry {}: {} were asked for at {}. {} were reserved, of which {} were not active, the \
-                 largest free range {}; the device had {} left, and {outside}.{holders}{enough}",
-                count(*entry as u64),
-                size(*requested_bytes),
-                place(self.recording, *stack),
-                size(*reserved_bytes),
-                size(free),
-                size(fragmentation.largest_free_bytes),
-                size(*device_free_bytes),
-            ),
-        );
+        let text = shortage::in_full(self.recording, failure, self.card, self.least_card);
+        self.output.line(2, &format!("  OUT OF MEMORY at entry {}: {text}", count(failure.entry as u64)));
     }
 }
 

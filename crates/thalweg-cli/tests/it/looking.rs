@@ -57,9 +57,13 @@ struct Asked(std::path::PathBuf);
 
 impl Asked {
     fn new(name: &str) -> Self {
+        Self::of(name, &snapshot())
+    }
+
+    fn of(name: &str, snapshot: &Snapshot) -> Self {
         let folder = scratch(name);
         fs::create_dir_all(&folder).expect("the folder of temporary files takes folders");
-        fs::write(folder.join("s.pickle"), snapshot().to_pickle()).expect("the scratch folder takes files");
+        fs::write(folder.join("s.pickle"), snapshot.to_pickle()).expect("the scratch folder takes files");
         Self(folder)
     }
 
@@ -107,6 +111,19 @@ fn show_begins_with_what_ran_out_of_memory() {
     ] {
         assert!(first.contains(part), "{part} is missing: {first}");
     }
+}
+
+/// `show` and the page say the same of it.
+#[test]
+fn the_page_says_what_show_says_of_what_ran_out_of_memory() {
+    let asked = Asked::new("looking-page");
+    let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let out = squeezed(&asked.print(&["show", "s.pickle", "--card", "1GiB", "--html", "page.html"]));
+    let (_, said) = out.split_once("OUT OF MEMORY at entry 6: ").expect("it is said first");
+    let (said, _) = said.split_once(" tries others.").expect("the last of it is what to try");
+    assert!(said.contains("of the card were outside the allocator. Most was held: 100.0 MiB"), "{said}");
+    let page = fs::read_to_string(asked.0.join("page.html")).expect("it was written");
+    assert!(page.contains(&format!("Memory ran out at event 6: {said} tries others.")), "{said}");
 }
 
 #[test]
@@ -160,4 +177,26 @@ impl Drop for Asked {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// What the driver's own allocator reserves for private pools nobody knows: then there is no figure, and no recommendation.
+#[test]
+fn of_the_drivers_allocator_with_private_pools_there_is_no_figure() {
+    let mut shared = snapshot();
+    shared.device_traces[1].pop();
+    let mut private = shared.clone();
+    for entry in &mut private.device_traces[1] {
+        entry.pool_id = Some((0, 7));
+    }
+    let arguments = ["replay", "s.pickle", "--conf", "", "--conf", "backend:cudaMallocAsync"];
+    let known = Asked::of("looking-shared", &shared).print(&arguments);
+    assert!(known.contains('~') && !known.contains("cannot be estimated"), "{known}");
+    let asked = Asked::of("looking-private", &private);
+    let unknown = asked.print(&arguments);
+    assert!(!unknown.contains('~'), "{unknown}");
+    let said = unknown.split_whitespace().collect::<Vec<_>>().join(" ");
+    let why = "what cudaMallocAsync reserves for captured graphs and private pools cannot be estimated";
+    assert!(said.contains(why) && !said.contains("Recommended"), "{unknown}");
+    let json = asked.print(&[&arguments[..], &["--json"]].concat());
+    assert!(json.contains(&format!("\"peak_reserved_bytes\":null,\"why_unknown\":\"{why}")), "{json}");
 }

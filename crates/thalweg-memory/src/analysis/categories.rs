@@ -49,21 +49,30 @@ impl Categories {
         &self.names
     }
 
-    /// The number of the category of what was allocated at a stack.
-    pub fn of(&self, recording: &Recording, stack: Option<StackId>) -> usize {
-        stack.map_or(0, |stack| self.of_frames(recording.stack(stack)))
+    /// Sorts what a recording has.
+    pub fn over<'c>(&'c self, recording: &'c Recording) -> Sorting<'c> {
+        Sorting { categories: self, recording, votes: vec![None; recording.frame_count()] }
     }
 
-    fn of_frames<'r>(&self, frames: impl Iterator<Item = FrameView<'r>>) -> usize {
-        let (mut rule, mut built_in) = (self.rules.len(), BUILT_IN.len());
-        for frame in frames {
-            if !self.rules.is_empty() {
-                let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
-                rule = self.rules[..rule].iter().position(|(_, part)| text.contains(part)).unwrap_or(rule);
-            }
-            built_in = built_in.min(of_frame(&frame));
+    fn of_frame(&self, frame: &FrameView<'_>) -> Vote {
+        let rule = if self.rules.is_empty() {
+            None
+        } else {
+            let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
+            self.rules.iter().position(|(_, part)| text.contains(part))
+        };
+        // More rules than that are no rules that anybody wrote.
+        let rule = rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX);
+        Vote { rule, built_in: built_in(frame) as u8 }
+    }
+
+    /// The category that the frames of a stack vote for.
+    fn elected(&self, votes: impl Iterator<Item = Vote>) -> usize {
+        let mut best = Vote { rule: u16::MAX, built_in: BUILT_IN.len() as u8 };
+        for vote in votes {
+            best = Vote { rule: best.rule.min(vote.rule), built_in: best.built_in.min(vote.built_in) };
         }
-        match (self.rules.get(rule), built_in) {
+        match (self.rules.get(usize::from(best.rule)), usize::from(best.built_in)) {
             (Some((category, _)), _) => *category,
             // An empty stack says no more than none.
             (None, built_in) if built_in == BUILT_IN.len() => 0,
@@ -72,8 +81,36 @@ impl Categories {
     }
 }
 
+/// What one frame speaks for: the lowest of each counts. The rule is by its place in the list, or above it for none.
+#[derive(Clone, Copy, Debug)]
+struct Vote {
+    rule: u16,
+    built_in: u8,
+}
+
+/// [`Categories`] of the stacks of one recording. Each frame is looked at once, however many stacks it is in.
+#[derive(Debug)]
+pub struct Sorting<'c> {
+    categories: &'c Categories,
+    recording: &'c Recording,
+    votes: Vec<Option<Vote>>,
+}
+
+impl Sorting<'_> {
+    /// The number of the category of what was allocated at a stack.
+    pub fn category(&mut self, stack: Option<StackId>) -> usize {
+        let Self { categories, recording, votes } = self;
+        let Some(stack) = stack else { return 0 };
+        let votes = recording.stack_frames(stack).map(|frame| {
+            let vote = &mut votes[frame.number() as usize];
+            *vote.get_or_insert_with(|| categories.of_frame(&recording.frame(frame)))
+        });
+        categories.elected(votes)
+    }
+}
+
 /// The built-in category that one frame speaks for, by its place among them.
-fn of_frame(frame: &FrameView<'_>) -> usize {
+fn built_in(frame: &FrameView<'_>) -> usize {
     let FrameView { filename: file, name, .. } = *frame;
     let is_in = |part: &str| file.contains(part) || file.replace('\\', "/").contains(part);
     let category = if is_in("/optim/") || is_in("optimizer") {
@@ -101,7 +138,7 @@ mod tests {
 
     fn named(categories: &Categories, frames: &[(&'static str, &'static str)]) -> String {
         let frames = frames.iter().map(|&(filename, name)| FrameView { filename, line: 7, name });
-        categories.names()[categories.of_frames(frames)].clone()
+        categories.names()[categories.elected(frames.map(|frame| categories.of_frame(&frame)))].clone()
     }
 
     #[test]

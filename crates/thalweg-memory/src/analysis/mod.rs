@@ -35,11 +35,11 @@ mod summary;
 mod walk;
 pub mod what_if;
 
-pub use categories::Categories;
+pub use categories::{Categories, Sorting};
 pub use diff::{Growth, diff};
 pub use layout::Fragmentation;
 pub use lives::{BlockLife, Lives, SegmentLife, lives};
-pub use places::{backward_node, telling, telling_frame};
+pub use places::{Telling, backward_node, telling};
 pub use stages::{Stage, stages};
 pub use summary::{
     Doubts, Moment, OutOfMemoryEntry, PoolUse, SizeGroup, StackGroup, Start, Summary, summarise,

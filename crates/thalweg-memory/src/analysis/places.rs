@@ -4,11 +4,40 @@
 //! user's own is what most is learnt from. Where there is none, as on the threads of the autograd engine, the node of the backward
 //! pass says which operator it was.
 
-use crate::snapshot::{FrameView, Recording, StackId};
+use crate::snapshot::{FrameId, FrameView, Recording, StackId};
 
-/// The frame of a stack that tells a reader most: see [`telling`].
-pub fn telling_frame(recording: &Recording, stack: StackId) -> Option<FrameView<'_>> {
-    telling(recording.stack(stack))
+/// The frames of a recording's stacks that tell a reader most: see [`telling`]. Each frame is looked at once, however many stacks it
+/// is in, since a recording can have a million stacks of a few thousand frames.
+#[derive(Debug)]
+pub struct Telling<'r> {
+    recording: &'r Recording,
+    /// The kind of each frame plus one; 0 where it is not known yet.
+    kinds: Vec<u8>,
+}
+
+impl<'r> Telling<'r> {
+    /// Those of a recording.
+    pub fn of(recording: &'r Recording) -> Self {
+        Self { recording, kinds: vec![0; recording.frame_count()] }
+    }
+
+    /// That of a stack, and which of its frames it is, counted from the innermost; `None` if it has no frames.
+    pub fn frame(&mut self, stack: StackId) -> Option<(usize, FrameId)> {
+        let mut best: Option<(u8, usize, FrameId)> = None;
+        for (at, frame) in self.recording.stack_frames(stack).enumerate() {
+            let kind = &mut self.kinds[frame.number() as usize];
+            if *kind == 0 {
+                *kind = kind_of(&self.recording.frame(frame)) + 1;
+            }
+            if best.is_none_or(|(least, ..)| *kind < least) {
+                best = Some((*kind, at, frame));
+            }
+            if *kind == 1 {
+                break;
+            }
+        }
+        best.map(|(_, at, frame)| (at, frame))
+    }
 }
 
 /// Of frames, innermost first, the one that tells a reader most. The first kind that there is counts, and of that the innermost:

@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::ids::Ids;
 use super::recording::{Context, Entry, RecordedBlock, RecordedFrame, RecordedSegment, Recording, Trace};
+use super::stacks::StackIds;
 use super::{Action, BlockState};
 use crate::stats::SizeClass;
 
@@ -46,6 +48,7 @@ pub(super) enum Value {
 
 /// What an object is; its index is into the table of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 enum Kind {
     /// A list of anything, or a tuple: an index into `lists`.
     List,
@@ -63,21 +66,63 @@ enum Kind {
     LeftOut,
 }
 
+impl Kind {
+    /// All of them, in the order of their declaration.
+    const ALL: [Self; 11] = [
+        Self::List,
+        Self::Tuple,
+        Self::Entries,
+        Self::Blocks,
+        Self::Dict,
+        Self::Entry,
+        Self::Block,
+        Self::Segment,
+        Self::Frame,
+        Self::Stack,
+        Self::LeftOut,
+    ];
+}
+
 #[derive(Clone, Copy)]
 struct Object {
     kind: Kind,
     index: u32,
 }
 
+/// An [`Object`] in four bytes: a file in which frames are not shared has one for each frame of each stack.
+#[derive(Clone, Copy)]
+struct Packed(u32);
+
+impl Packed {
+    const KIND_BITS: u32 = 4;
+
+    #[inline]
+    fn object(self) -> Object {
+        let kind = Kind::ALL[(self.0 & ((1 << Self::KIND_BITS) - 1)) as usize];
+        Object { kind, index: self.0 >> Self::KIND_BITS }
+    }
+}
+
+impl Object {
+    fn pack(self) -> Outcome<Packed> {
+        if self.index >= 1 << (32 - Packed::KIND_BITS) {
+            return Err("the file has more than 268 million things of one kind, which is not read".into());
+        }
+        Ok(Packed(self.index << Packed::KIND_BITS | self.kind as u32))
+    }
+}
+
 /// See the [module](self).
 pub(super) struct Builder {
     pub(super) recording: Recording,
     text_ids: FxHashMap<Arc<str>, u32>,
-    frame_ids: FxHashMap<RecordedFrame, u32>,
-    stack_ids: FxHashMap<u64, Vec<u32>>,
+    frame_ids: Ids,
+    stack_ids: StackIds,
+    /// The frames of the stack that is being read.
+    stack: Vec<u32>,
     context_ids: FxHashMap<Context, u32>,
     last_context: u32,
-    objects: Vec<Object>,
+    objects: Vec<Packed>,
     lists: Vec<Vec<Value>>,
     /// Lists that became something smaller; their places serve again.
     spare_lists: Vec<u32>,
@@ -205,8 +250,9 @@ impl Builder {
         let mut this = Self {
             recording: Recording::default(),
             text_ids: FxHashMap::default(),
-            frame_ids: FxHashMap::default(),
-            stack_ids: FxHashMap::default(),
+            frame_ids: Ids::default(),
+            stack_ids: StackIds::default(),
+            stack: Vec::new(),
             context_ids: FxHashMap::default(),
             last_context: 0,
             objects: Vec::new(),
@@ -226,6 +272,11 @@ impl Builder {
         this
     }
 
+    /// What was recorded so far, and nothing else.
+    pub(super) fn into_recording(self) -> Recording {
+        self.recording
+    }
+
     /// Refuses to go on with a file that adds up to more than any honest one of its size would.
     pub(super) fn check_size(&self, own_bytes: usize, offset: u64) -> Outcome<()> {
         let recording = &self.recording;
@@ -235,7 +286,9 @@ impl Builder {
             + size_of_val(&self.runs[..])
             + size_of_val(&self.segments[..])
             + recording.heap_bytes();
-        let maps = (self.text_ids.capacity() + self.frame_ids.capacity() + self.stack_ids.capacity()) * 32
+        let maps = self.text_ids.capacity() * 32
+            + self.frame_ids.bytes()
+            + self.stack_ids.bytes()
             + self.context_ids.capacity() * (size_of::<Context>() + 8);
         let bytes = (own_bytes + tables + maps + self.loose_bytes) as u64;
         if bytes > FREE_BYTES + BYTES_PER_BYTE * offset {
@@ -277,14 +330,14 @@ impl Builder {
 
     fn object(&mut self, kind: Kind, index: u32) -> Outcome<Value> {
         let id = number(self.objects.len())?;
-        self.objects.push(Object { kind, index });
+        self.objects.push(Object { kind, index }.pack()?);
         Ok(Value::Object(id))
     }
 
     #[inline]
     fn kind(&self, value: Value) -> Option<Object> {
         match value {
-            Value::Object(id) => Some(self.objects[id as usize]),
+            Value::Object(id) => Some(self.objects[id as usize].object()),
             _ => None,
         }
     }
@@ -314,7 +367,7 @@ impl Builder {
                 let run = number(self.runs.len())?;
                 self.runs.push(Vec::new());
                 let Value::Object(id) = list else { unreachable!("it has a kind") };
-                self.objects[id as usize] = Object { kind, index: run };
+                self.objects[id as usize] = Object { kind, index: run }.pack()?;
                 self.extend_run(kind, run, items)
             }
             (Kind::Entries | Kind::Blocks, _) => self.extend_run(kind, index, items),
@@ -409,9 +462,9 @@ impl Builder {
         } else {
             return Ok(false);
         };
-        let Object { index: spare, .. } =
-            std::mem::replace(&mut self.objects[id as usize], Object { kind, index });
-        self.spare_dicts.push(spare);
+        let place = &mut self.objects[id as usize];
+        let spare = std::mem::replace(place, Object { kind, index }.pack()?);
+        self.spare_dicts.push(spare.object().index);
         Ok(true)
     }
 
@@ -439,13 +492,13 @@ impl Builder {
             user_metadata: self.remark(pairs, Key::UserMetadata),
             internal_metadata: self.remark(pairs, Key::InternalMetadata),
             pool_id: self.pair(pairs, Key::PoolId)?,
-            frames: self.frames(pairs.get(Key::Frames), Key::Frames)?,
             forward_frames: self.frames(pairs.get(Key::ForwardFrames), Key::ForwardFrames)?,
             is_timed: time_us.is_some(),
         };
         let context = self.context(context)?;
-        let entry = Entry { address, size_bytes, time_us: time_us.unwrap_or(0), context, action };
-        self.recording.entries.push(entry);
+        let stack = self.frames(pairs.get(Key::Frames), Key::Frames)?;
+        let what = (address, size_bytes, time_us.unwrap_or(0));
+        self.recording.entries.push(Entry::new(what, action, context, stack));
         number(self.recording.entries.len() - 1).map(Some)
     }
 
@@ -480,6 +533,12 @@ impl Builder {
             return Ok(self.last_context);
         }
         let next = number(self.recording.contexts.len())?;
+        if self.recording.contexts.len() >= Entry::MOST_CONTEXTS / 2 {
+            return Err(
+                "the file has more than 134 million streams, pools and texts together, which is not read"
+                    .into(),
+            );
+        }
         let id = *self.context_ids.entry(context).or_insert(next);
         if id == next {
             self.recording.contexts.push(context);
@@ -498,11 +557,13 @@ impl Builder {
             line: pairs.int(Key::Line)?.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
             name: pairs.text(Key::Name)?.unwrap_or(empty),
         };
-        let next = number(self.recording.frames.len())?;
-        let id = *self.frame_ids.entry(frame).or_insert(next);
-        if id == next {
-            self.recording.frames.push(frame);
+        let frames = &mut self.recording.frames;
+        if let Some(id) = self.frame_ids.find(hash(&frame), |id| frames[id as usize] == frame) {
+            return Ok(id);
         }
+        let id = number(frames.len())?;
+        frames.push(frame);
+        self.frame_ids.insert(id, |id| hash(&frames[id as usize]));
         Ok(id)
     }
 
@@ -520,15 +581,18 @@ impl Builder {
             _ => return Err(format!("{}: expected a list of frames", key.text())),
         };
         let items = std::mem::take(&mut self.lists[index as usize]);
-        let mut frames = Vec::with_capacity(items.len());
+        let mut frames = std::mem::take(&mut self.stack);
+        frames.clear();
         for &item in &items {
             frames.push(self.frame_of(item).map_err(|what| format!("{}: {what}", key.text()))?);
         }
         self.loose_bytes -= size_of_val(&items[..]);
         self.spare_lists.push(index);
-        let stack = self.stack(&frames)?;
+        let stack = self.recording.stacks.intern(&mut self.stack_ids, &frames);
+        self.stack = frames;
+        let stack = stack.ok_or("the stacks of the file take more than 4 GiB, which is not read")?;
         let Value::Object(id) = value else { unreachable!("it has a kind") };
-        self.objects[id as usize] = Object { kind: Kind::Stack, index: stack };
+        self.objects[id as usize] = Object { kind: Kind::Stack, index: stack }.pack()?;
         Ok(Some(stack))
     }
 
@@ -544,19 +608,6 @@ impl Builder {
             }
             _ => Err("expected a list of frames".into()),
         }
-    }
-
-    fn stack(&mut self, frames: &[u32]) -> Outcome<u32> {
-        let recording = &mut self.recording;
-        let same_hash = self.stack_ids.entry(hash(frames)).or_default();
-        if let Some(&id) = same_hash.iter().find(|&&id| recording.stack_frames(id) == frames) {
-            return Ok(id);
-        }
-        let id = number(recording.stack_ends.len())?;
-        recording.stack_items.extend_from_slice(frames);
-        recording.stack_ends.push(number(recording.stack_items.len())?);
-        same_hash.push(id);
-        Ok(id)
     }
 
     fn pair(&mut self, pairs: &Pairs, key: Key) -> Outcome<Option<(u64, u64)>> {
@@ -710,9 +761,9 @@ fn number(value: usize) -> Outcome<u32> {
     small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())
 }
 
-fn hash(frames: &[u32]) -> u64 {
+fn hash(frame: &RecordedFrame) -> u64 {
     use std::hash::{Hash, Hasher};
     let mut hasher = rustc_hash::FxHasher::default();
-    frames.hash(&mut hasher);
+    frame.hash(&mut hasher);
     hasher.finish()
 }

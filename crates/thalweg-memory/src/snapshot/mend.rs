@@ -47,13 +47,11 @@ enum State {
     Free,
 }
 
-/// What was seen last at an address.
+/// What was seen last at an address: the number of an entry, and its place in the trace. There can be as many addresses as entries.
 #[derive(Clone, Copy)]
 struct Seen {
-    at: usize,
-    state: State,
-    size_bytes: u64,
-    context: u32,
+    at: u32,
+    index: u32,
 }
 
 /// An entry that must have been behind `from` and at `until` at the latest, counted in entries of the trace.
@@ -64,17 +62,18 @@ struct Missing {
     address: u64,
     size_bytes: u64,
     context: u32,
+    stack: Option<u32>,
 }
 
 impl Mended {
     pub(super) fn of(recording: &mut Recording, device: usize) -> Self {
         let trace = recording.traces[device].clone();
-        let actions = || trace.indices().map(|index| recording.entries[index as usize].action);
+        let actions = || trace.indices().map(|index| recording.entries[index as usize].action());
         let ends_at_request = !actions().any(|action| action == Action::FreeCompleted)
             && actions().any(|action| action == Action::FreeRequested);
         let mut walk = Walk { ends_at_request, ..Walk::default() };
-        for (at, index) in trace.indices().enumerate() {
-            walk.entry(at, recording.entries[index as usize], recording);
+        for (at, index) in (0..).zip(trace.indices()) {
+            walk.entry(Seen { at, index }, recording);
         }
         if walk.missing.is_empty() {
             return Self { trace, gap: None, ends_at_request };
@@ -108,38 +107,45 @@ struct Walk {
 }
 
 impl Walk {
-    fn entry(&mut self, at: usize, entry: Entry, recording: &mut Recording) {
-        let Entry { address, size_bytes, context, action, .. } = entry;
-        let state = match action {
-            Action::Alloc => State::Live,
-            Action::FreeRequested if !self.ends_at_request => State::Pending,
-            Action::FreeRequested | Action::FreeCompleted => State::Free,
-            _ => return,
-        };
-        let before = self.seen.insert(address, Seen { at, state, size_bytes, context });
-        let Some(before) = before else { return };
-        match (before.state, state) {
-            (State::Live, State::Live) => self.freed(before, address, at),
-            (State::Free, State::Pending | State::Free) => {
+    /// What an entry leaves its block as.
+    fn state(&self, entry: &Entry) -> Option<State> {
+        match entry.action() {
+            Action::Alloc => Some(State::Live),
+            Action::FreeRequested if !self.ends_at_request => Some(State::Pending),
+            Action::FreeRequested | Action::FreeCompleted => Some(State::Free),
+            _ => None,
+        }
+    }
+
+    fn entry(&mut self, seen: Seen, recording: &Recording) {
+        let entry = &recording.entries[seen.index as usize];
+        let Some(state) = self.state(entry) else { return };
+        let Some(before) = self.seen.insert(entry.address, seen) else { return };
+        let until = seen.at as usize;
+        match (self.state(&recording.entries[before.index as usize]), state) {
+            (Some(State::Live), State::Live) => self.freed(before, until, recording),
+            (Some(State::Free), State::Pending | State::Free) => {
                 // Its free says on which stream it was, and nothing of where it was allocated.
-                let context = Context { frames: None, ..recording.contexts[context as usize] };
-                let context = add_context(recording, context);
-                let (from, action) = (before.at, Action::Alloc);
-                self.missing.push(Missing { from, until: at, action, address, size_bytes, context });
+                let Entry { address, size_bytes, .. } = *entry;
+                let (from, action, context) = (before.at as usize, Action::Alloc, entry.context());
+                let stack = None;
+                self.missing.push(Missing { from, until, action, address, size_bytes, context, stack });
             }
             _ => {}
         }
     }
 
-    fn freed(&mut self, before: Seen, address: u64, until: usize) {
-        let Seen { at: from, size_bytes, context, .. } = before;
-        let action = Action::FreeCompleted;
-        self.missing.push(Missing { from, until, action, address, size_bytes, context });
+    fn freed(&mut self, before: Seen, until: usize, recording: &Recording) {
+        let entry = &recording.entries[before.index as usize];
+        let Entry { address, size_bytes, .. } = *entry;
+        let (from, action) = (before.at as usize, Action::FreeCompleted);
+        let (context, stack) = (entry.context(), entry.stack());
+        self.missing.push(Missing { from, until, action, address, size_bytes, context, stack });
     }
 
     /// Finds what went, and what came, without an entry that shows it: the segments at the end do.
     fn compare_with_end(&mut self, recording: &mut Recording, device: usize, length: usize) {
-        let mut live: FxHashMap<u64, Context> = FxHashMap::default();
+        let mut live: FxHashMap<u64, (u64, Option<u32>)> = FxHashMap::default();
         let of_device =
             |segment: &&super::recording::RecordedSegment| usize::try_from(segment.device) == Ok(device);
         let mut is_empty = true;
@@ -148,9 +154,7 @@ impl Walk {
             for index in segment.blocks.iter().cloned().flatten() {
                 let block = &recording.blocks[index as usize];
                 if block.state != BlockState::Inactive {
-                    let context =
-                        Context { stream: segment.stream, frames: block.frames, ..Context::default() };
-                    live.insert(block.address, context);
+                    live.insert(block.address, (segment.stream, block.frames));
                 }
             }
         }
@@ -158,17 +162,27 @@ impl Walk {
             // The file says nothing of its end.
             return;
         }
-        let mut seen: Vec<(u64, Seen)> = self.seen.iter().map(|(&address, &seen)| (address, seen)).collect();
-        seen.sort_unstable_by_key(|(_, seen)| seen.at);
-        for (address, before) in seen {
-            match (before.state, live.get(&address)) {
-                (State::Live | State::Pending, None) => self.freed(before, address, length),
-                (State::Free, Some(context)) => {
-                    let is_timed = recording.contexts[before.context as usize].is_timed;
-                    let context = add_context(recording, Context { is_timed, ..*context });
-                    let Seen { at: from, size_bytes, .. } = before;
-                    let action = Action::Alloc;
-                    self.missing.push(Missing { from, until: length, action, address, size_bytes, context });
+        let mut seen: Vec<Seen> = self.seen.values().copied().collect();
+        seen.sort_unstable_by_key(|seen| seen.at);
+        let mut added: FxHashMap<Context, u32> = FxHashMap::default();
+        for before in seen {
+            let entry = recording.entries[before.index as usize];
+            match (self.state(&entry), live.get(&entry.address)) {
+                (Some(State::Live | State::Pending), None) => self.freed(before, length, recording),
+                (Some(State::Free), Some(&(stream, stack))) => {
+                    let is_timed = recording.contexts[entry.context() as usize].is_timed;
+                    let context = Context { stream, is_timed, ..Context::default() };
+                    let context = *added.entry(context).or_insert_with(|| add_context(recording, context));
+                    let Entry { address, size_bytes, .. } = entry;
+                    self.missing.push(Missing {
+                        from: before.at as usize,
+                        until: length,
+                        action: Action::Alloc,
+                        address,
+                        size_bytes,
+                        context,
+                        stack,
+                    });
                 }
                 _ => {}
             }
@@ -217,10 +231,10 @@ fn insert(recording: &mut Recording, trace: &Trace, missing: &[Missing]) -> Trac
             }
         }
         let index = recording.entries.len() as u32;
-        let &Missing { address, size_bytes, context, action, .. } = entry;
+        let &Missing { address, size_bytes, context, action, stack, .. } = entry;
         let before = out.last().map(|range| recording.entries[range.end as usize - 1].time_us);
         let time_us = before.unwrap_or(0);
-        recording.entries.push(Entry { address, size_bytes, time_us, context, action });
+        recording.entries.push(Entry::new((address, size_bytes, time_us), action, context, stack));
         match out.last_mut() {
             Some(last) if last.end == index => last.end += 1,
             _ => out.push(index..index + 1),

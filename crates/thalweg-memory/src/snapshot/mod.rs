@@ -29,6 +29,7 @@
 
 mod build;
 mod dump;
+mod ids;
 mod json;
 mod json_reader;
 mod mend;
@@ -37,6 +38,7 @@ mod pickle;
 mod recording;
 mod sniff;
 mod source;
+mod stacks;
 mod undump;
 
 use std::fmt;
@@ -45,7 +47,7 @@ pub use mend::Gap;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };
-pub use recording::{BlockView, Event, FrameView, Recording, Remarks, SegmentView, StackId};
+pub use recording::{BlockView, Event, FrameId, FrameView, Recording, Remarks, SegmentView, StackId};
 
 use crate::pools::PoolId;
 use crate::stats::SizeClass;

@@ -31,7 +31,8 @@ pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> Outcome<
         settings,
         annotations,
         file_bytes,
-        ..builder.recording
+        // What the builder knew beside it is given back before more is made.
+        ..builder.into_recording()
     };
     whole.mended = (0..whole.traces.len()).map(|device| Mended::of(&mut whole, device)).collect();
     Ok(whole)

@@ -288,3 +288,31 @@ macro_rules! forward_events {
 }
 
 pub(crate) use forward_events;
+
+/// The calls that an `Upstream` cannot do without, handed to the field that has another.
+macro_rules! forward_memory {
+    ($field:ident) => {
+        fn allocate(
+            &self,
+            bytes: u64,
+            stream: thalweg_memory::StreamId,
+        ) -> Result<u64, thalweg_memory::UpstreamError> {
+            self.$field.allocate(bytes, stream)
+        }
+
+        fn free(
+            &self,
+            address: u64,
+            bytes: u64,
+            stream: thalweg_memory::StreamId,
+        ) -> Result<(), thalweg_memory::UpstreamError> {
+            self.$field.free(address, bytes, stream)
+        }
+
+        fn memory_info(&self) -> Result<thalweg_memory::MemoryInfo, thalweg_memory::UpstreamError> {
+            self.$field.memory_info()
+        }
+    };
+}
+
+pub(crate) use forward_memory;

@@ -8,7 +8,7 @@ use thalweg_memory::{
     PowerTwoDivisions, Settings, StreamFilter, StreamId, Upstream, UpstreamError, VirtualMemory,
 };
 
-use crate::harness::{forward_events, pytorch, stream};
+use crate::harness::{forward_events, forward_memory, pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -137,17 +137,7 @@ struct Reserving {
 forward_events!(Reserving, inner);
 
 impl Upstream for Reserving {
-    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
-        self.inner.allocate(bytes, stream)
-    }
-
-    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        self.inner.free(address, bytes, stream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
-        self.inner.memory_info()
-    }
+    forward_memory!(inner);
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         Some(self)

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
-    Backend, Block, DeviceAllocator, MemoryHandle, MemoryInfo, PageHandle, PageId, Settings, SharedExtent,
-    Sharing, SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
+    Backend, Block, DeviceAllocator, MemoryHandle, PageHandle, PageId, Settings, SharedExtent, Sharing,
+    SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
 };
 
-use crate::harness::{forward_events, pytorch, stream};
+use crate::harness::{forward_events, forward_memory, pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 /// Where the memory of others begins.
@@ -24,17 +24,7 @@ struct Exporter {
 forward_events!(Exporter, inner);
 
 impl Upstream for Exporter {
-    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
-        self.inner.allocate(bytes, stream)
-    }
-
-    fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        self.inner.free(address, bytes, stream)
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo, UpstreamError> {
-        self.inner.memory_info()
-    }
+    forward_memory!(inner);
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.inner.virtual_memory()

@@ -83,13 +83,12 @@ class Stacks {
     this.functions = columns.numbers(new Uint32Array(meta.frames));
     this.lines = columns.numbers(new Uint32Array(meta.frames));
     this.frames = [];
+    this.telling = new Uint32Array(meta.stacks);
     for (let stack = 0; stack < meta.stacks; stack += 1) {
-      this.frames.push(columns.numbers(new Uint32Array(columns.number())));
+      const length = columns.number();
+      this.telling[stack] = columns.number();
+      this.frames.push(columns.numbers(new Uint32Array(length)));
     }
-    this.ranks = this.texts.map((file) => {
-      if (file.endsWith(".py")) return LIBRARY.test(file) ? 1 : 0;
-      return file === "" || file === "??" ? 3 : 2;
-    });
   }
 
   /** "train.py:12 forward" */
@@ -100,14 +99,10 @@ class Stacks {
     return `${place} ${this.texts[this.functions[frame]]}`.trim();
   }
 
-  /** The frame that a person takes for the cause, as the command does: the innermost of the user's own Python code, else
-   * the innermost in Python, else the innermost with a file. */
+  /** The frame that tells most of a stack; -1 if it has none. The analysis has chosen it. */
   cause(stack) {
     const frames = this.frames[stack];
-    for (const rank of [0, 1, 2]) {
-      for (const frame of frames) if (this.ranks[this.files[frame]] <= rank) return frame;
-    }
-    return frames.length > 0 ? frames[0] : -1;
+    return frames.length > 0 ? frames[this.telling[stack]] : -1;
   }
 
   /** Which stacks have a frame that contains all words. */
@@ -119,9 +114,6 @@ class Stacks {
     return Uint8Array.from(this.frames, (frames) => (frames.some((frame) => frameMatches[frame] === 1) ? 1 : 0));
   }
 }
-
-/** Files that are in every stack and nobody's fault. */
-const LIBRARY = /\/(site-packages|dist-packages|torch)\/|\/lib\/python|^torch\/|^</;
 
 /** All of one device. */
 class Device {

@@ -154,8 +154,23 @@ fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
         words.iter().all(|word| text.contains(word))
     };
     let found = |block: &BlockLife| {
-        block.stack.is_some_and(|stack| model.stacks[stack as usize].iter().any(|&frame| matches(frame)))
+        block
+            .stack
+            .is_some_and(|stack| model.stacks[stack as usize].frames.iter().any(|&frame| matches(frame)))
     };
+    // The page has named it after the frame that the model says tells most.
+    let told = |block: &BlockLife| {
+        let stack = &model.stacks[block.stack? as usize];
+        Some(stack.frames[stack.telling as usize])
+    };
+    let whole = live(device, |_| true);
+    let at =
+        whole.iter().enumerate().max_by_key(|&(at, bytes)| (bytes, std::cmp::Reverse(at))).expect("it has").0;
+    let groups =
+        (0..model.frames.len() as u32).map(|frame| live(device, |block| told(block) == Some(frame))[at]);
+    let largest = groups.max().expect("there are frames");
+    let is_named = |block: &BlockLife| told(block).is_some_and(matches);
+    assert_eq!(live(device, is_named)[at], largest, "{text}");
     let count = device.blocks.iter().filter(|block| found(block)).count();
     let peak = live(device, found).into_iter().max().expect("there is a position");
     expect(part, &format!("\"blocks\":{count},\"peak\":{peak},"));

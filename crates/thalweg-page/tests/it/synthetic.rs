@@ -3,8 +3,8 @@
 //! and the same seed give the same run.
 
 use thalweg_page::{
-    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StackFrame,
-    StageRow, Tone,
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, Stack,
+    StackFrame, StageRow, Tone,
 };
 
 const SIZES: [u64; 12] = [
@@ -238,7 +238,12 @@ pub fn model(devices: Vec<DevicePage>) -> PageModel {
         title: "synthetic </title><script>throw 1</script>".into(),
         devices,
         frames: frames.collect(),
-        stacks: (0..STACKS as u32).map(|frame| vec![frame, (frame * 7 + 1) % STACKS as u32, 1, 2]).collect(),
+        stacks: (0..STACKS as u32)
+            .map(|frame| Stack {
+                frames: vec![frame, (frame * 7 + 1) % STACKS as u32, 1, 2],
+                telling: frame % 4,
+            })
+            .collect(),
         categories: vec!["parameters".into(), "activations".into(), "temporaries".into()],
     }
 }

@@ -1,0 +1,70 @@
+//! What there is to say of a request that failed for want of memory, for `show` and for the page.
+
+use thalweg::memory::analysis::OutOfMemoryEntry;
+use thalweg::memory::snapshot::{Recording, StackId};
+
+use super::places::{by_place, place};
+use super::size::size;
+
+/// Who asked for how much, and what the device had left.
+pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, device_free: u64) -> String {
+    format!("{}; {}", asked(recording, requested, stack), left(device_free))
+}
+
+/// All that is known of it, in sentences. `card` is the size of the card, `least_card` the smallest that would have been enough, in
+/// bytes, where they are known.
+pub fn in_full(
+    recording: &Recording,
+    failure: &OutOfMemoryEntry,
+    card: Option<u64>,
+    least_card: Option<u64>,
+) -> String {
+    let OutOfMemoryEntry {
+        entry: _,
+        requested_bytes,
+        device_free_bytes,
+        reserved_bytes,
+        stack,
+        fragmentation,
+        by_stack,
+    } = failure;
+    let outside = match card {
+        Some(card) => {
+            format!("{} of the card were outside the allocator", size(failure.outside_bytes(card)))
+        }
+        None => "give --card to know how much was outside the allocator".into(),
+    };
+    let holders: Vec<String> = by_place(recording, by_stack)
+        .iter()
+        .take(3)
+        .map(|place| format!("{} by {}", size(place.bytes), place.name))
+        .collect();
+    let holders = match holders.is_empty() {
+        true => String::new(),
+        false => format!(" Most was held: {}.", holders.join("; ")),
+    };
+    let enough = least_card.map_or_else(String::new, |bytes| {
+        format!(
+            " With these settings a card from {} on would have been enough, beside what is outside the allocator; `replay \
+             --search --card SIZE` tries others.",
+            size(bytes)
+        )
+    });
+    let free = fragmentation.reserved_bytes() - fragmentation.active_bytes;
+    format!(
+        "{}. {} were reserved, of which {} were not active, the largest free range {}; {}, and {outside}.{holders}{enough}",
+        asked(recording, *requested_bytes, *stack),
+        size(*reserved_bytes),
+        size(free),
+        size(fragmentation.largest_free_bytes),
+        left(*device_free_bytes),
+    )
+}
+
+fn asked(recording: &Recording, bytes: u64, stack: Option<StackId>) -> String {
+    format!("{} were asked for at {}", size(bytes), place(recording, stack))
+}
+
+fn left(bytes: u64) -> String {
+    format!("the device had {} left", size(bytes))
+}

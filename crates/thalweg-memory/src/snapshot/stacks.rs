@@ -1,0 +1,153 @@
+//! Many stacks in little memory.
+//!
+//! Frames are numbered in the order in which a file first names them, so that the numbers of neighbours in a stack are mostly close
+//! to each other. A stack is kept as their differences, in groups of seven bits, lowest first, the top bit set on all but the last:
+//! one byte or two a frame, where the file has five.
+
+use super::ids::Ids;
+
+/// See the [module](self). Equal stacks have one number.
+#[derive(Default, Debug)]
+pub(super) struct Stacks {
+    bytes: Vec<u8>,
+    /// Where each stack ends.
+    ends: Vec<u32>,
+}
+
+/// What is needed beside [`Stacks`] while there may be more of them.
+#[derive(Default)]
+pub(super) struct StackIds {
+    ids: Ids,
+    /// The stack that is being looked for.
+    wanted: Vec<u8>,
+}
+
+impl Stacks {
+    /// The number of a stack, which is a new one if there was none like it; `None` if there is no room for more.
+    pub(super) fn intern(&mut self, known: &mut StackIds, frames: &[u32]) -> Option<u32> {
+        let StackIds { ids, wanted } = known;
+        encode(frames, wanted);
+        if let Some(id) = ids.find(hash(wanted), |id| self.slice(id) == &**wanted) {
+            return Some(id);
+        }
+        let end = u32::try_from(self.bytes.len() + wanted.len()).ok()?;
+        let id = u32::try_from(self.ends.len()).ok().filter(|id| *id < u32::MAX - 1)?;
+        self.bytes.extend_from_slice(wanted);
+        self.ends.push(end);
+        ids.insert(id, |id| hash(self.slice(id)));
+        Some(id)
+    }
+
+    /// The frames of a stack, innermost first.
+    pub(super) fn frames(&self, stack: u32) -> Frames<'_> {
+        Frames { bytes: self.slice(stack).iter(), last: 0 }
+    }
+
+    /// How many stacks there are.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.bytes.len() + size_of_val(&self.ends[..])
+    }
+
+    fn slice(&self, stack: u32) -> &[u8] {
+        let stack = stack as usize;
+        let start = if stack == 0 { 0 } else { self.ends[stack - 1] };
+        &self.bytes[start as usize..self.ends[stack] as usize]
+    }
+}
+
+impl StackIds {
+    pub(super) fn bytes(&self) -> usize {
+        self.ids.bytes() + self.wanted.len()
+    }
+}
+
+/// The frames of one stack.
+#[derive(Clone)]
+pub(super) struct Frames<'s> {
+    bytes: std::slice::Iter<'s, u8>,
+    last: u32,
+}
+
+impl Iterator for Frames<'_> {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        let mut byte = *self.bytes.next()?;
+        let (mut folded, mut shift) = (u32::from(byte & 0x7f), 7);
+        while byte >= 0x80 {
+            byte = *self.bytes.next()?;
+            folded |= u32::from(byte & 0x7f) << shift;
+            shift += 7;
+        }
+        // Differences of either sign are folded: 0, -1, 1, -2, …
+        let difference = (folded >> 1) ^ (folded & 1).wrapping_neg();
+        self.last = self.last.wrapping_add(difference);
+        Some(self.last)
+    }
+}
+
+fn encode(frames: &[u32], out: &mut Vec<u8>) {
+    out.clear();
+    let mut last = 0;
+    for &frame in frames {
+        let difference = frame.wrapping_sub(last) as i32;
+        last = frame;
+        let mut folded = ((difference << 1) ^ (difference >> 31)) as u32;
+        while folded >= 0x80 {
+            out.push(folded as u8 | 0x80);
+            folded >>= 7;
+        }
+        out.push(folded as u8);
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    use std::hash::Hasher;
+    let mut hasher = rustc_hash::FxHasher::default();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_come_back_and_equal_ones_are_one() {
+        let all: [&[u32]; 7] = [
+            &[],
+            &[0],
+            &[5, 6, 7, 3],
+            &[u32::MAX, 0, u32::MAX, 1 << 31],
+            &[63, 0, 64, 0],
+            &[5, 6, 7],
+            &[0, 0],
+        ];
+        let (mut stacks, mut ids) = (Stacks::default(), StackIds::default());
+        for _ in 0..2 {
+            for (number, frames) in (0..).zip(all) {
+                assert_eq!(stacks.intern(&mut ids, frames), Some(number));
+            }
+        }
+        assert_eq!(stacks.len(), all.len());
+        for (number, frames) in (0..).zip(all) {
+            assert_eq!(stacks.frames(number).collect::<Vec<_>>(), frames);
+        }
+    }
+
+    #[test]
+    fn a_frame_takes_a_byte_or_two_where_neighbours_are_close() {
+        let (mut stacks, mut ids) = (Stacks::default(), StackIds::default());
+        for start in 0..10_000 {
+            let frames: Vec<u32> = (start..start + 50).chain((0..50).map(|level| level * 100)).collect();
+            stacks.intern(&mut ids, &frames);
+        }
+        assert_eq!(stacks.len(), 10_000);
+        assert!(stacks.heap_bytes() < 10_000 * (50 + 100 + 8), "{} bytes", stacks.heap_bytes());
+    }
+}
