@@ -1,4 +1,4 @@
-//! What reading a large snapshot costs, and what summarising it: seconds, and memory over the length of the file.
+//! What reading a large snapshot costs, summarising it and telling its places: seconds, and memory over the length of the file.
 //!
 //! `cargo bench -p thalweg-memory --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
 //! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use thalweg_memory::analysis;
+use thalweg_memory::analysis::{self, Categories, Telling};
 use thalweg_memory::snapshot::Recording;
 
 fn main() {
@@ -62,12 +62,22 @@ fn measure(path: &Path, name: &str, json: bool) {
     let summary = analysis::summarise(&recording, 0);
     let summarised_s = start.elapsed().as_secs_f64();
     assert!(summary.peak_live_bytes > 0);
+    // What `thalweg memory show` tells of both moments.
+    let (mut telling, categories) = (Telling::of(&recording), Categories::default());
+    let mut sorting = categories.over(&recording);
+    let mut places = HashSet::new();
+    for group in [&summary.at_peak, &summary.at_end].into_iter().flat_map(|moment| &moment.by_stack) {
+        places.insert((group.stack.and_then(|stack| telling.frame(stack)), sorting.category(group.stack)));
+    }
+    let told_s = start.elapsed().as_secs_f64();
     let bytes = recording.file_bytes() as f64;
     for (figure, value, unit) in [
         ("entries", recording.trace_len(0) as f64, "entries"),
         ("file", bytes, "bytes"),
         ("read", read_s, "s"),
         ("summarised", summarised_s, "s"),
+        ("places", places.len() as f64, "places"),
+        ("told", told_s, "s"),
         ("peak_over_file", peak_resident_bytes().unwrap_or(f64::NAN) / bytes, "ratio"),
     ] {
         if json {

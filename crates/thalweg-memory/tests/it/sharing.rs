@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
     Backend, Block, DeviceAllocator, MemoryHandle, PageHandle, PageId, Settings, SharedExtent, Sharing,
-    SharingKind, StreamId, Upstream, UpstreamError, VirtualMemory,
+    SharingKind, Upstream, UpstreamError, VirtualMemory,
 };
 
 use crate::harness::{forward_events, forward_memory, pytorch, stream};

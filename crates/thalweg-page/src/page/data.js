@@ -84,10 +84,14 @@ class Stacks {
     this.lines = columns.numbers(new Uint32Array(meta.frames));
     this.frames = [];
     this.telling = new Uint32Array(meta.stacks);
+    /** Which frames tell most of some stack. */
+    this.tells = new Uint8Array(meta.frames);
     for (let stack = 0; stack < meta.stacks; stack += 1) {
       const length = columns.number();
       this.telling[stack] = columns.number();
-      this.frames.push(columns.numbers(new Uint32Array(length)));
+      const frames = columns.numbers(new Uint32Array(length));
+      this.frames.push(frames);
+      if (length > 0) this.tells[frames[this.telling[stack]]] = 1;
     }
   }
 

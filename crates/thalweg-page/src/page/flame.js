@@ -116,13 +116,12 @@ class Flame {
     }
   }
 
-  /** The user's own lines stand out from those of libraries. */
+  /** The lines that tell most of some stack stand out from those of libraries. */
   colour(node) {
     const { theme, stacks } = this.page;
     if (node.frame < 0) return theme.free;
-    const rank = stacks.ranks[stacks.files[node.frame]];
     const hue = HUES[node.frame % HUES.length];
-    return mix(hue, theme.ground, rank === 0 ? 0.45 : 0.75);
+    return mix(hue, theme.ground, stacks.tells[node.frame] === 1 ? 0.45 : 0.75);
   }
 
   spotAt(event) {
