@@ -169,7 +169,10 @@ fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
     let groups =
         (0..model.frames.len() as u32).map(|frame| live(device, |block| told(block) == Some(frame))[at]);
     let largest = groups.max().expect("there are frames");
-    let is_named = |block: &BlockLife| told(block).is_some_and(matches);
+    let is_named = |block: &BlockLife| {
+        let frame = told(block).map(|frame| &model.frames[frame as usize]);
+        frame.is_some_and(|frame| format!("{}:{} {}", frame.file, frame.line, frame.function) == text)
+    };
     assert_eq!(live(device, is_named)[at], largest, "{text}");
     let count = device.blocks.iter().filter(|block| found(block)).count();
     let peak = live(device, found).into_iter().max().expect("there is a position");
