@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
-mod json;
 mod progress;
 mod tidy;
 mod wheel;

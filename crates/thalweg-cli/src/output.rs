@@ -90,19 +90,24 @@ impl Output {
         self.text(&wrap(text, self.width, indent));
     }
 
-    /// Writes a JSON value as one line, with nothing in it that a terminal would obey.
+    /// Writes a JSON value as one line.
     pub fn json(&self, value: &serde_json::Value) {
-        let mut line = String::new();
-        for character in value.to_string().chars() {
-            // Those that JSON itself forbids are escaped by now; the others stand in strings only.
-            match character.is_control() {
-                true => line.push_str(&format!("\\u{:04x}", u32::from(character))),
-                false => line.push(character),
-            }
-        }
-        line.push('\n');
-        self.text(&line);
+        self.text(&json_line(value));
     }
+}
+
+/// A JSON value as one line, with nothing in it that a terminal would obey.
+fn json_line(value: &serde_json::Value) -> String {
+    let mut line = String::new();
+    for character in value.to_string().chars() {
+        // Those that JSON itself forbids are escaped by now; the others stand in strings only.
+        match character.is_control() {
+            true => line.push_str(&format!("\\u{:04x}", u32::from(character))),
+            false => line.push(character),
+        }
+    }
+    line.push('\n');
+    line
 }
 
 /// Breaks a text between words so that no line is wider than `width`, except for words that are: a path stays whole, to
@@ -159,6 +164,14 @@ mod tests {
         assert_eq!(wrap("a /very/long/path/to/it b", 10, 2), "a\n  /very/long/path/to/it\n  b\n");
         assert_eq!(wrap("first\nsecond", 80, 3), "first\n   second\n");
         assert_eq!(wrap("", 80, 3), "");
+    }
+
+    #[test]
+    fn objects_are_one_line_that_a_terminal_does_not_obey() {
+        let value = serde_json::json!({ "b": "\u{9b}2J\u{7f}\n\u{1b}é", "a": f64::NAN });
+        let line = json_line(&value);
+        assert_eq!(line, "{\"b\":\"\\u009b2J\\u007f\\n\\u001bé\",\"a\":null}\n");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).ok(), Some(value));
     }
 
     #[test]

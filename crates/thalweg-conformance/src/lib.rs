@@ -35,7 +35,6 @@ mod fixture;
 mod graph_updates;
 mod graphs;
 mod handles;
-pub(crate) mod json;
 mod kernels;
 mod library;
 pub mod litmus;
@@ -55,6 +54,7 @@ pub use fixture::Fixture;
 pub(crate) use kernels::wait_us;
 pub use kernels::{Arguments, Kernel, KernelSet, PTX, host_module};
 
+use serde_json::json;
 use thalweg_driver::{Driver, Error, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -163,13 +163,14 @@ impl Line {
             Some(Stop::Skipped(reason)) => ("skipped", reason.as_str()),
             Some(Stop::Failed(reason)) => ("failed", reason.as_str()),
         };
-        format!(
-            "{{\"name\":{},\"value\":{},\"unit\":\"verdict\",\"device\":{},\"reason\":{}}}",
-            json::string(&format!("conformance/{}", self.name)),
-            json::string(value),
-            json::string(device),
-            json::string(reason),
-        )
+        json!({
+            "name": format!("conformance/{}", self.name),
+            "value": value,
+            "unit": "verdict",
+            "device": device,
+            "reason": reason,
+        })
+        .to_string()
     }
 }
 

@@ -3,9 +3,10 @@
 //! [`AllocationError`] is opaque: ask its predicates what it is, its [`figures`](AllocationError::figures) what the memory
 //! looked like, and its source for what the upstream said.
 
-use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
+
+use thiserror::Error;
 
 use crate::advice::Advice;
 use crate::pools::PoolId;
@@ -16,20 +17,47 @@ use crate::upstream::{MemoryInfo, UpstreamError};
 #[derive(Debug)]
 pub struct AllocationError(Box<Kind>);
 
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub(crate) enum Kind {
+    #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
+    // The message of an upstream's error is part of ours, so the error is not this one's source: what is behind it is.
+    #[error("{call}: {error}")]
     Upstream { call: &'static str, error: UpstreamError },
+    #[error(
+        "{0:?} does not exist, or was released as often as it was created and retained; create one with create_pool, or \
+         retain it for as long as it is used"
+    )]
     UnknownPool(PoolId),
+    #[error("allocations go to {0:?} already; call end_allocate_to_pool before beginning again")]
     PoolInUse(PoolId),
+    #[error("no allocations go to {0:?}; end_allocate_to_pool must follow one begin_allocate_to_pool")]
     PoolNotInUse(PoolId),
+    #[error(
+        "{call} is not possible while a capture is under way; call it before the capture begins or after it ends"
+    )]
     Capturing { call: &'static str },
+    #[error(
+        "the allocator was called by a function that it calls itself with its locks held (an observer of events, a \
+         callback for want of memory, a source of segments); take note there, and call it afterwards"
+    )]
     Reentered,
+    #[error("{what} cannot be changed once there is an allocator; set it before the first allocation")]
     Fixed { what: &'static str },
+    #[error("{0}")]
     Settings(SettingsError),
+    #[error("{what} is {value}, but must be {allowed}")]
     OutOfRange { what: &'static str, value: String, allowed: &'static str },
+    #[error(
+        "{pool:?} cannot be checkpointed, or put back to this checkpoint: {problem}; nothing was changed"
+    )]
     Checkpoint { pool: PoolId, problem: String },
+    #[error("the memory cannot be shared with another process: {0}; ask is_exportable before")]
     Sharing(&'static str),
+    #[error(
+        "{requested_bytes} bytes could not be allocated at the exact address {address:#x} ({}): {reason}",
+        .problem.name()
+    )]
     Address { address: u64, requested_bytes: u64, problem: AddressProblem, reason: String },
 }
 
@@ -199,58 +227,13 @@ impl From<Kind> for AllocationError {
 
 impl fmt::Display for AllocationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
-            Kind::OutOfMemory(figures) => figures.fmt(f),
-            Kind::Upstream { call, error } => write!(f, "{call}: {error}"),
-            Kind::UnknownPool(pool) => write!(
-                f,
-                "{pool:?} does not exist, or was released as often as it was created and retained; \
-                 create one with create_pool, or retain it for as long as it is used"
-            ),
-            Kind::PoolInUse(pool) => write!(
-                f,
-                "allocations go to {pool:?} already; call end_allocate_to_pool before beginning again"
-            ),
-            Kind::PoolNotInUse(pool) => write!(
-                f,
-                "no allocations go to {pool:?}; end_allocate_to_pool must follow one begin_allocate_to_pool"
-            ),
-            Kind::Capturing { call } => write!(
-                f,
-                "{call} is not possible while a capture is under way; call it before the capture begins or after it ends"
-            ),
-            Kind::Reentered => f.write_str(
-                "the allocator was called by a function that it calls itself with its locks held (an observer of events, a \
-                 callback for want of memory, a source of segments); take note there, and call it afterwards",
-            ),
-            Kind::Fixed { what } => write!(
-                f,
-                "{what} cannot be changed once there is an allocator; set it before the first allocation"
-            ),
-            Kind::Settings(error) => error.fmt(f),
-            Kind::OutOfRange { what, value, allowed } => {
-                write!(f, "{what} is {value}, but must be {allowed}")
-            }
-            Kind::Sharing(why) => {
-                write!(f, "the memory cannot be shared with another process: {why}; ask is_exportable before")
-            }
-            Kind::Checkpoint { pool, problem } => write!(
-                f,
-                "{pool:?} cannot be checkpointed, or put back to this checkpoint: {problem}; nothing was changed"
-            ),
-            Kind::Address { address, requested_bytes, problem, reason } => write!(
-                f,
-                "{requested_bytes} bytes could not be allocated at the exact address {address:#x} ({}): {reason}",
-                problem.name()
-            ),
-        }
+        self.0.fmt(f)
     }
 }
 
-impl Error for AllocationError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
+impl std::error::Error for AllocationError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &*self.0 {
-            // The message of an upstream's error is part of ours, so the chain goes on with what is behind it.
             Kind::Upstream { error: UpstreamError::Other(error), .. } => Some(&**error),
             _ => None,
         }

@@ -14,7 +14,7 @@
 //! some 15 bytes a block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
 //! second. `page/data.js` is the other half of `encode`: who changes one changes both.
 //!
-//! It is a crate of its own because it depends on nothing: neither the reader of snapshots nor the allocator knows that
+//! It is a crate of its own because it depends on no other of this workspace: neither the reader of snapshots nor the allocator knows that
 //! there are pages, and its tests (which open pages in a browser) make their models by hand.
 //!
 //! # Invariants

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::json::Json;
+use serde_json::Value;
 
 /// What a program is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -61,19 +61,19 @@ pub fn build(root: &Path) -> Result<Vec<Program>, String> {
 
 /// The program that a message of Cargo tells about, if it does.
 fn program(line: &str) -> Option<Program> {
-    let message = Json::parse(line)?;
-    let executable = PathBuf::from(message.get("executable")?.text()?);
-    let target = message.get("target")?;
-    let kind = match target.get("kind")?.list().first()?.text()? {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let executable = PathBuf::from(message["executable"].as_str()?);
+    let target = &message["target"];
+    let kind = match target["kind"][0].as_str()? {
         "bin" => Kind::Tool,
         "example" => Kind::Example,
         "test" => Kind::Test,
         "bench" => Kind::Bench,
         _ => return None,
     };
-    let folder = Path::new(message.get("manifest_path")?.text()?).parent()?.to_path_buf();
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
     let package = folder.file_name()?.to_str()?.to_owned();
-    Some(Program { kind, package, name: target.get("name")?.text()?.to_owned(), folder, executable })
+    Some(Program { kind, package, name: target["name"].as_str()?.to_owned(), folder, executable })
 }
 
 #[cfg(test)]

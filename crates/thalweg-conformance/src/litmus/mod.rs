@@ -30,7 +30,7 @@ use std::fmt;
 pub use programs::programs;
 pub use runner::{explore, run};
 
-use crate::json;
+use serde_json::json;
 
 /// A stream of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -239,26 +239,21 @@ impl Observation {
 
     /// One JSON object on one line.
     pub fn to_json(&self, device: &str) -> String {
-        let rows: Vec<String> = self
+        let outcomes = self
             .rows()
             .into_iter()
-            .map(|(values, count, allowed)| {
-                format!("{{\"values\":{values:?},\"count\":{count},\"allowed\":{allowed}}}")
-            })
-            .collect();
-        let observed: Vec<String> =
-            self.program.observed.iter().map(|place| json::string(&place.to_string())).collect();
-        format!(
-            "{{\"name\":{},\"value\":{},\"unit\":\"repetitions\",\"device\":{},\"passed\":{},\"racy\":{},\
-             \"observed\":[{}],\"outcomes\":[{}]}}",
-            json::string(&format!("litmus/{}", self.program.name)),
-            self.repetitions(),
-            json::string(device),
-            self.is_allowed(),
-            self.program.is_racy(),
-            observed.join(","),
-            rows.join(","),
-        )
+            .map(|(values, count, allowed)| json!({ "values": values, "count": count, "allowed": allowed }));
+        json!({
+            "name": format!("litmus/{}", self.program.name),
+            "value": self.repetitions(),
+            "unit": "repetitions",
+            "device": device,
+            "passed": self.is_allowed(),
+            "racy": self.program.is_racy(),
+            "observed": self.program.observed.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "outcomes": outcomes.collect::<Vec<_>>(),
+        })
+        .to_string()
     }
 }
 

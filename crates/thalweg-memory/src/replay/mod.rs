@@ -428,11 +428,15 @@ pub struct ReplayError {
     kind: Kind,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum Kind {
+    #[error(transparent)]
     Refused(AllocationError),
+    #[error("block {0} was put where {1}")]
     Conflict(u32, Conflict),
+    #[error("the state before the trace takes {0} bytes more than the device has")]
     TooLarge(u64),
+    #[error("{0} bytes are asked for, more than any device has")]
     Impossible(u64),
 }
 
@@ -462,23 +466,12 @@ impl ReplayError {
 
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}: ", self.step)?;
-        match &self.kind {
-            Kind::Refused(error) => error.fmt(f),
-            Kind::Conflict(block, conflict) => write!(f, "block {block} was put where {conflict}"),
-            Kind::TooLarge(bytes) => {
-                write!(f, "the state before the trace takes {bytes} bytes more than the device has")
-            }
-            Kind::Impossible(bytes) => write!(f, "{bytes} bytes are asked for, more than any device has"),
-        }
+        write!(f, "step {}: {}", self.step, self.kind)
     }
 }
 
 impl Error for ReplayError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.kind {
-            Kind::Refused(error) => error.source(),
-            Kind::Conflict(..) | Kind::TooLarge(_) | Kind::Impossible(_) => None,
-        }
+        self.kind.source()
     }
 }

@@ -1,5 +1,8 @@
 //! The JSON form of a snapshot.
 //!
+//! It is written value by value, and not by `serde_json`: a snapshot can have gigabytes, which a tree of values would hold once
+//! more, and its keys stand in one place for this form and for pickles ([`dump`]).
+//!
 //! One line, no spaces. Numbers that JSON lacks are null. Integers are written in full: a reader that keeps them as doubles
 //! has them exact up to 2^53, which addresses stay below.
 
