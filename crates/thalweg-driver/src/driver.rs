@@ -44,9 +44,9 @@ use crate::memory::{
 use crate::module::Image;
 use crate::properties::{DeviceProperties, Version};
 use crate::{
-    CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
-    GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, Result,
-    StreamHandle,
+    Code, CommunicatorHandle, ConditionHandle, DevicePointer, Error, EventHandle, FunctionHandle,
+    GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
+    Result, StreamHandle,
 };
 
 /// How an event is made.
@@ -101,10 +101,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `cuda` or `sim`.
     fn name(&self) -> &'static str;
 
+    /// The driver that this one stands around, if it does: every call that is not implemented here goes there. A driver that stands
+    /// alone answers such a call with [`NotSupported`](crate::Code::NotSupported).
+    fn inner(&self) -> Option<&dyn Driver> {
+        None
+    }
+
     /// Whom to tell of what the driver cannot see: blocks of allocators that live above it, and what host threads tell one
     /// another. `None` where nobody listens, and then nothing need be told.
     fn instrument(&self) -> Option<&dyn crate::Instrument> {
-        None
+        self.inner().and_then(Driver::instrument)
     }
 
     /// The version of the CUDA interface that the driver implements.
@@ -114,128 +120,194 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn device_count(&self) -> u32;
 
     /// What a device is. Creates no context, except on the first call where the driver can only learn it that way.
-    fn device_properties(&self, device: u32) -> Result<DeviceProperties>;
+    fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
+        forwarded(self.inner(), "device_properties")?.device_properties(device)
+    }
 
     /// Whether the device has a context already. Creates none.
-    fn context_is_active(&self, device: u32) -> Result<bool>;
+    fn context_is_active(&self, device: u32) -> Result<bool> {
+        forwarded(self.inner(), "context_is_active")?.context_is_active(device)
+    }
 
     /// Makes sure that the device has a context (some 100 ms on a card, hundreds of MiB of its memory). Every call that
     /// needs one does so too. *Not in capture.*
-    fn context_initialize(&self, device: u32) -> Result<()>;
+    fn context_initialize(&self, device: u32) -> Result<()> {
+        forwarded(self.inner(), "context_initialize")?.context_initialize(device)
+    }
 
     /// Blocks until all work of the device is done. *Not in capture*: while a stream of the device captures, in no mode.
-    fn device_synchronize(&self, device: u32) -> Result<()>;
+    fn device_synchronize(&self, device: u32) -> Result<()> {
+        forwarded(self.inner(), "device_synchronize")?.device_synchronize(device)
+    }
 
     /// Free and total memory.
-    fn memory_info(&self, device: u32) -> Result<MemoryInfo>;
+    fn memory_info(&self, device: u32) -> Result<MemoryInfo> {
+        forwarded(self.inner(), "memory_info")?.memory_info(device)
+    }
 
     /// Whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
-    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool>;
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
+        forwarded(self.inner(), "can_access_peer")?.can_access_peer(device, peer)
+    }
 
     /// Lets kernels of `device` touch plain memory of `peer`. Enabling twice is
     /// [`PeerAccessAlreadyEnabled`](crate::Code::PeerAccessAlreadyEnabled).
-    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+    fn enable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        forwarded(self.inner(), "enable_peer_access")?.enable_peer_access(device, peer)
+    }
 
     /// Takes that back; not on is [`PeerAccessNotEnabled`](crate::Code::PeerAccessNotEnabled).
-    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()>;
+    fn disable_peer_access(&self, device: u32, peer: u32) -> Result<()> {
+        forwarded(self.inner(), "disable_peer_access")?.disable_peer_access(device, peer)
+    }
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
     /// The legacy default stream of a device. It needs no destroying, and destroying it is an error.
-    fn default_stream(&self, device: u32) -> Result<StreamHandle>;
+    fn default_stream(&self, device: u32) -> Result<StreamHandle> {
+        forwarded(self.inner(), "default_stream")?.default_stream(device)
+    }
 
     /// A new non-blocking stream. The priority is clamped to the device's range; smaller is more urgent.
-    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle>;
+    fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
+        forwarded(self.inner(), "stream_create")?.stream_create(device, priority)
+    }
 
     /// Gives the stream up. Work on it still runs to its end.
-    fn stream_destroy(&self, stream: StreamHandle) -> Result<()>;
+    fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "stream_destroy")?.stream_destroy(stream)
+    }
 
     /// The device of the stream.
-    fn stream_device(&self, stream: StreamHandle) -> Result<u32>;
+    fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
+        forwarded(self.inner(), "stream_device")?.stream_device(stream)
+    }
 
     /// The priority after clamping.
-    fn stream_priority(&self, stream: StreamHandle) -> Result<i32>;
+    fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
+        forwarded(self.inner(), "stream_priority")?.stream_priority(stream)
+    }
 
     /// Whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
     /// stream's for its. Streams of `stream_create` have none; those that were made elsewhere may. True of the legacy default
     /// stream itself.
-    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool>;
+    fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
+        forwarded(self.inner(), "stream_is_blocking")?.stream_is_blocking(stream)
+    }
 
     /// Whether all work on the stream is done. *Not in capture*, of this stream or another.
-    fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
+    fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        forwarded(self.inner(), "stream_query")?.stream_query(stream)
+    }
 
     /// Blocks until all work on the stream is done. *Not in capture*, of this stream or another.
-    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "stream_synchronize")?.stream_synchronize(stream)
+    }
 
     /// Later work on the stream waits for the latest record of the event before this call. An event that was never
     /// recorded holds nothing up. Recording the event again changes nothing for this wait. An event of a capture pulls the
     /// stream into that capture.
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        forwarded(self.inner(), "stream_wait_event")?.stream_wait_event(stream, event)
+    }
 
     /// A stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
     /// stream alone.
-    fn stream_adopt(&self, device: u32, stream: crate::ForeignStream) -> Result<StreamHandle>;
+    fn stream_adopt(&self, device: u32, stream: crate::ForeignStream) -> Result<StreamHandle> {
+        forwarded(self.inner(), "stream_adopt")?.stream_adopt(device, stream)
+    }
 
     /// The driver's own number for the stream (`CUstream`), to be given to other libraries.
-    fn stream_native(&self, stream: StreamHandle) -> Result<u64>;
+    fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
+        forwarded(self.inner(), "stream_native")?.stream_native(stream)
+    }
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
     /// A new event. It belongs to the device and counts as complete until it is recorded.
-    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle>;
+    fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
+        forwarded(self.inner(), "event_create")?.event_create(device, flags)
+    }
 
     /// Gives the event up. Waits that were queued on it keep their meaning.
-    fn event_destroy(&self, event: EventHandle) -> Result<()>;
+    fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        forwarded(self.inner(), "event_destroy")?.event_destroy(event)
+    }
 
     /// Records the event on a stream of the same device: it is complete when all earlier work on the stream is. On a
     /// capturing stream it marks the place in the graph.
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "event_record")?.event_record(event, stream)
+    }
 
     /// Whether the latest record is complete. *Not in capture.* An event of a capture under way is
     /// [`CapturedEvent`](crate::Code::CapturedEvent), of one that is over or broken
     /// [`InvalidValue`](crate::Code::InvalidValue).
-    fn event_query(&self, event: EventHandle) -> Result<bool>;
+    fn event_query(&self, event: EventHandle) -> Result<bool> {
+        forwarded(self.inner(), "event_query")?.event_query(event)
+    }
 
     /// Blocks until the latest record is complete. *Not in capture.* Events of captures are refused as `event_query`
     /// refuses them.
-    fn event_synchronize(&self, event: EventHandle) -> Result<()>;
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        forwarded(self.inner(), "event_synchronize")?.event_synchronize(event)
+    }
 
     /// Milliseconds from one record to another. Both events need timing and must be recorded
     /// ([`InvalidHandle`](crate::Code::InvalidHandle)) and complete ([`NotReady`](crate::Code::NotReady)).
-    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
+    fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        forwarded(self.inner(), "event_elapsed_ms")?.event_elapsed_ms(start, end)
+    }
 
     // ---- Device memory --------------------------------------------------------------------------------------------
 
     /// `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May block.
     /// *Not in capture.*
-    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        forwarded(self.inner(), "memory_allocate")?.memory_allocate(device, bytes)
+    }
 
     /// `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and there may
     /// be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that cannot
     /// answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
-    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+    fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        forwarded(self.inner(), "memory_allocate_managed")?.memory_allocate_managed(device, bytes)
+    }
 
     /// Says how a part of managed memory will be used. A device that is named must be able to touch managed memory while
     /// the host does (the properties say so).
-    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
+    fn memory_advise(&self, pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()> {
+        forwarded(self.inner(), "memory_advise")?.memory_advise(pointer, bytes, advice)
+    }
 
     /// Gives memory of `memory_allocate` or `memory_allocate_managed` back. Blocks until the work that may use it is done.
     /// *Not in capture.*
-    fn memory_free(&self, pointer: DevicePointer) -> Result<()>;
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
+        forwarded(self.inner(), "memory_free")?.memory_free(pointer)
+    }
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
 
     /// A range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
-    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer>;
+    fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        forwarded(self.inner(), "address_reserve")?.address_reserve(device, bytes)
+    }
 
     /// Gives a reserved range back; all of it must be unmapped.
-    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+    fn address_free(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
+        forwarded(self.inner(), "address_free")?.address_free(pointer, bytes)
+    }
 
     /// Physical memory without an address. `bytes` is a multiple of the device's granularity.
-    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle>;
+    fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
+        forwarded(self.inner(), "physical_create")?.physical_create(device, bytes, flags)
+    }
 
     /// Gives up the handle. The memory lives on while it is mapped.
-    fn physical_release(&self, physical: PhysicalHandle) -> Result<()>;
+    fn physical_release(&self, physical: PhysicalHandle) -> Result<()> {
+        forwarded(self.inner(), "physical_release")?.physical_release(physical)
+    }
 
     /// Maps the physical memory, from `offset` on, at an address of a reserved range. It cannot be touched before
     /// `memory_set_access`. The same memory may be mapped at several addresses at a time: they are the same bytes to work
@@ -246,11 +318,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
         bytes: u64,
         physical: PhysicalHandle,
         offset: u64,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "memory_map")?.memory_map(pointer, bytes, physical, offset)
+    }
 
     /// Unmaps whole mappings: all of them, or none where it fails. The caller has waited for the work that uses these
     /// addresses: work that comes later finds nothing there, which is sticky. Other mappings of the same memory stay.
-    fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()>;
+    fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
+        forwarded(self.inner(), "memory_unmap")?.memory_unmap(pointer, bytes)
+    }
 
     /// Lets `device` touch a mapped range.
     fn memory_set_access(
@@ -259,58 +335,84 @@ pub trait Driver: Send + Sync + fmt::Debug {
         bytes: u64,
         device: u32,
         access: MemoryAccess,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "memory_set_access")?.memory_set_access(pointer, bytes, device, access)
+    }
 
     // ---- Memory of several processes ------------------------------------------------------------------------------
 
     /// Physical memory as something that another process can be given; it was made with
     /// [`share_as`](PhysicalFlags::share_as), or imported.
-    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle>;
+    fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
+        forwarded(self.inner(), "physical_export")?.physical_export(physical)
+    }
 
     /// The physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
     /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping
     /// keeps it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
-    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle>;
+    fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
+        forwarded(self.inner(), "physical_import")?.physical_import(device, bytes, handle)
+    }
 
     /// Memory of `memory_allocate`, by its first address, as something that another process can be given. It must not be
     /// freed while somebody has it open.
-    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle>;
+    fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
+        forwarded(self.inner(), "ipc_export")?.ipc_export(pointer)
+    }
 
     /// Opens memory that another process exported, of a device that is `device` here. The process that exported it is
     /// refused by a card ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
     /// ([`NotSupported`](crate::Code::NotSupported) otherwise). *Not in capture.*
-    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer>;
+    fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
+        forwarded(self.inner(), "ipc_open")?.ipc_open(device, handle)
+    }
 
     /// Closes what `ipc_open` opened, once for each time that it did. The caller has waited for the work that uses it.
     /// *Not in capture.*
-    fn ipc_close(&self, pointer: DevicePointer) -> Result<()>;
+    fn ipc_close(&self, pointer: DevicePointer) -> Result<()> {
+        forwarded(self.inner(), "ipc_close")?.ipc_close(pointer)
+    }
 
     /// The allocation that an address lies in: its first address, and its size in bytes. It knows what `memory_allocate` and
     /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A card
     /// may hold small allocations of one process in one piece, and opens all of it: then the piece is what is answered.)
     /// Any other address is [`InvalidValue`](crate::Code::InvalidValue).
-    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
+        forwarded(self.inner(), "address_range")?.address_range(pointer)
+    }
 
     // ---- Stream-ordered memory ------------------------------------------------------------------------------------
 
     /// A new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
     /// until it is trimmed.
-    fn pool_create(&self, device: u32) -> Result<PoolHandle>;
+    fn pool_create(&self, device: u32) -> Result<PoolHandle> {
+        forwarded(self.inner(), "pool_create")?.pool_create(device)
+    }
 
     /// Gives the pool up; its memory goes back when the last allocation from it is freed.
-    fn pool_destroy(&self, pool: PoolHandle) -> Result<()>;
+    fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
+        forwarded(self.inner(), "pool_destroy")?.pool_destroy(pool)
+    }
 
     /// Gives unused memory of the pool back to the device, down to `keep_bytes`.
-    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()>;
+    fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> Result<()> {
+        forwarded(self.inner(), "pool_trim")?.pool_trim(pool, keep_bytes)
+    }
 
     /// How the pool behaves.
-    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes>;
+    fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
+        forwarded(self.inner(), "pool_attributes")?.pool_attributes(pool)
+    }
 
     /// Changes how the pool behaves. Where it fails, some of the attributes may have changed.
-    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
+    fn pool_set_attributes(&self, pool: PoolHandle, attributes: PoolAttributes) -> Result<()> {
+        forwarded(self.inner(), "pool_set_attributes")?.pool_set_attributes(pool, attributes)
+    }
 
     /// What the pool holds.
-    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage>;
+    fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
+        forwarded(self.inner(), "pool_usage")?.pool_usage(pool)
+    }
 
     /// Memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes a node,
     /// and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
@@ -319,34 +421,48 @@ pub trait Driver: Send + Sync + fmt::Debug {
         pool: PoolHandle,
         bytes: u64,
         stream: StreamHandle,
-    ) -> Result<DevicePointer>;
+    ) -> Result<DevicePointer> {
+        forwarded(self.inner(), "memory_allocate_async")?.memory_allocate_async(pool, bytes, stream)
+    }
 
     /// Frees such memory once earlier work on the stream is done. On a capturing stream it becomes a node, and only memory
     /// that the same capture allocated is taken. What a graph allocates and does not free is freed by this call after a
     /// launch, or by the next launch.
-    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()>;
+    fn memory_free_async(&self, pointer: DevicePointer, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "memory_free_async")?.memory_free_async(pointer, stream)
+    }
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
 
     /// Page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
-    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer>;
+    fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+        forwarded(self.inner(), "host_allocate")?.host_allocate(bytes, flags)
+    }
 
     /// Gives it back. Blocks until the work of every device that uses it is done. *Not in capture*, in no mode where a device
     /// that used it captures.
-    fn host_free(&self, pointer: HostPointer) -> Result<()>;
+    fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        forwarded(self.inner(), "host_free")?.host_free(pointer)
+    }
 
     /// Reads pinned memory from the host, now. Nothing orders it after work that writes there: synchronise first.
-    fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()>;
+    fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+        forwarded(self.inner(), "host_read")?.host_read(source, target)
+    }
 
     /// Writes pinned memory from the host, now. Nothing orders it after work that reads there: synchronise first.
-    fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()>;
+    fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+        forwarded(self.inner(), "host_write")?.host_write(target, source)
+    }
 
     // ---- Copies, fills, host functions ----------------------------------------------------------------------------
 
     /// Copies between device memory and device or pinned memory, in stream order. Memory of another device than the stream's
     /// may be copied if it is plain, with peer access or without, and if it is mapped where it was opened to the stream's
     /// device (`memory_set_access`).
-    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()>;
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
+        forwarded(self.inner(), "copy_async")?.copy_async(stream, copy)
+    }
 
     /// Copies ordinary host memory to the device in stream order. Returns when `source` may change; the copy itself may
     /// still be under way. Blocks for all but small sizes. *Not in capture of this stream.*
@@ -356,7 +472,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
         target: DevicePointer,
         source: &[u8],
         label: Label,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "copy_from_host")?.copy_from_host(stream, target, source, label)
+    }
 
     /// Copies device memory to ordinary host memory in stream order. Blocks until the bytes are there. *Not in capture of
     /// this stream.*
@@ -366,49 +484,73 @@ pub trait Driver: Send + Sync + fmt::Debug {
         target: &mut [u8],
         source: DevicePointer,
         label: Label,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "copy_to_host")?.copy_to_host(stream, target, source, label)
+    }
 
     /// Fills device memory with a pattern, in stream order.
-    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()>;
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
+        forwarded(self.inner(), "fill_async")?.fill_async(stream, fill)
+    }
 
     /// Runs a function of the host in stream order; later work on the stream waits for it. In a capture it becomes a node
     /// and runs at each launch.
-    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()>;
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
+        forwarded(self.inner(), "host_function_async")?.host_function_async(stream, function, label)
+    }
 
     // ---- Code -----------------------------------------------------------------------------------------------------
 
     /// Loads an image. An image of a kind that the device does not take is
     /// [`InvalidImage`](crate::Code::InvalidImage).
-    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle>;
+    fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
+        forwarded(self.inner(), "module_load")?.module_load(device, image)
+    }
 
     /// Unloads it, with its functions. Blocks until the work that uses it is done.
-    fn module_unload(&self, module: ModuleHandle) -> Result<()>;
+    fn module_unload(&self, module: ModuleHandle) -> Result<()> {
+        forwarded(self.inner(), "module_unload")?.module_unload(module)
+    }
 
     /// A kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
-    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
+        forwarded(self.inner(), "function_get")?.function_get(module, name)
+    }
 
     /// What the kernel needs.
-    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes>;
+    fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
+        forwarded(self.inner(), "function_attributes")?.function_attributes(function)
+    }
 
     /// Queues a kernel. A grid or block with a 0, or a block that is too large, is
     /// [`InvalidValue`](crate::Code::InvalidValue).
-    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()>;
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        forwarded(self.inner(), "launch")?.launch(stream, launch)
+    }
 
     /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the
     /// properties say so beforehand.
-    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()>;
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        forwarded(self.inner(), "library_async")?.library_async(stream, launch)
+    }
 
     // ---- Several devices together ---------------------------------------------------------------------------------
 
     /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on cards
     /// for about a second). Without NCCL a card answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
-    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>>;
+    fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        forwarded(self.inner(), "communicators_create")?.communicators_create(devices)
+    }
 
     /// Which rank of how many a handle is.
-    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
+    fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
+        forwarded(self.inner(), "communicator_info")?.communicator_info(communicator)
+    }
 
     /// Gives a rank up. Blocks until the collectives that it was given are done. *Not in capture.*
-    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()>;
+    fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        forwarded(self.inner(), "communicator_destroy")?.communicator_destroy(communicator)
+    }
 
     /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
     /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
@@ -417,23 +559,31 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the
     /// communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed), [`LaunchTimeout`](crate::Code::LaunchTimeout)) and
     /// name the calls; a rank whose part is never submitted keeps the others waiting. A card hangs in all these cases.
-    fn collectives_async(&self, collectives: &[Collective]) -> Result<()>;
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        forwarded(self.inner(), "collectives_async")?.collectives_async(collectives)
+    }
 
     // ---- Capture and graphs ---------------------------------------------------------------------------------------
 
     /// Starts a capture on a stream that is not the legacy default stream.
-    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
+    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        forwarded(self.inner(), "stream_begin_capture")?.stream_begin_capture(stream, mode)
+    }
 
     /// Ends it, on the stream that started it, and gives the graph. A forked stream that was not joined is
     /// [`StreamCaptureUnjoined`](crate::Code::StreamCaptureUnjoined), a broken capture
     /// [`StreamCaptureInvalidated`](crate::Code::StreamCaptureInvalidated), another thread than the one that began a
     /// capture that is not relaxed [`StreamCaptureWrongThread`](crate::Code::StreamCaptureWrongThread); in these cases the
     /// capture is over and the streams are usable again.
-    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        forwarded(self.inner(), "stream_end_capture")?.stream_end_capture(stream)
+    }
 
     /// Whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
     /// [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
-    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo>;
+    fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
+        forwarded(self.inner(), "stream_capture_info")?.stream_capture_info(stream)
+    }
 
     /// Changes what the next command on a capturing stream will depend on. Nodes are of the graph under construction.
     fn stream_update_capture_dependencies(
@@ -441,7 +591,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
         dependencies: &[GraphNodeHandle],
         update: DependencyUpdate,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "stream_update_capture_dependencies")?.stream_update_capture_dependencies(
+            stream,
+            dependencies,
+            update,
+        )
+    }
 
     /// A new condition of the graph that the stream captures into, which each launch starts at `initial`. One conditional node
     /// of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a condition that no
@@ -450,7 +606,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
     /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
     /// [properties](DeviceProperties::conditional_nodes) say. See the [module](crate::conditional).
-    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
+    fn condition_create(&self, stream: StreamHandle, initial: u32) -> Result<ConditionHandle> {
+        forwarded(self.inner(), "condition_create")?.condition_create(stream, initial)
+    }
 
     /// Captures a kernel that sets a condition to the value that is at `source` when it runs: in front of the node that reads
     /// it, or in a body. A condition of another graph or device is [`InvalidValue`](crate::Code::InvalidValue), and so is a
@@ -463,7 +621,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
         source: DevicePointer,
         format: ConditionFormat,
         label: Label,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "condition_set_async")?
+            .condition_set_async(stream, condition, source, format, label)
+    }
 
     /// Puts a conditional node behind what the next command on the capturing stream would depend on; the next command then
     /// depends on the node. Answers its bodies, which are empty and to be captured into before the graph is instantiated. A
@@ -474,7 +635,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         condition: ConditionHandle,
         conditional: Conditional,
         label: Label,
-    ) -> Result<Vec<GraphHandle>>;
+    ) -> Result<Vec<GraphHandle>> {
+        forwarded(self.inner(), "conditional_node_add")?.conditional_node_add(
+            stream,
+            condition,
+            conditional,
+            label,
+        )
+    }
 
     /// Starts a capture on a stream into a body of a conditional node, which must be empty and of the stream's device; any other
     /// graph is [`InvalidValue`](crate::Code::InvalidValue). It is ended by `stream_end_capture`, which answers the body. The
@@ -485,10 +653,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
         body: GraphHandle,
         mode: CaptureMode,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "stream_begin_capture_to_graph")?
+            .stream_begin_capture_to_graph(stream, body, mode)
+    }
 
     /// Sets the calling thread's mode: how it is bound by other threads' captures. Returns what it was.
-    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+    fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        forwarded(self.inner(), "thread_exchange_capture_mode")?.thread_exchange_capture_mode(mode)
+    }
 
     /// The nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
     /// graph. Each call costs the same, however large the graph is, as long as the node is one that was learned from
@@ -497,25 +670,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
         &self,
         graph: GraphHandle,
         node: GraphNodeHandle,
-    ) -> Result<Vec<GraphNodeHandle>>;
+    ) -> Result<Vec<GraphNodeHandle>> {
+        forwarded(self.inner(), "graph_node_predecessors")?.graph_node_predecessors(graph, node)
+    }
 
     /// The graph as data, also while a capture builds it. Takes a few calls a node on a card.
-    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription>;
+    fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
+        forwarded(self.inner(), "graph_describe")?.graph_describe(graph)
+    }
 
     /// Writes what the driver itself knows of the graph to a file, in the language of Graphviz, `verbose` with everything. A
     /// file that cannot be written is [`OperatingSystem`](crate::Code::OperatingSystem), or
     /// [`InvalidValue`](crate::Code::InvalidValue) where the path is none. For a text that is the same on every driver see
     /// [`GraphDescription::to_dot`].
-    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
+    fn graph_debug_dot_print(&self, graph: GraphHandle, path: &Path, verbose: bool) -> Result<()> {
+        forwarded(self.inner(), "graph_debug_dot_print")?.graph_debug_dot_print(graph, path, verbose)
+    }
 
     /// Gives the graph up, with its bodies and conditions. Its executables live on. A body by itself, and a graph of which a
     /// body is being captured, is [`IllegalState`](crate::Code::IllegalState).
-    fn graph_destroy(&self, graph: GraphHandle) -> Result<()>;
+    fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        forwarded(self.inner(), "graph_destroy")?.graph_destroy(graph)
+    }
 
     /// An executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and a graph
     /// of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
     /// conditional nodes that has an executable already is [`NotSupported`](crate::Code::NotSupported).
-    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
+    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+        forwarded(self.inner(), "graph_instantiate")?.graph_instantiate(graph, device)
+    }
 
     /// Gives the executable work of another graph, node by node: later launches do what a new executable of that graph would
     /// do, launches that were queued before are not affected. It costs a fraction of an instantiation.
@@ -528,7 +711,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
     ///
     /// The executable's nodes keep their names: those of the graph that it was instantiated from.
-    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
+    fn graph_exec_update(&self, exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate> {
+        forwarded(self.inner(), "graph_exec_update")?.graph_exec_update(exec, graph)
+    }
 
     /// Gives a kernel of an executable graph other work: another kernel of the same device, grid, block, arguments, and the
     /// ranges that it touches now. Later launches do that; the graph and launches that were queued before are not affected.
@@ -541,12 +726,24 @@ pub trait Driver: Send + Sync + fmt::Debug {
         exec: GraphExecHandle,
         node: GraphNodeHandle,
         launch: &Launch<'_>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        forwarded(self.inner(), "graph_exec_kernel_node_set_params")?
+            .graph_exec_kernel_node_set_params(exec, node, launch)
+    }
 
     /// Gives the executable up; a launch that is under way runs to its end.
-    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()>;
+    fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+        forwarded(self.inner(), "graph_exec_destroy")?.graph_exec_destroy(exec)
+    }
 
     /// Queues the whole graph as one piece of work on the stream. Launches of one executable run one after the other.
     /// *Not in capture of this stream.*
-    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()>;
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        forwarded(self.inner(), "graph_launch")?.graph_launch(exec, stream)
+    }
+}
+
+/// The driver that a call goes to which a driver does not implement itself.
+fn forwarded<'d>(inner: Option<&'d dyn Driver>, call: &'static str) -> Result<&'d dyn Driver> {
+    inner.ok_or_else(|| Error::new(Code::NotSupported, call, "this driver does not implement the call"))
 }

@@ -8,27 +8,16 @@ use std::sync::atomic::Ordering;
 
 use thalweg_driver::{
     Access, AccessMode, CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle,
-    CommunicatorInfo, ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer,
-    DeviceProperties, Driver, Endpoint, Error, EventFlags, EventHandle, Fill, FunctionAttributes,
-    FunctionHandle, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle,
-    HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MemoryAccess,
-    MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle,
-    PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+    ConditionFormat, ConditionHandle, Conditional, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle,
+    Fill, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags, HostFunction,
+    HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PhysicalFlags, PhysicalHandle,
+    PoolHandle, Result, ShareableHandle, StreamHandle, Version,
 };
 
 use super::capture::CapturedCall;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
 use super::{CheckedDriver, Instrument, take_label, threads};
-
-/// The methods that order nothing and touch nothing.
-macro_rules! forward {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
-        fn $name(&self, $($argument: $type),*) -> $answer {
-            self.inner.$name($($argument),*)
-        }
-    )*};
-}
 
 fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
     match endpoint {
@@ -42,46 +31,22 @@ impl Driver for CheckedDriver {
         Some(self)
     }
 
-    forward! {
-        fn name() -> &'static str;
-        fn version() -> Version;
-        fn device_count() -> u32;
-        fn device_properties(device: u32) -> Result<DeviceProperties>;
-        fn context_is_active(device: u32) -> Result<bool>;
-        fn context_initialize(device: u32) -> Result<()>;
-        fn memory_info(device: u32) -> Result<MemoryInfo>;
-        fn can_access_peer(device: u32, peer: u32) -> Result<bool>;
-        fn enable_peer_access(device: u32, peer: u32) -> Result<()>;
-        fn disable_peer_access(device: u32, peer: u32) -> Result<()>;
-        fn stream_device(stream: StreamHandle) -> Result<u32>;
-        fn stream_priority(stream: StreamHandle) -> Result<i32>;
-        fn stream_is_blocking(stream: StreamHandle) -> Result<bool>;
-        fn stream_native(stream: StreamHandle) -> Result<u64>;
-        fn event_create(device: u32, flags: EventFlags) -> Result<EventHandle>;
-        fn event_elapsed_ms(start: EventHandle, end: EventHandle) -> Result<f32>;
-        fn address_range(pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
-        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
-        fn address_reserve(device: u32, bytes: u64) -> Result<DevicePointer>;
-        fn address_free(pointer: DevicePointer, bytes: u64) -> Result<()>;
-        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> Result<()>;
-        fn pool_create(device: u32) -> Result<PoolHandle>;
-        fn pool_destroy(pool: PoolHandle) -> Result<()>;
-        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> Result<()>;
-        fn pool_attributes(pool: PoolHandle) -> Result<PoolAttributes>;
-        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
-        fn pool_usage(pool: PoolHandle) -> Result<PoolUsage>;
-        fn communicator_info(communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
-        fn function_get(module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
-        fn function_attributes(function: FunctionHandle) -> Result<FunctionAttributes>;
-        fn stream_capture_info(stream: StreamHandle) -> Result<CaptureInfo>;
-        fn stream_update_capture_dependencies(
-            stream: StreamHandle, dependencies: &[GraphNodeHandle], update: DependencyUpdate
-        ) -> Result<()>;
-        fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
-        fn condition_create(stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
-        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
-        fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
-        fn graph_debug_dot_print(graph: GraphHandle, path: &std::path::Path, verbose: bool) -> Result<()>;
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.inner)
+    }
+
+    // What is not here orders nothing and touches nothing, and goes to the driver inside.
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.inner.device_count()
     }
 
     // ---- Synchronisation ------------------------------------------------------------------------------------------

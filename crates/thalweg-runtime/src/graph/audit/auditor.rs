@@ -14,20 +14,15 @@
 //! - The rehearsal is not locked while the driver inside works.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg_driver::Instrument;
 use thalweg_driver::{
-    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorInfo,
-    ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
-    Driver, EventFlags, EventHandle, Fill, ForeignStream, FunctionAttributes, FunctionHandle,
-    GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
-    HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, MemoryAccess, MemoryAdvice,
-    MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result,
-    ShareableHandle, StreamHandle, Version,
+    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, Copy, DependencyUpdate,
+    DevicePointer, Driver, EventHandle, Fill, FunctionHandle, GraphExecHandle, GraphNodeHandle, HostFlags,
+    HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PoolHandle,
+    Result, StreamHandle, Version,
 };
 
 use super::counts::Command;
@@ -230,88 +225,23 @@ impl Auditor {
     }
 }
 
-/// The methods that mean the same in a capture and outside.
-macro_rules! forward {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
-        fn $name(&self, $($argument: $type),*) -> $answer {
-            self.inner.$name($($argument),*)
-        }
-    )*};
-}
-
 impl Driver for Auditor {
-    forward! {
-        fn name() -> &'static str;
-        fn instrument() -> Option<&dyn Instrument>;
-        fn version() -> Version;
-        fn device_count() -> u32;
-        fn device_properties(device: u32) -> Result<DeviceProperties>;
-        fn context_is_active(device: u32) -> Result<bool>;
-        fn memory_info(device: u32) -> Result<MemoryInfo>;
-        fn can_access_peer(device: u32, peer: u32) -> Result<bool>;
-        fn enable_peer_access(device: u32, peer: u32) -> Result<()>;
-        fn disable_peer_access(device: u32, peer: u32) -> Result<()>;
-        fn default_stream(device: u32) -> Result<StreamHandle>;
-        fn stream_create(device: u32, priority: i32) -> Result<StreamHandle>;
-        fn stream_device(stream: StreamHandle) -> Result<u32>;
-        fn stream_priority(stream: StreamHandle) -> Result<i32>;
-        fn stream_is_blocking(stream: StreamHandle) -> Result<bool>;
-        fn stream_adopt(device: u32, stream: ForeignStream) -> Result<StreamHandle>;
-        fn stream_native(stream: StreamHandle) -> Result<u64>;
-        fn event_create(device: u32, flags: EventFlags) -> Result<EventHandle>;
-        fn memory_advise(pointer: DevicePointer, bytes: u64, advice: MemoryAdvice) -> Result<()>;
-        fn address_reserve(device: u32, bytes: u64) -> Result<DevicePointer>;
-        fn address_free(pointer: DevicePointer, bytes: u64) -> Result<()>;
-        fn physical_create(device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle>;
-        fn physical_release(physical: PhysicalHandle) -> Result<()>;
-        fn memory_map(pointer: DevicePointer, bytes: u64, physical: PhysicalHandle, offset: u64) -> Result<()>;
-        fn memory_unmap(pointer: DevicePointer, bytes: u64) -> Result<()>;
-        fn memory_set_access(pointer: DevicePointer, bytes: u64, device: u32, access: MemoryAccess) -> Result<()>;
-        fn physical_export(physical: PhysicalHandle) -> Result<ShareableHandle>;
-        fn physical_import(device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle>;
-        fn ipc_export(pointer: DevicePointer) -> Result<IpcHandle>;
-        fn address_range(pointer: DevicePointer) -> Result<(DevicePointer, u64)>;
-        fn pool_create(device: u32) -> Result<PoolHandle>;
-        fn pool_destroy(pool: PoolHandle) -> Result<()>;
-        fn pool_trim(pool: PoolHandle, keep_bytes: u64) -> Result<()>;
-        fn pool_attributes(pool: PoolHandle) -> Result<PoolAttributes>;
-        fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> Result<()>;
-        fn pool_usage(pool: PoolHandle) -> Result<PoolUsage>;
-        fn host_read(source: HostPointer, target: &mut [u8]) -> Result<()>;
-        fn host_write(target: HostPointer, source: &[u8]) -> Result<()>;
-        fn module_unload(module: ModuleHandle) -> Result<()>;
-        fn function_attributes(function: FunctionHandle) -> Result<FunctionAttributes>;
-        fn communicator_info(communicator: CommunicatorHandle) -> Result<CommunicatorInfo>;
-        fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> Result<()>;
-        fn stream_end_capture(stream: StreamHandle) -> Result<GraphHandle>;
-        fn thread_exchange_capture_mode(mode: CaptureMode) -> Result<CaptureMode>;
-        fn graph_node_predecessors(graph: GraphHandle, node: GraphNodeHandle) -> Result<Vec<GraphNodeHandle>>;
-        fn condition_create(stream: StreamHandle, initial: u32) -> Result<ConditionHandle>;
-        fn condition_set_async(
-            stream: StreamHandle,
-            condition: ConditionHandle,
-            source: DevicePointer,
-            format: ConditionFormat,
-            label: Label
-        ) -> Result<()>;
-        fn conditional_node_add(
-            stream: StreamHandle,
-            condition: ConditionHandle,
-            conditional: Conditional,
-            label: Label
-        ) -> Result<Vec<GraphHandle>>;
-        fn stream_begin_capture_to_graph(stream: StreamHandle, body: GraphHandle, mode: CaptureMode) -> Result<()>;
-        fn graph_debug_dot_print(graph: GraphHandle, path: &Path, verbose: bool) -> Result<()>;
-        fn graph_exec_update(exec: GraphExecHandle, graph: GraphHandle) -> Result<GraphExecUpdate>;
-        fn graph_exec_kernel_node_set_params(
-            exec: GraphExecHandle,
-            node: GraphNodeHandle,
-            launch: &Launch<'_>
-        ) -> Result<()>;
-        fn graph_describe(graph: GraphHandle) -> Result<GraphDescription>;
-        fn graph_destroy(graph: GraphHandle) -> Result<()>;
-        fn graph_instantiate(graph: GraphHandle, device: u32) -> Result<GraphExecHandle>;
-        fn graph_exec_destroy(exec: GraphExecHandle) -> Result<()>;
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.inner)
+    }
+
+    // What is not here means the same in a capture and outside, and goes to the driver inside.
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.inner.device_count()
     }
 
     // ---- The host waits -------------------------------------------------------------------------------------------
