@@ -41,6 +41,7 @@ struct DeviceState {
     auditor: Arc<Auditor>,
     audited: Arc<dyn Driver>,
     index: u32,
+    is_simulated: bool,
     /// In which process it was opened.
     process: Process,
     properties: DeviceProperties,
@@ -157,6 +158,11 @@ impl Device {
         self.0.id
     }
 
+    /// A number that no other device has that the process ever opens.
+    pub fn number(&self) -> u64 {
+        self.0.id.0
+    }
+
     /// The driver; while a region is [audited](crate::graph::audit()), one around it that takes notes. A graph does not see what
     /// a capturing stream is given through it, and refuses its replays unless [`Stream::declare`](crate::Stream::declare) says
     /// what that touches.
@@ -188,7 +194,7 @@ impl Device {
 
     /// Whether it is simulated.
     pub fn is_simulated(&self) -> bool {
-        self.0.driver.name() == "sim"
+        self.0.is_simulated
     }
 
     /// What it is and can do.
@@ -363,6 +369,7 @@ impl System {
             auditor: self.auditor.clone(),
             audited: self.auditor.clone(),
             index,
+            is_simulated: driver.name() == "sim",
             process: Process::current(),
         })))
     }

@@ -1,14 +1,57 @@
 //! Host time of eager calls, from the method to the driver's return, and of a small training step.
 //!
-//! `cargo bench -p thalweg-tensor [-- --json] [--device cuda|sim]`: a line a figure, with `--json` one JSON object a line.
-//! On a card the host's time is what an eager program of small operators is bound by; in the simulator the worker threads
-//! share the cores, so the figures say how fast commands are accepted and run together.
+//! `cargo bench -p thalweg-tensor --bench eager [-- --json] [--device cuda|sim|null]`: a line per figure, with `--json` one JSON
+//! object per line. On a GPU the host's time is what an eager program of small operators is bound by; in the simulator the worker
+//! threads share the cores, so the figures say how fast commands are accepted and run together. `null` is a driver that accepts
+//! launches and does nothing: the time of this library alone.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use thalweg_driver::{Copy, Driver, Fill, Launch, LibraryLaunch, StreamHandle, Version};
+
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Result, Stream};
+use thalweg_runtime::{Device, Environment, Result, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::{Tensor, no_grad};
+
+/// A driver that accepts work and does none of it; the rest is a simulated GPU's.
+#[derive(Debug)]
+struct NullDriver(Arc<dyn Driver>);
+
+impl Driver for NullDriver {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.0)
+    }
+
+    fn version(&self) -> Version {
+        self.0.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.0.device_count()
+    }
+
+    fn launch(&self, _: StreamHandle, _: &Launch<'_>) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn library_async(&self, _: StreamHandle, _: &LibraryLaunch<'_>) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn copy_async(&self, _: StreamHandle, _: &Copy) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn fill_async(&self, _: StreamHandle, _: &Fill) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+}
 
 /// Timed rounds; the median counts.
 const ROUNDS: usize = 15;
@@ -52,6 +95,10 @@ fn main() -> Result<()> {
         arguments.iter().position(|argument| argument == flag).and_then(|at| arguments.get(at + 1))
     };
     let device = match after("--device") {
+        Some(name) if name == "null" => {
+            let driver = Arc::new(NullDriver(SimDriver::new(SimConfig::default())?));
+            Device::all_of(driver, Environment::get())?.swap_remove(0)
+        }
         Some(name) => Device::from_name(name)?,
         None => Device::best()?,
     };

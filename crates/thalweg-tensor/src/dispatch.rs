@@ -12,7 +12,7 @@
 //! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Device, Error, Label, Result};
 
+use crate::kernels::loops::Resolved;
 use crate::schema::Schema;
 use crate::tensor::{Tensor, Tensors, describe, describe_new};
 
@@ -128,17 +129,52 @@ pub struct Call<'a> {
     pub device: &'a Device,
     /// Who called, from where.
     pub label: Label,
+    /// What the call resolves to, where an earlier kernel has worked it out for these tensors and arguments.
+    pub(crate) resolved: Option<&'a Resolved>,
 }
 
 /// What answers a call.
 pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync>;
 
-/// An operator: a name and a stack of kernels a key.
+/// An operator: a name and, per key, the kernels that may answer.
 pub struct Operator {
     name: &'static str,
     /// What a call must pass; of an operator of one's own, its kernels check that.
     schema: Option<Schema>,
-    kernels: [RwLock<Vec<(u64, KernelFunction)>>; DispatchKey::ALL.len()],
+    slots: [Slot; DispatchKey::ALL.len()],
+}
+
+/// The kernels of one operator and key.
+#[derive(Default)]
+struct Slot {
+    /// The kernel of a built-in operator, which answers unless others were registered. Reading it takes no lock.
+    built_in: OnceLock<KernelFunction>,
+    /// Whether `registered` holds any.
+    is_registered: AtomicBool,
+    /// What [`Operator::register`] added, the newest last.
+    registered: RwLock<Vec<(u64, KernelFunction)>>,
+}
+
+impl Slot {
+    /// Changes the list of registered kernels.
+    fn change(&self, change: impl FnOnce(&mut Vec<(u64, KernelFunction)>)) {
+        let mut registered = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut registered);
+        self.is_registered.store(!registered.is_empty(), Ordering::Release);
+    }
+
+    /// Runs the kernel that answers, if there is one.
+    fn answer(&self, call: &Call<'_>) -> Option<Result<Tensors>> {
+        if self.is_registered.load(Ordering::Acquire) {
+            let registered = self.registered.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(kernel) = registered.last().map(|(_, kernel)| kernel.clone()) {
+                // A kernel may register others.
+                drop(registered);
+                return Some(kernel(call));
+            }
+        }
+        self.built_in.get().map(|kernel| kernel(call))
+    }
 }
 
 /// A registered kernel. Dropping it takes the kernel back; [`Registration::keep`] leaves it for good.
@@ -158,11 +194,8 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.operator
-            .stack(self.key)
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|(serial, _)| *serial != self.serial);
+        self.operator.slots[self.key as usize]
+            .change(|registered| registered.retain(|(serial, _)| *serial != self.serial));
     }
 }
 
@@ -172,24 +205,12 @@ impl Operator {
         self.name
     }
 
-    fn stack(&self, key: DispatchKey) -> &RwLock<Vec<(u64, KernelFunction)>> {
-        &self.kernels[key as usize]
-    }
-
     /// Registers a kernel for a key. The newest answers.
     pub fn register(&'static self, key: DispatchKey, kernel: KernelFunction) -> Registration {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        self.stack(key).write().unwrap_or_else(PoisonError::into_inner).push((serial, kernel));
+        self.slots[key as usize].change(|registered| registered.push((serial, kernel)));
         Registration { operator: self, key, serial }
-    }
-
-    fn kernel(&self, key: DispatchKey) -> Option<KernelFunction> {
-        self.stack(key)
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .last()
-            .map(|(_, kernel)| kernel.clone())
     }
 
     /// Calls the operator. `device` is needed where there are no tensors.
@@ -227,7 +248,7 @@ impl Operator {
                 keys = keys.with(DispatchKey::Autograd);
             }
             let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
-            Call { operator: self, keys, tensors, arguments, device, label }.dispatch()
+            Call { operator: self, keys, tensors, arguments, device, label, resolved: None }.dispatch()
         };
         run().map_err(|error| {
             let call = match (tensors, arguments.dtype, device) {
@@ -242,11 +263,24 @@ impl Operator {
 impl Call<'_> {
     fn dispatch(&self) -> Result<Tensors> {
         for key in DispatchKey::ALL.into_iter().rev().filter(|&key| self.keys.has(key)) {
-            if let Some(kernel) = self.operator.kernel(key) {
-                return kernel(&Self { keys: self.keys.without(key), ..*self });
+            let call = Self { keys: self.keys.without(key), ..*self };
+            if let Some(answer) = self.operator.slots[key as usize].answer(&call) {
+                return answer;
             }
         }
         Err(Error::invalid(format!("no kernel is registered for {:?}", self.keys)))
+    }
+
+    /// Returns the call with other tensors.
+    #[must_use]
+    pub fn with_tensors<'b>(&'b self, tensors: &'b [&'b Tensor]) -> Call<'b> {
+        Call { tensors, resolved: None, ..*self }
+    }
+
+    /// Returns the call with other arguments.
+    #[must_use]
+    pub fn with_arguments<'b>(&'b self, arguments: &'b Arguments) -> Call<'b> {
+        Call { arguments, resolved: None, ..*self }
     }
 
     /// Calls the operator's next kernel: the keys that were answered are left out.
@@ -265,7 +299,8 @@ fn registry() -> &'static Registry {
         crate::kernels::define_all(&mut |name, schema, kernels| {
             let operator = registry.define(name, Some(schema)).expect("built-in names are unique");
             for (key, kernel) in kernels {
-                operator.register(key, kernel).keep();
+                let former = operator.slots[key as usize].built_in.set(kernel);
+                debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
             }
         });
         registry
@@ -282,11 +317,41 @@ impl Registry {
         }
         // Operators live as long as the process, like the functions that they name.
         let operator: &'static Operator =
-            Box::leak(Box::new(Operator { name, schema, kernels: Default::default() }));
+            Box::leak(Box::new(Operator { name, schema, slots: Default::default() }));
         operators.insert(name, operator);
         Ok(operator)
     }
 }
+
+/// A built-in operator as one place in the code calls it: looked up by name once.
+pub(crate) struct BuiltIn {
+    name: &'static str,
+    operator: OnceLock<&'static Operator>,
+}
+
+impl BuiltIn {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, operator: OnceLock::new() }
+    }
+
+    /// Returns the operator.
+    pub(crate) fn get(&self) -> Result<&'static Operator> {
+        if let Some(operator) = self.operator.get() {
+            return Ok(operator);
+        }
+        let operator = find_operator(self.name)?;
+        Ok(self.operator.get_or_init(|| operator))
+    }
+}
+
+/// The built-in operator of a literal name, found without a look-up after the first time.
+macro_rules! built_in {
+    ($name:expr) => {{
+        static OPERATOR: $crate::dispatch::BuiltIn = $crate::dispatch::BuiltIn::new($name);
+        OPERATOR.get()
+    }};
+}
+pub(crate) use built_in;
 
 /// The operator of a name.
 pub fn find_operator(name: &str) -> Result<&'static Operator> {

@@ -15,7 +15,7 @@ pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with,
 pub use normalization::{layer_norm, layer_norm_fork};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::{Arguments, built_in};
 use crate::kernels::windows::Window;
 use crate::random::DeviceGenerator;
 use crate::tensor::Tensor;
@@ -55,7 +55,7 @@ fn affine(
             sizes: [usize::from(bias.is_some()), usize::from(addend.is_some())].into_iter().collect(),
             ..Arguments::default()
         };
-        let operator = find_operator("linear")?;
+        let operator = built_in!("linear")?;
         let result = operator.call(&tensors, &arguments, None, label_at("linear", location))?.swap_remove(0);
         if input.rank() <= 2 {
             return Ok(result);
@@ -129,7 +129,7 @@ pub fn conv2d(
                 window.channels
             )));
         }
-        let operator = find_operator("conv2d")?;
+        let operator = built_in!("conv2d")?;
         let label = label_at("conv2d", location);
         let result = operator.call(&[input, weight], &window.arguments(), None, label)?.swap_remove(0);
         match bias {
@@ -152,7 +152,7 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
             )));
         }
         let window = Window::new(input.shape(), kernel, stride.unwrap_or(kernel), padding, dilation)?;
-        let pool = find_operator("max_pool2d")?;
+        let pool = built_in!("max_pool2d")?;
         let mut results = pool.call(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
         Ok(results.swap_remove(0))
     })
@@ -180,7 +180,7 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) 
             scalars: SmallVec::from_slice(&[Scalar::I64(padding as i64)]),
             ..Arguments::default()
         };
-        let operator = find_operator("embedding")?;
+        let operator = built_in!("embedding")?;
         let mut results =
             operator.call(&[weight, indices], &arguments, None, label_at("embedding", location))?;
         Ok(results.swap_remove(0))

@@ -12,19 +12,20 @@ use thalweg_runtime::{Device, Error, Result};
 use crate::autograd::Saved;
 use crate::autograd::in_place::{Recording, Write};
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::{Arguments, Operator, built_in};
 use crate::kernels::loops::run_into;
 use crate::tensor::Tensor;
 
 /// Calls an operator that gives one tensor.
 fn call(
-    name: &'static str,
+    operator: &'static Operator,
     tensors: &[&Tensor],
     arguments: &Arguments,
     device: Option<&Device>,
     location: &'static Location<'static>,
 ) -> Result<Tensor> {
-    let mut results = find_operator(name)?.call(tensors, arguments, device, label_at(name, location))?;
+    let label = label_at(operator.name(), location);
+    let mut results = operator.call(tensors, arguments, device, label)?;
     Ok(results.swap_remove(0))
 }
 
@@ -43,7 +44,7 @@ macro_rules! methods {
                     scalars: SmallVec::from_slice(&[$($($number.into()),+)?]),
                     ..Arguments::default()
                 };
-                call(stringify!($name), &[self $(, $other)*], &arguments, None, Location::caller())
+                call(built_in!(stringify!($name))?, &[self $(, $other)*], &arguments, None, Location::caller())
             }
         )*}
     };
@@ -65,7 +66,7 @@ impl Tensor {
             sizes: shape.into(),
             dtype: Some(dtype),
         };
-        call("full", &[], &arguments, Some(device), Location::caller())
+        call(built_in!("full")?, &[], &arguments, Some(device), Location::caller())
     }
 
     /// A tensor of zeros.
@@ -94,7 +95,7 @@ impl Tensor {
             sizes: SmallVec::from_slice(&[count]),
             dtype: Some(dtype),
         };
-        call("arange", &[], &arguments, Some(device), Location::caller())
+        call(built_in!("arange")?, &[], &arguments, Some(device), Location::caller())
     }
 
     /// The elements in another dtype; the tensor itself where it has that dtype.
@@ -105,7 +106,7 @@ impl Tensor {
         }
         in_call("to_dtype", &[self], Location::caller(), || {
             let arguments = Arguments { dtype: Some(dtype), ..Arguments::default() };
-            call("copy", &[self], &arguments, None, Location::caller())
+            call(built_in!("copy")?, &[self], &arguments, None, Location::caller())
         })
     }
 
@@ -121,7 +122,7 @@ impl Tensor {
     /// The elements in memory of their own.
     pub(crate) fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
         let arguments = Arguments { dtype: Some(self.dtype()), ..Arguments::default() };
-        call("copy", &[self], &arguments, None, location)
+        call(built_in!("copy")?, &[self], &arguments, None, location)
     }
 
     /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted. Recorded by autograd:
@@ -232,7 +233,7 @@ impl Tensor {
 
     fn reduce(
         &self,
-        name: &'static str,
+        operator: &'static Operator,
         dimensions: &[isize],
         keep_dimensions: bool,
         scalars: impl FnOnce(usize) -> SmallVec<[Scalar; 12]>,
@@ -242,7 +243,7 @@ impl Tensor {
         let count = sizes.iter().map(|&dimension| self.shape()[dimension]).product();
         if sizes.is_empty() {
             // A scalar has nothing to reduce over: give it one dimension.
-            return self.unsqueeze(0)?.reduce(name, &[0], false, scalars, location);
+            return self.unsqueeze(0)?.reduce(operator, &[0], false, scalars, location);
         }
         let kept: Shape = self
             .shape()
@@ -251,7 +252,7 @@ impl Tensor {
             .map(|(d, &extent)| if sizes.contains(&d) { 1 } else { extent })
             .collect();
         let arguments = Arguments { scalars: scalars(count), sizes, dtype: None };
-        let result = call(name, &[self], &arguments, None, location)?;
+        let result = call(operator, &[self], &arguments, None, location)?;
         if keep_dimensions { result.reshape(&kept) } else { Ok(result) }
     }
 
@@ -259,7 +260,13 @@ impl Tensor {
     #[track_caller]
     pub fn sum(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
         in_call("sum", &[self], Location::caller(), || {
-            self.reduce("sum", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+            self.reduce(
+                built_in!("sum")?,
+                dimensions,
+                keep_dimensions,
+                |_| SmallVec::new(),
+                Location::caller(),
+            )
         })
     }
 
@@ -268,7 +275,7 @@ impl Tensor {
     pub fn mean(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
         in_call("mean", &[self], Location::caller(), || {
             let count = |count: usize| SmallVec::from_slice(&[Scalar::F64(count as f64)]);
-            self.reduce("mean", dimensions, keep_dimensions, count, Location::caller())
+            self.reduce(built_in!("mean")?, dimensions, keep_dimensions, count, Location::caller())
         })
     }
 
@@ -277,7 +284,13 @@ impl Tensor {
     pub fn amax(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
         in_call("amax", &[self], Location::caller(), || {
             self.check_not_empty(dimensions)?;
-            self.reduce("amax", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+            self.reduce(
+                built_in!("amax")?,
+                dimensions,
+                keep_dimensions,
+                |_| SmallVec::new(),
+                Location::caller(),
+            )
         })
     }
 
@@ -286,7 +299,13 @@ impl Tensor {
     pub fn amin(&self, dimensions: &[isize], keep_dimensions: bool) -> Result<Self> {
         in_call("amin", &[self], Location::caller(), || {
             self.check_not_empty(dimensions)?;
-            self.reduce("amin", dimensions, keep_dimensions, |_| SmallVec::new(), Location::caller())
+            self.reduce(
+                built_in!("amin")?,
+                dimensions,
+                keep_dimensions,
+                |_| SmallVec::new(),
+                Location::caller(),
+            )
         })
     }
 
@@ -295,7 +314,7 @@ impl Tensor {
     pub fn argmax(&self, dimension: isize) -> Result<Self> {
         in_call("argmax", &[self], Location::caller(), || {
             self.check_not_empty(&[dimension])?;
-            self.reduce("argmax", &[dimension], false, |_| SmallVec::new(), Location::caller())
+            self.reduce(built_in!("argmax")?, &[dimension], false, |_| SmallVec::new(), Location::caller())
         })
     }
 
@@ -311,7 +330,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax(&self, dimension: isize) -> Result<Self> {
         in_call("softmax", &[self], Location::caller(), || {
-            self.along("softmax", dimension, Location::caller())
+            self.along(built_in!("softmax")?, dimension, Location::caller())
         })
     }
 
@@ -319,22 +338,22 @@ impl Tensor {
     #[track_caller]
     pub fn log_softmax(&self, dimension: isize) -> Result<Self> {
         in_call("log_softmax", &[self], Location::caller(), || {
-            self.along("log_softmax", dimension, Location::caller())
+            self.along(built_in!("log_softmax")?, dimension, Location::caller())
         })
     }
 
     /// An operator along one dimension that keeps the shape.
     fn along(
         &self,
-        name: &'static str,
+        operator: &'static Operator,
         dimension: isize,
         location: &'static Location<'static>,
     ) -> Result<Self> {
         let arguments = Arguments { sizes: self.dimensions(&[dimension])?, ..Arguments::default() };
         if arguments.sizes.is_empty() {
-            return self.unsqueeze(0)?.along(name, 0, location)?.squeeze(0);
+            return self.unsqueeze(0)?.along(operator, 0, location)?.squeeze(0);
         }
-        call(name, &[self], &arguments, None, location)
+        call(operator, &[self], &arguments, None, location)
     }
 
     /// The sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
@@ -361,6 +380,6 @@ impl Tensor {
     /// The matrix product: (m, k) · (k, n), with a batch first on either side or both.
     #[track_caller]
     pub fn matmul(&self, other: &Self) -> Result<Self> {
-        call("matmul", &[self, other], &Arguments::default(), None, Location::caller())
+        call(built_in!("matmul")?, &[self, other], &Arguments::default(), None, Location::caller())
     }
 }

@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::dropout;
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::{Arguments, built_in, find_operator};
 use crate::random::DeviceGenerator;
 use crate::tensor::Tensor;
 
@@ -69,7 +69,7 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
             dtype: None,
         };
         let label = label_at("packed_attention", location);
-        let mut results = find_operator("packed_attention")?.call(&[packed], &arguments, None, label)?;
+        let mut results = built_in!("packed_attention")?.call(&[packed], &arguments, None, label)?;
         Ok(results.swap_remove(0))
     })
 }

@@ -7,7 +7,7 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::{Arguments, built_in, find_operator};
 use crate::tensor::Tensor;
 
 /// What becomes of the losses of all rows.
@@ -125,6 +125,6 @@ fn mean(
         dtype: None,
     };
     let label = label_at("mean_over_classes", location);
-    let mut results = find_operator("mean_over_classes")?.call(&[losses, target], &arguments, None, label)?;
+    let mut results = built_in!("mean_over_classes")?.call(&[losses, target], &arguments, None, label)?;
     Ok(results.swap_remove(0))
 }

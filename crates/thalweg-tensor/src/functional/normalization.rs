@@ -7,7 +7,7 @@ use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::{Arguments, built_in, find_operator};
 use crate::tensor::Tensor;
 
 /// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
@@ -17,7 +17,7 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
     let location = Location::caller();
     in_call("layer_norm_fork", &[input], location, || {
         let arguments = arguments(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
-        let operator = find_operator("layer_norm_fork")?;
+        let operator = built_in!("layer_norm_fork")?;
         let mut results =
             operator.call(&[input, weight, bias], &arguments, None, label_at("layer_norm", location))?;
         let [past, result] = [results.pop(), results.into_iter().next()];

@@ -59,7 +59,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let (softmax, arguments) = softmax_of(call);
     // The softmax is differentiated as if its scores were a leaf.
     let scores = results[1].detach();
-    let softmax_call = Call { tensors: &[&scores], arguments: &arguments, ..*call };
+    let softmax_call = Call { tensors: &[&scores], arguments: &arguments, resolved: None, ..*call };
     let node = PackedAttentionBackward {
         packed: Saved::new(call.tensors[0]),
         weights: Saved::new(&results[2]),

@@ -15,7 +15,7 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let (value, dtype) = (call.arguments.scalars[0], call.arguments.dtype.unwrap_or(DType::F32));
     let scalars = SmallVec::from_slice(&[converted(value, dtype)?]);
     let arguments = Arguments { scalars, ..call.arguments.clone() };
-    loops::backend(&FULL, &Call { arguments: &arguments, ..*call })
+    loops::backend(&FULL, &call.with_arguments(&arguments))
 }
 
 /// A tensor between two bounds, which the dtype that is computed in must hold.

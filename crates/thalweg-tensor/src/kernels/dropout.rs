@@ -5,7 +5,7 @@ use thalweg_ir::Scalar;
 use thalweg_runtime::{Label, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, find_operator};
+use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// Runs it, and records a node that keeps which elements were kept: the generator has moved on when backward runs.
@@ -39,7 +39,7 @@ impl Backward for DropoutBackward {
                 scalars: SmallVec::from_slice(&[Scalar::F64(self.scale)]),
                 ..Arguments::default()
             };
-            let scaled = find_operator("masked_scale")?.call(
+            let scaled = built_in!("masked_scale")?.call(
                 &[gradient, &self.kept.get()?],
                 &arguments,
                 None,

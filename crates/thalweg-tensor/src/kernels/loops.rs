@@ -1,12 +1,19 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ir::{Body, DType, Dimension, Dimensions, Node as Expression, Place, Shape, broadcast_shapes};
+use thalweg_ir::{
+    Body, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Shape, broadcast_shapes,
+    byte_count,
+};
 use thalweg_ops::{
     DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
     kernel, plan, scalar_bits,
 };
-use thalweg_runtime::{Device, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
+use thalweg_runtime::{Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call};
@@ -37,32 +44,32 @@ pub(crate) struct LoopLaunch<'a> {
 impl LoopLaunch<'_> {
     /// Plans, loads and queues the launch on the current stream. A launch of this shape is planned once.
     pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
-        self.check(inputs, outputs)?;
+        self.check_inputs(inputs)?;
+        self.check_outputs(outputs)?;
         let device = outputs[0].device();
         let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
         let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-        let addresses =
-            input_pointers.iter().chain(&output_pointers).fold(0, |all, pointer| all | pointer.address());
-        let alignment_bytes = 1 << addresses.trailing_zeros().min(8);
-        let prepared =
-            device.prepared_launch(&self.key(alignment_bytes), || self.prepare(device, alignment_bytes))?;
+        let alignment_bytes = alignment_of(&input_pointers).min(alignment_of(&output_pointers));
+        let prepared = self.prepared(device, alignment_bytes)?;
         let stream = device.current_stream();
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
     }
 
-    /// Refuses tensors of another dtype than the body reads or writes: it would read or write beyond them.
-    fn check(&self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
+    /// The launch without addresses and numbers, planned and loaded once.
+    fn prepared(&self, device: &Device, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
+        device.prepared_launch(&self.key(alignment_bytes), || self.prepare(device, alignment_bytes))
+    }
+
+    /// Refuses tensors of another dtype than the body reads: it would read beyond them.
+    fn check_inputs(&self, tensors: &[&Tensor]) -> Result<()> {
         let wanted = self.body.inputs.iter().map(|input| input.dtype);
-        let wanted = wanted.chain(self.body.outputs.iter().map(|output| output.dtype));
-        let tensors = inputs.iter().copied().chain(outputs);
-        match tensors.zip(wanted).find(|(tensor, dtype)| tensor.dtype() != *dtype) {
-            None => Ok(()),
-            Some((tensor, dtype)) => Err(Error::invalid(format!(
-                "a tensor {:?} must be {dtype}, not {}",
-                tensor.shape(),
-                tensor.dtype()
-            ))),
-        }
+        tensors.iter().zip(wanted).try_for_each(|(tensor, dtype)| check_dtype(tensor, dtype))
+    }
+
+    /// Refuses tensors of another dtype than the body writes.
+    fn check_outputs(&self, tensors: &[Tensor]) -> Result<()> {
+        let wanted = self.body.outputs.iter().map(|output| output.dtype);
+        tensors.iter().zip(wanted).try_for_each(|(tensor, dtype)| check_dtype(tensor, dtype))
     }
 
     /// Refuses an iteration space that has not the dimensions whose coordinates the body reads.
@@ -132,20 +139,28 @@ impl LoopLaunch<'_> {
     }
 }
 
+fn check_dtype(tensor: &Tensor, dtype: DType) -> Result<()> {
+    if tensor.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a tensor {:?} must be {dtype}, not {}", tensor.shape(), tensor.dtype())))
+}
+
 pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
     sizes.iter().map(|&size| size as u64).collect()
 }
 
 /// The placement of a tensor that is broadcast over the rows of an elementwise operator.
-fn broadcast_placement(tensor: &Tensor, shape: &[usize]) -> Result<Placement> {
-    if tensor.shape() == shape {
-        return Ok(Placement::Strided { rows: widen(tensor.layout().strides()), inner: Dimensions::new() });
+fn broadcast_placement(layout: &Layout, shape: &[usize]) -> Result<Placement> {
+    if layout.shape() == shape {
+        return Ok(Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() });
     }
-    let layout = tensor.layout().expand(shape)?;
+    let layout = layout.expand(shape)?;
     Ok(Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() })
 }
 
 /// The dimensions of a row operator: which are rows, which are reduced.
+#[derive(Debug)]
 pub(crate) struct Split {
     rows: SmallVec<[usize; 6]>,
     inner: SmallVec<[usize; 6]>,
@@ -164,9 +179,9 @@ impl Split {
     }
 
     /// The placement of a tensor over all dimensions, or over the rows alone (repeated inside for an input).
-    fn placement(&self, tensor: &Tensor, full_rank: usize, place: Place, is_output: bool) -> Placement {
-        let strides = tensor.layout().strides();
-        if tensor.rank() == full_rank && place == Place::Point {
+    fn placement(&self, layout: &Layout, full_rank: usize, place: Place, is_output: bool) -> Placement {
+        let strides = layout.strides();
+        if layout.rank() == full_rank && place == Place::Point {
             let (rows, inner) = self.pick(strides);
             return Placement::Strided { rows: widen(&rows), inner: widen(&inner) };
         }
@@ -176,6 +191,7 @@ impl Split {
 }
 
 /// The iteration space of a call: extents, and where tensors of the call's kind lie in it.
+#[derive(Debug)]
 enum Extents {
     Elementwise(Shape),
     Rows { split: Split, shape: Shape },
@@ -216,33 +232,171 @@ impl Extents {
         }
     }
 
-    fn input(&self, tensor: &Tensor) -> Result<Placement> {
+    fn input(&self, layout: &Layout) -> Result<Placement> {
         match self {
-            Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(tensor, shape),
+            Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(layout, shape),
             Self::Rows { split, shape } => {
-                if tensor.shape() == shape.as_slice() {
-                    return Ok(split.placement(tensor, shape.len(), Place::Point, false));
+                if layout.shape() == shape.as_slice() {
+                    return Ok(split.placement(layout, shape.len(), Place::Point, false));
                 }
                 let rows = split.pick(shape).0;
-                if tensor.shape() != rows.as_slice() {
+                if layout.shape() != rows.as_slice() {
                     return Err(Error::invalid(format!(
                         "shape {:?} must be {rows:?}, one value a row, or {shape:?}",
-                        tensor.shape()
+                        layout.shape()
                     )));
                 }
-                Ok(split.placement(tensor, shape.len(), Place::Row, false))
+                Ok(split.placement(layout, shape.len(), Place::Row, false))
             }
         }
     }
 
-    fn output(&self, tensor: &Tensor, place: Place) -> Placement {
+    fn output(&self, layout: &Layout, place: Place) -> Placement {
         match self {
             Self::Elementwise(_) | Self::Coordinates(_) => {
-                Placement::Strided { rows: widen(tensor.layout().strides()), inner: Dimensions::new() }
+                Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() }
             }
-            Self::Rows { split, shape } => split.placement(tensor, shape.len(), place, true),
+            Self::Rows { split, shape } => split.placement(layout, shape.len(), place, true),
         }
     }
+}
+
+/// What a call of a loop operator resolves to: all that follows from its tensors' dtypes, shapes, strides and alignment.
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    signature: Signature,
+    extents: Extents,
+    forward: Arc<ForwardBody>,
+    /// The shape of each input.
+    inputs: SmallVec<[Shape; 4]>,
+    /// Shape and dtype of each output.
+    outputs: SmallVec<[(Shape, DType); 2]>,
+    /// Where each input and then each output lies.
+    placements: SmallVec<[Placement; 8]>,
+    /// The launch, once a kernel of the loop is asked for.
+    launch: OnceLock<Arc<PreparedLaunch>>,
+    /// What the launch counts on for the addresses of inputs and outputs.
+    alignment_bytes: u64,
+    /// The gradient that was asked for first, with the inputs that it is for.
+    gradient: OnceLock<(u32, Arc<GradientBody>)>,
+}
+
+/// How many calls a thread keeps resolved: a few times what the largest models have.
+const RESOLVED: usize = 1 << 12;
+
+thread_local! {
+    /// The calls that this thread has resolved, by everything that they depend on; emptied when it is full. Kept per thread, so
+    /// that a call that was made before takes no lock and one look-up.
+    static KNOWN: RefCell<FxHashMap<LaunchKey, Arc<Resolved>>> = RefCell::default();
+}
+
+impl Resolved {
+    /// Resolves a call, or finds it resolved.
+    fn of(operator: &'static LoopOp, call: &Call<'_>) -> Result<Arc<Self>> {
+        let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
+        let alignment_bytes = alignment_of(&inputs);
+        let key = Self::key(operator, call, alignment_bytes);
+        if let Some(found) = KNOWN.with_borrow(|known| known.get(&key).cloned()) {
+            return Ok(found);
+        }
+        let made = Arc::new(Self::new(operator, call, alignment_bytes)?);
+        KNOWN.with_borrow_mut(|known| {
+            if known.len() >= RESOLVED {
+                known.clear();
+            }
+            known.insert(key, Arc::clone(&made));
+        });
+        Ok(made)
+    }
+
+    /// Everything that a call depends on beside the values of its numbers.
+    fn key(operator: &LoopOp, call: &Call<'_>, alignment_bytes: u64) -> LaunchKey {
+        let arguments = call.arguments;
+        let has_float = arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
+        let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
+        let mut key = LaunchKey::new();
+        key.push(operator.id());
+        key.push(call.device.number());
+        key.push(
+            alignment_bytes << 32 | dtype << 16 | u64::from(has_float) << 8 | arguments.sizes.len() as u64,
+        );
+        key.extend(arguments.sizes.iter().map(|&size| size as u64));
+        for tensor in call.tensors {
+            let layout = tensor.layout();
+            key.push((tensor.dtype() as u64) << 8 | layout.rank() as u64);
+            key.extend(layout.shape().iter().chain(layout.strides()).map(|&number| number as u64));
+        }
+        key
+    }
+
+    fn new(operator: &'static LoopOp, call: &Call<'_>, alignment_bytes: u64) -> Result<Self> {
+        let signature = signature_of(operator, call.tensors, call.arguments)?;
+        let extents = Extents::new(operator, call.tensors, call.arguments)?;
+        let forward = forward(operator, &signature);
+        let outputs: SmallVec<[(Shape, DType); 2]> = (forward.body.outputs.iter())
+            .map(|output| (extents.output_shape(output.place), output.dtype))
+            .collect();
+        let mut placements = (call.tensors.iter())
+            .map(|tensor| extents.input(tensor.layout()))
+            .collect::<Result<SmallVec<[_; 8]>>>()?;
+        for ((shape, dtype), &place) in outputs.iter().zip(operator.outputs) {
+            // A shape whose bytes cannot be counted has no layout.
+            byte_count(shape, *dtype)?;
+            placements.push(extents.output(&Layout::contiguous(shape), place));
+        }
+        let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
+        let (launch, gradient) = (OnceLock::new(), OnceLock::new());
+        Ok(Self {
+            signature,
+            extents,
+            forward,
+            inputs,
+            outputs,
+            placements,
+            launch,
+            alignment_bytes,
+            gradient,
+        })
+    }
+
+    /// The launch, planned and loaded once.
+    fn launch(&self, operator: &LoopOp, call: &Call<'_>) -> Result<&Arc<PreparedLaunch>> {
+        if let Some(launch) = self.launch.get() {
+            return Ok(launch);
+        }
+        let (rows, inner) = self.extents.rows_and_inner();
+        let launch = LoopLaunch {
+            id: self.forward.id,
+            name: operator.name,
+            body: &self.forward.body,
+            compute: self.signature.compute,
+            rows: &rows,
+            inner: &inner,
+            placements: self.placements.clone(),
+            scalars: &[],
+            label: call.label,
+        };
+        launch.check_inputs(call.tensors)?;
+        let launch = launch.prepared(call.device, self.alignment_bytes)?;
+        Ok(self.launch.get_or_init(|| launch))
+    }
+
+    /// The gradient for the inputs that `wanted` has a bit for.
+    fn gradient(&self, operator: &'static LoopOp, wanted: u32) -> Result<Arc<GradientBody>> {
+        if let Some((_, gradient)) = self.gradient.get().filter(|(inputs, _)| *inputs == wanted) {
+            return Ok(Arc::clone(gradient));
+        }
+        let gradient = gradient(operator, &self.signature, wanted).map_err(Error::invalid)?;
+        // Whichever mask comes first is kept; the others are looked up.
+        let _ = self.gradient.set((wanted, Arc::clone(&gradient)));
+        Ok(gradient)
+    }
+}
+
+/// What all of these addresses are aligned to, up to 256 bytes.
+fn alignment_of(pointers: &[DevicePointer]) -> u64 {
+    let addresses = pointers.iter().fold(0, |all, pointer| all | pointer.address());
+    1 << addresses.trailing_zeros().min(8)
 }
 
 pub(super) fn signature_of(
@@ -269,17 +423,29 @@ fn bits_of(body: &Body, arguments: &Arguments) -> SmallVec<[u64; 12]> {
 
 /// The backend kernel of every loop operator: allocates the results and launches.
 pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
-    let signature = signature_of(operator, call.tensors, call.arguments)?;
-    let extents = Extents::new(operator, call.tensors, call.arguments)?;
+    let own;
+    let resolved = match call.resolved {
+        Some(resolved) => resolved,
+        None => {
+            own = Resolved::of(operator, call)?;
+            &own
+        }
+    };
     let stream = call.device.current_stream();
-    let prepared = forward(operator, &signature);
-    let outputs = (prepared.body.outputs.iter())
-        .map(|output| {
-            Tensor::empty_on(&extents.output_shape(output.place), output.dtype, &stream, call.label)
-        })
+    let outputs = (resolved.outputs.iter())
+        .map(|(shape, dtype)| Tensor::empty_on(shape, *dtype, &stream, call.label))
         .collect::<Result<Tensors>>()?;
-    let body = Prepared { operator, body: &prepared, compute: signature.compute };
-    launch_into(&body, &extents, call.tensors, call.arguments, &outputs, call.label)?;
+    let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
+    let results: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
+    if alignment_of(&results) < resolved.alignment_bytes {
+        // Memory of an upstream that aligns less than the caching allocator does.
+        let body = Prepared { operator, body: &resolved.forward, compute: resolved.signature.compute };
+        launch_into(&body, &resolved.extents, call.tensors, call.arguments, &outputs, call.label)?;
+        return Ok(outputs);
+    }
+    let scalars = bits_of(&resolved.forward.body, call.arguments);
+    let launch = resolved.launch(operator, call)?;
+    stream.launch(launch, &inputs, &results, &scalars, call.label)?;
     Ok(outputs)
 }
 
@@ -330,9 +496,10 @@ fn launch_into(
 ) -> Result<()> {
     let &Prepared { operator, body: &ForwardBody { id, ref body }, compute } = prepared;
     let mut placements =
-        tensors.iter().map(|tensor| extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
-    placements
-        .extend(outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor, place)));
+        tensors.iter().map(|tensor| extents.input(tensor.layout())).collect::<Result<SmallVec<[_; 8]>>>()?;
+    placements.extend(
+        outputs.iter().zip(operator.outputs).map(|(tensor, &place)| extents.output(tensor.layout(), place)),
+    );
     let (rows, inner) = extents.rows_and_inner();
     LoopLaunch {
         id,
@@ -350,7 +517,8 @@ fn launch_into(
 
 /// The autograd kernel of every loop operator: runs it, and records a node whose gradient is derived.
 pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
-    let mut results = call.redispatch()?;
+    let resolved = Resolved::of(operator, call)?;
+    let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
     let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
     let wanted = call
         .tensors
@@ -361,7 +529,7 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
     if !differentiable || wanted == 0 {
         return Ok(results);
     }
-    let node = node(operator, call, &results, wanted)?;
+    let node = node_of(operator, &resolved, call, &results, wanted)?;
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }
@@ -373,19 +541,25 @@ pub(crate) fn node(
     results: &[Tensor],
     wanted: u32,
 ) -> Result<LoopBackward> {
-    let signature = signature_of(operator, call.tensors, call.arguments)?;
-    let derived = gradient(operator, &signature, wanted).map_err(Error::invalid)?;
+    node_of(operator, &Resolved::of(operator, call)?, call, results, wanted)
+}
+
+fn node_of(
+    operator: &'static LoopOp,
+    resolved: &Arc<Resolved>,
+    call: &Call<'_>,
+    results: &[Tensor],
+    wanted: u32,
+) -> Result<LoopBackward> {
+    let derived = resolved.gradient(operator, wanted)?;
     Ok(LoopBackward {
         operator,
         saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
             .chain(derived.saved_outputs.iter().map(|&output| &results[output]))
             .map(Saved::new)
             .collect(),
-        shapes: call.tensors.iter().map(|tensor| tensor.shape().into()).collect(),
-        scalars: bits_of(&forward(operator, &signature).body, call.arguments),
-        extents: Extents::new(operator, call.tensors, call.arguments)?,
-        outputs: results.iter().map(|result| (Shape::from(result.shape()), result.dtype())).collect(),
-        compute: signature.compute,
+        scalars: bits_of(&resolved.forward.body, call.arguments),
+        resolved: Arc::clone(resolved),
         derived,
         wanted,
         label: call.label,
@@ -395,13 +569,10 @@ pub(crate) fn node(
 /// What a loop operator keeps for backward.
 pub(crate) struct LoopBackward {
     operator: &'static LoopOp,
-    derived: std::sync::Arc<GradientBody>,
+    resolved: Arc<Resolved>,
+    derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
-    shapes: SmallVec<[Shape; 4]>,
     scalars: SmallVec<[u64; 12]>,
-    extents: Extents,
-    outputs: SmallVec<[(Shape, DType); 2]>,
-    compute: DType,
     wanted: u32,
     label: Label,
 }
@@ -414,7 +585,10 @@ impl LoopBackward {
             .iter()
             .map(|&output| match &gradients[output] {
                 Some(gradient) => Ok(gradient.clone()),
-                None => Tensor::zeros(&self.outputs[output].0, self.outputs[output].1, device),
+                None => {
+                    let (shape, dtype) = &self.resolved.outputs[output];
+                    Tensor::zeros(shape, *dtype, device)
+                }
             })
             .collect()
     }
@@ -424,7 +598,7 @@ impl LoopBackward {
         let body = &self.derived.body;
         let Expression::Load { input } = body.nodes[body.outputs[output].value.index()] else { return None };
         let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
-        let elementwise = matches!(self.extents, Extents::Elementwise(_));
+        let elementwise = matches!(self.resolved.extents, Extents::Elementwise(_));
         usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype && elementwise)
     }
 }
@@ -448,7 +622,7 @@ impl Backward for LoopBackward {
         };
         let mut full = full.into_iter();
         let mut results = Gradients::new();
-        for (input, shape) in self.shapes.iter().enumerate() {
+        for (input, shape) in self.resolved.inputs.iter().enumerate() {
             let wanted = self.wanted & (1 << input) != 0;
             results.push(if wanted {
                 let gradient = full.next().expect("one output a wanted input");
@@ -470,29 +644,32 @@ impl LoopBackward {
         let body = &self.derived.body;
         let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
         let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
-        let (rows, inner) = self.extents.rows_and_inner();
+        let extents = &self.resolved.extents;
+        let (rows, inner) = extents.rows_and_inner();
         let stream = device.current_stream();
         let outputs = body
             .outputs
             .iter()
             .map(|output| {
-                let shape = self.extents.output_shape(output.place);
+                let shape = extents.output_shape(output.place);
                 Tensor::empty_on(&shape, output.dtype, &stream, self.label)
             })
             .collect::<Result<Tensors>>()?;
-        let mut placements =
-            inputs.iter().map(|tensor| self.extents.input(tensor)).collect::<Result<SmallVec<[_; 8]>>>()?;
+        let mut placements = inputs
+            .iter()
+            .map(|tensor| extents.input(tensor.layout()))
+            .collect::<Result<SmallVec<[_; 8]>>>()?;
         placements.extend(
             outputs
                 .iter()
                 .zip(&body.outputs)
-                .map(|(tensor, output)| self.extents.output(tensor, output.place)),
+                .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
         );
         LoopLaunch {
             id: self.derived.id,
             name: &format!("{}_backward", self.operator.name),
             body,
-            compute: self.compute,
+            compute: self.resolved.signature.compute,
             rows: &rows,
             inner: &inner,
             placements,

@@ -7,7 +7,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops;
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, find_operator};
+use crate::dispatch::{Arguments, Call, built_in, find_operator};
 use crate::tensor::{Tensor, Tensors};
 
 /// The place of the input among the results of a fork: behind mean and inverse deviation.
@@ -27,7 +27,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
-    loops::backend(&LAYER_NORM_AFFINE, &Call { tensors: &[x, &weight?, &bias?], ..*call })
+    loops::backend(&LAYER_NORM_AFFINE, &call.with_tensors(&[x, &weight?, &bias?]))
 }
 
 /// [`backend`] with the input itself as a further result.
@@ -97,7 +97,7 @@ impl LayerNormBackward {
             statistic.reshape(&shape)?.expand(x.shape())
         };
         let inputs = [&x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
-        find_operator("layer_norm_parameters_backward")?.call(&inputs, &arguments, None, self.label)
+        built_in!("layer_norm_parameters_backward")?.call(&inputs, &arguments, None, self.label)
     }
 }
 
