@@ -177,7 +177,10 @@ fn what_orders_threads_unseen_may_be_a_race() {
             producer.join().unwrap()
         })
     };
-    let failure = Check::new().seeds(0..10).without_shrinking().find(program).unwrap_err();
+    let check = || Check::new().seeds(0..10).without_shrinking();
+    let summary = check().find(program).unwrap_or_else(|failure| panic!("a right program: {failure}"));
+    assert_eq!(summary.possible_races, 1, "nothing was told, and that is said");
+    let failure = check().deny_possible_races().find(program).unwrap_err();
     let found = finding(&failure);
     assert!(found.is_between_threads && !found.is_certain, "{failure}");
     let text = failure.to_string();
