@@ -1,88 +1,333 @@
-//! Element types.
+//! Element types. The table at the top of this file is the one list of them: all that the crates know of a dtype follows from its
+//! line there and from its Rust type.
 
 use std::fmt;
+use std::str::FromStr;
 
 use half::{bf16, f16};
 
-/// The type of a tensor's elements, by PyTorch's names.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum DType {
-    /// One byte, 0 or 1.
-    Bool,
-    /// Unsigned 8-bit integers.
-    U8,
-    /// Signed 32-bit integers.
-    I32,
-    /// Signed 64-bit integers.
-    I64,
-    /// IEEE 16-bit floats.
-    F16,
-    /// 16-bit brain floats.
-    Bf16,
-    /// 32-bit floats.
-    F32,
-    /// 64-bit floats.
-    F64,
+/// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its variant of [`DType`], the Rust type of an element, and PyTorch's name.
+/// The group says what is done with it:
+/// - `bool`: truth values, whose elements are bytes of 0 and 1;
+/// - `integer`: arithmetic wraps around. Wider ones stand behind narrower ones;
+/// - `reduced`: 16-bit floats, which are loaded, stored and cast; arithmetic is done in f32;
+/// - `float`: floats with arithmetic of their own.
+macro_rules! for_each_dtype {
+    ($then:ident $($before:tt)*) => {
+        $then! {
+            $($before)*
+            bool {
+                /// One byte, 0 or 1.
+                Bool u8 "bool",
+            }
+            integer {
+                /// Unsigned 8-bit integers.
+                U8 u8 "uint8",
+                /// Signed 32-bit integers.
+                I32 i32 "int32",
+                /// Signed 64-bit integers.
+                I64 i64 "int64",
+            }
+            reduced {
+                /// IEEE 16-bit floats.
+                F16 f16 "float16",
+                /// 16-bit brain floats.
+                Bf16 bf16 "bfloat16",
+            }
+            float {
+                /// 32-bit floats.
+                F32 f32 "float32",
+                /// 64-bit floats.
+                F64 f64 "float64",
+            }
+        }
+    };
 }
 
-impl DType {
-    /// Every dtype.
-    pub const ALL: [Self; 8] =
-        [Self::Bool, Self::U8, Self::I32, Self::I64, Self::F16, Self::Bf16, Self::F32, Self::F64];
+/// The Rust types of elements, as [`with_dtype!`](crate::with_dtype) names them.
+#[doc(hidden)]
+pub mod elements {
+    pub use core::primitive::{f32, f64, i8, i16, i32, i64, u8, u16};
+    pub use half::{bf16, f16};
+}
 
-    /// Bytes of an element.
-    pub const fn size_bytes(self) -> usize {
-        match self {
-            Self::Bool | Self::U8 => 1,
-            Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
+/// What a dtype's numbers are. The order is that of promotion: an operand of a later category decides the result's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Category {
+    /// Truth values.
+    Bool,
+    /// Integers.
+    Integer,
+    /// Floating-point numbers.
+    FloatingPoint,
+}
+
+/// Defines [`DType`] and what its table says.
+macro_rules! define_dtypes {
+    (
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
+        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
+        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
+        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
+    ) => {
+        /// The type of a tensor's elements, by PyTorch's names.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        pub enum DType {
+            $(#[$bool_doc])* $bool,
+            $($(#[$integer_doc])* $integer,)*
+            $($(#[$reduced_doc])* $reduced,)*
+            $($(#[$float_doc])* $float,)*
         }
-    }
 
+        impl DType {
+            /// Every dtype: bool, then integers, then floats.
+            pub const ALL: [Self; [$bool_name $(, $integer_name)* $(, $reduced_name)* $(, $float_name)*].len()] =
+                [Self::$bool $(, Self::$integer)* $(, Self::$reduced)* $(, Self::$float)*];
+
+            /// Bytes of an element.
+            pub const fn size_bytes(self) -> usize {
+                match self {
+                    Self::$bool => size_of::<$bool_element>(),
+                    $(Self::$integer => size_of::<$integer_element>(),)*
+                    $(Self::$reduced => size_of::<$reduced_element>(),)*
+                    $(Self::$float => size_of::<$float_element>(),)*
+                }
+            }
+
+            /// Whether it holds truth values, integers or floating-point numbers.
+            pub const fn category(self) -> Category {
+                match self {
+                    Self::$bool => Category::Bool,
+                    $(Self::$integer)|* => Category::Integer,
+                    $(Self::$reduced)|* | $(Self::$float)|* => Category::FloatingPoint,
+                }
+            }
+
+            /// Whether it has negative numbers (`torch.is_signed`).
+            pub const fn is_signed(self) -> bool {
+                match self {
+                    Self::$bool => false,
+                    $(Self::$integer => $integer_element::MIN != 0,)*
+                    $(Self::$reduced)|* | $(Self::$float)|* => true,
+                }
+            }
+
+            /// The type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for 16-bit floats,
+            /// the type itself otherwise.
+            pub const fn compute(self) -> Self {
+                match self {
+                    $(Self::$reduced)|* => Self::F32,
+                    other => other,
+                }
+            }
+
+            /// PyTorch's name (`float32`).
+            pub const fn name(self) -> &'static str {
+                match self {
+                    Self::$bool => $bool_name,
+                    $(Self::$integer => $integer_name,)*
+                    $(Self::$reduced => $reduced_name,)*
+                    $(Self::$float => $float_name,)*
+                }
+            }
+
+            /// The short name (`f32`, `bool`): the type of a value in CUDA code.
+            pub const fn short_name(self) -> &'static str {
+                match self {
+                    Self::$bool => "bool",
+                    $(Self::$integer => stringify!($integer_element),)*
+                    $(Self::$reduced => stringify!($reduced_element),)*
+                    $(Self::$float => stringify!($float_element),)*
+                }
+            }
+        }
+
+        $(
+            impl Element for $integer_element {
+                const DTYPE: DType = DType::$integer;
+
+                fn from_f64(value: f64) -> Self {
+                    value as Self
+                }
+
+                fn to_f64(self) -> f64 {
+                    self as f64
+                }
+            }
+        )*
+        $(
+            impl Element for $reduced_element {
+                const DTYPE: DType = DType::$reduced;
+
+                fn from_f64(value: f64) -> Self {
+                    Self::from_f64(value)
+                }
+
+                fn to_f64(self) -> f64 {
+                    self.to_f64()
+                }
+            }
+        )*
+        $(
+            impl Element for $float_element {
+                const DTYPE: DType = DType::$float;
+
+                fn from_f64(value: f64) -> Self {
+                    value as Self
+                }
+
+                fn to_f64(self) -> f64 {
+                    self.into()
+                }
+            }
+        )*
+    };
+}
+
+for_each_dtype! { define_dtypes }
+
+/// Defines `with_dtype!`; `$d` is a dollar sign.
+macro_rules! define_with_dtype {
+    (
+        $d:tt
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
+        integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
+        reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
+        float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
+    ) => {
+        /// Evaluates an expression with a name that stands for the Rust type of a dtype's elements.
+        ///
+        /// `with_dtype!(dtype, T => …)` has one expression for all dtypes, and the elements of bools are `u8`. Where groups of
+        /// dtypes differ, each has its own expression. 16-bit floats, which have no arithmetic of their own, are `reduced`:
+        ///
+        /// ```
+        /// use thalweg_ir::{DType, Element, with_dtype};
+        ///
+        /// let highest = |dtype: DType| with_dtype!(dtype,
+        ///     bool => 1.0,
+        ///     integer T => T::MAX.to_f64(),
+        ///     reduced T => T::MAX.to_f64(),
+        ///     float T => T::MAX.to_f64(),
+        /// );
+        /// assert_eq!(highest(DType::U8), 255.0);
+        /// assert_eq!(highest(DType::F16), 65504.0);
+        /// assert_eq!(with_dtype!(DType::I64, T => size_of::<T>()), 8);
+        /// ```
+        #[macro_export]
+        macro_rules! with_dtype {
+            ($d dtype:expr, $d T:ident => $d of_any:expr $d(,)?) => {
+                match $d dtype {
+                    $crate::DType::$bool => {
+                        type $d T = $crate::elements::$bool_element;
+                        $d of_any
+                    }
+                    $($crate::DType::$integer => {
+                        type $d T = $crate::elements::$integer_element;
+                        $d of_any
+                    })*
+                    $($crate::DType::$reduced => {
+                        type $d T = $crate::elements::$reduced_element;
+                        $d of_any
+                    })*
+                    $($crate::DType::$float => {
+                        type $d T = $crate::elements::$float_element;
+                        $d of_any
+                    })*
+                }
+            };
+            (
+                $d dtype:expr,
+                bool => $d of_bool:expr,
+                integer $d I:ident => $d of_integer:expr,
+                reduced $d R:ident => $d of_reduced:expr,
+                float $d F:ident => $d of_float:expr $d(,)?
+            ) => {
+                match $d dtype {
+                    $crate::DType::$bool => $d of_bool,
+                    $($crate::DType::$integer => {
+                        type $d I = $crate::elements::$integer_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d I>();
+                        $d of_integer
+                    })*
+                    $($crate::DType::$reduced => {
+                        type $d R = $crate::elements::$reduced_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d R>();
+                        $d of_reduced
+                    })*
+                    $($crate::DType::$float => {
+                        type $d F = $crate::elements::$float_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d F>();
+                        $d of_float
+                    })*
+                }
+            };
+        }
+    };
+}
+
+for_each_dtype! { define_with_dtype $ }
+
+impl DType {
     /// Whether it is a floating-point type.
     pub const fn is_floating_point(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+        matches!(self.category(), Category::FloatingPoint)
     }
 
     /// Whether it is an integer type; `Bool` is none.
     pub const fn is_integer(self) -> bool {
-        matches!(self, Self::U8 | Self::I32 | Self::I64)
+        matches!(self.category(), Category::Integer)
     }
 
-    /// The type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for 16-bit floats, the
-    /// type itself otherwise.
-    pub const fn compute(self) -> Self {
-        match self {
-            Self::F16 | Self::Bf16 => Self::F32,
-            other => other,
+    /// Returns the type that both convert to when they meet in one operator (`torch.promote_types`).
+    ///
+    /// A float wins over integers and bools, an integer over bools. Of two floats the wider wins, and two of the same width meet
+    /// in f32; of two integers the wider wins.
+    ///
+    /// # Errors
+    /// If one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch has such types for storage,
+    /// and promotes them to floats alone. Its table has no other gap.
+    pub fn promote(self, other: Self) -> Result<Self, PromotionError> {
+        if self == other {
+            return Ok(self);
         }
+        let (lower, higher) = if self.rank() <= other.rank() { (self, other) } else { (other, self) };
+        if higher.category() == Category::FloatingPoint {
+            let is_tie = lower.rank() == higher.rank();
+            return Ok(if is_tie { Self::F32 } else { higher });
+        }
+        if [lower, higher]
+            .iter()
+            .any(|dtype| dtype.is_integer() && !dtype.is_signed() && dtype.size_bytes() > 1)
+        {
+            return Err(PromotionError(self, other));
+        }
+        Ok(higher)
     }
 
-    /// PyTorch's name (`float32`).
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "bool",
-            Self::U8 => "uint8",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-            Self::F32 => "float32",
-            Self::F64 => "float64",
-        }
-    }
-
-    /// The type that both convert to when they meet in one operator (`torch.promote_types`).
-    pub const fn promote(self, other: Self) -> Self {
-        use DType::{Bf16, F16, F32};
-        match (self, other) {
-            (F16, Bf16) | (Bf16, F16) => F32,
-            _ if (self as u8) >= (other as u8) => self,
-            _ => other,
-        }
+    /// Category and width: where its numbers stand in promotion.
+    const fn rank(self) -> (Category, usize) {
+        (self.category(), self.size_bytes())
     }
 }
+
+/// Why two dtypes do not promote: PyTorch defines no common type for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PromotionError(pub DType, pub DType);
+
+impl fmt::Display for PromotionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PyTorch promotes {} and {} to no common dtype; convert one with `to_dtype`",
+            self.0, self.1
+        )
+    }
+}
+
+impl std::error::Error for PromotionError {}
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,10 +335,33 @@ impl fmt::Display for DType {
     }
 }
 
+/// A name that is no dtype's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownDType(pub String);
+
+impl fmt::Display for UnknownDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        write!(f, "`{}` is not a dtype; dtypes are {}", self.0, names.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownDType {}
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    /// Reads PyTorch's name (`float32`).
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
+        let found = Self::ALL.into_iter().find(|dtype| dtype.name() == name);
+        found.ok_or_else(|| UnknownDType(name.to_owned()))
+    }
+}
+
 /// A Rust type that is the element of a tensor. `bool` is none: device memory holds any byte, and a `bool` must be 0 or 1.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the element type of a tensor",
-    label = "not one of u8, i32, i64, f16, bf16, f32 and f64",
+    label = "not one of the Rust types that `thalweg_ir::DType` lists",
     note = "tensors of truth values are made from `u8` and `to_dtype(DType::Bool)`, and read as `u8`"
 )]
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
@@ -107,49 +375,50 @@ pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     fn to_f64(self) -> f64;
 }
 
-macro_rules! elements {
-    ($($rust:ty => $dtype:ident, |$from:ident| $from_expression:expr, |$to:ident| $to_expression:expr;)*) => {$(
-        impl Element for $rust {
-            const DTYPE: DType = DType::$dtype;
-
-            fn from_f64($from: f64) -> Self {
-                $from_expression
-            }
-
-            fn to_f64(self) -> f64 {
-                let $to = self;
-                $to_expression
-            }
-        }
-    )*};
-}
-
-elements! {
-    u8 => U8, |x| x as u8, |x| f64::from(x);
-    i32 => I32, |x| x as i32, |x| f64::from(x);
-    i64 => I64, |x| x as i64, |x| x as f64;
-    f16 => F16, |x| f16::from_f64(x), |x| x.to_f64();
-    bf16 => Bf16, |x| bf16::from_f64(x), |x| x.to_f64();
-    f32 => F32, |x| x as f32, |x| f64::from(x);
-    f64 => F64, |x| x, |x| x;
-}
-
 #[cfg(test)]
 mod tests {
-    use super::DType;
+    use super::{DType, PromotionError};
+
+    /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns up to
+    /// itself.
+    const PROMOTION: &str = "\
+bool:     bool
+uint8:    uint8    uint8
+int32:    int32    int32    int32
+int64:    int64    int64    int64    int64
+float16:  float16  float16  float16  float16  float16
+bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 float32  bfloat16
+float32:  float32  float32  float32  float32  float32  float32  float32
+float64:  float64  float64  float64  float64  float64  float64  float64  float64
+";
 
     #[test]
-    fn promotion_follows_pytorch() {
-        // torch.promote_types, PyTorch 2.15: the rows that are not "the later one wins".
-        assert_eq!(DType::F16.promote(DType::Bf16), DType::F32);
-        assert_eq!(DType::I64.promote(DType::F16), DType::F16);
-        assert_eq!(DType::Bool.promote(DType::U8), DType::U8);
-        assert_eq!(DType::U8.promote(DType::I32), DType::I32);
-        for a in DType::ALL {
-            assert_eq!(a.promote(a), a);
-            for b in DType::ALL {
-                assert_eq!(a.promote(b), b.promote(a));
+    fn promotion_follows_pytorchs_table() {
+        let rows: Vec<(DType, &str)> = PROMOTION
+            .lines()
+            .map(|line| line.split_once(':').expect("a row has a name"))
+            .map(|(name, results)| (name.parse().expect("PyTorch's name"), results))
+            .collect();
+        assert_eq!(rows.iter().map(|row| row.0).collect::<Vec<_>>(), DType::ALL);
+        for (row, &(a, results)) in rows.iter().enumerate() {
+            let results: Vec<&str> = results.split_whitespace().collect();
+            assert_eq!(results.len(), row + 1, "{a}");
+            for (&(b, _), &result) in rows.iter().zip(&results) {
+                let [one, other] = match result {
+                    "-" => [Err(PromotionError(a, b)), Err(PromotionError(b, a))],
+                    name => [Ok(name.parse().expect("PyTorch's name")); 2],
+                };
+                assert_eq!((a.promote(b), b.promote(a)), (one, other), "{a} and {b}");
             }
         }
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_are_refused() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+        }
+        let error = "float".parse::<DType>().expect_err("PyTorch's name is float32");
+        assert!(error.to_string().contains("`float` is not a dtype; dtypes are bool, uint8"), "{error}");
     }
 }

@@ -15,8 +15,10 @@
 //!   until each of them knows it.
 #![forbid(unsafe_code)]
 
-pub mod body;
+#[macro_use]
 mod dtype;
+
+pub mod body;
 pub mod kernel;
 mod layout;
 
@@ -30,7 +32,9 @@ pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, Place, ReduceOp,
     Reduction, Scalar, Scatter, Unary, Value,
 };
-pub use dtype::{DType, Element};
+#[doc(hidden)]
+pub use dtype::elements;
+pub use dtype::{Category, DType, Element, PromotionError, UnknownDType};
 pub use half::{bf16, f16};
 pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, RUN, Unpacked};
 pub use layout::{

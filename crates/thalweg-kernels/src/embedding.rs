@@ -11,9 +11,9 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, bf16, f16};
+use thalweg_ir::{DType, Element, with_dtype};
 
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -131,18 +131,13 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If the dtype is no floating-point type.
 pub fn print(dtype: DType) -> String {
-    let (element, sum, load, store) = match dtype {
-        DType::F16 => ("f16", "f32", "f32_from_f16", "f16_from_f32"),
-        DType::Bf16 => ("bf16", "f32", "f32_from_bf16", "bf16_from_f32"),
-        DType::F32 => ("f32", "f32", "f32", "f32"),
-        _ => ("f64", "f64", "f64", "f64"),
-    };
+    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
     let code = TEMPLATE
         .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("SUM", sum)
-        .replace("LOAD", load)
-        .replace("STORE", store);
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
     with_prelude(&code)
 }
 
@@ -192,13 +187,13 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let (sizes, addresses) = EmbeddingBackward::unpack(launch.arguments)
         .ok_or_else(|| HostFault("embedding_backward: the arguments are not in its layout".to_owned()))?;
-    match sizes.dtype {
-        DType::F16 => run_typed::<f16>(launch, &sizes, addresses),
-        DType::Bf16 => run_typed::<bf16>(launch, &sizes, addresses),
-        DType::F32 => run_typed::<f32>(launch, &sizes, addresses),
-        DType::F64 => run_typed::<f64>(launch, &sizes, addresses),
-        other => Err(HostFault(format!("embedding_backward: {other} is no floating-point dtype"))),
-    }
+    let refuse = || Err(HostFault(format!("embedding_backward: {} is no floating-point dtype", sizes.dtype)));
+    with_dtype!(sizes.dtype,
+        bool => refuse(),
+        integer T => refuse(),
+        reduced T => run_typed::<T>(launch, &sizes, addresses),
+        float T => run_typed::<T>(launch, &sizes, addresses),
+    )
 }
 
 fn run_typed<T: Element>(

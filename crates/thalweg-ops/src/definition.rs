@@ -3,7 +3,7 @@
 use std::fmt;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, DType, Place, Scalar, Value};
+use thalweg_ir::{Body, BodyBuilder, DType, Place, PromotionError, Scalar, Value};
 
 /// A list of dtypes; most operators have few operands.
 pub type DTypes = SmallVec<[DType; 8]>;
@@ -184,21 +184,24 @@ impl LoopOp {
                 inputs.len()
             )));
         }
-        let promote = |first: usize| promoted(&inputs[first..], zero_dimensional >> first);
+        let promote = |first: usize| {
+            promoted(&inputs[first..], zero_dimensional >> first)
+                .map_err(|error| DTypeError(format!("{} takes operands that promote: {error}", self.name)))
+        };
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
         let result = match self.rule {
             DTypeRule::Numeric | DTypeRule::NumericOrBool => {
-                let promoted = promote(0);
+                let promoted = promote(0)?;
                 if promoted == DType::Bool && !scalar_is_float && self.rule == DTypeRule::Numeric {
                     return refuse("it is not defined for truth values; convert them first");
                 }
                 if scalar_is_float { floating(promoted) } else { promoted }
             }
-            DTypeRule::Floating => floating(promote(0)),
+            DTypeRule::Floating => floating(promote(0)?),
             DTypeRule::Comparison | DTypeRule::Logical => DType::Bool,
-            DTypeRule::Condition => promote(1),
+            DTypeRule::Condition => promote(1)?,
             DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,
             DTypeRule::Classes if !inputs[0].is_floating_point() || inputs[1] != DType::I64 => {
@@ -217,8 +220,8 @@ impl LoopOp {
             },
         };
         let common = match self.rule {
-            DTypeRule::Comparison if scalar_is_float => floating(promote(0)),
-            DTypeRule::Comparison => promote(0),
+            DTypeRule::Comparison if scalar_is_float => floating(promote(0)?),
+            DTypeRule::Comparison => promote(0)?,
             _ => result,
         };
         let compute = match self.rule {
@@ -239,20 +242,21 @@ impl LoopOp {
     }
 }
 
-/// The dtype to which inputs are converted (`torch.result_type`); a bit of `zero_dimensional` for each without dimensions.
-fn promoted(inputs: &[DType], zero_dimensional: u32) -> DType {
+/// Returns the dtype to which inputs are converted (`torch.result_type`); a bit of `zero_dimensional` for each without dimensions.
+fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionError> {
     let of = |zero: bool| {
         let list =
             inputs.iter().enumerate().filter(|(index, _)| (zero_dimensional >> index & 1 == 1) == zero);
-        list.map(|(_, &dtype)| dtype).reduce(DType::promote)
+        let mut dtypes = list.map(|(_, &dtype)| dtype);
+        let Some(first) = dtypes.next() else { return Ok(None) };
+        dtypes.try_fold(first, DType::promote).map(Some)
     };
-    let category = |dtype: DType| (dtype.is_floating_point(), dtype != DType::Bool);
-    match (of(false), of(true)) {
-        (Some(dimensioned), Some(zero)) if category(zero) > category(dimensioned) => {
+    match (of(false)?, of(true)?) {
+        (Some(dimensioned), Some(zero)) if zero.category() > dimensioned.category() => {
             dimensioned.promote(zero)
         }
-        (Some(dtype), _) | (None, Some(dtype)) => dtype,
-        (None, None) => DType::F32,
+        (Some(dtype), _) | (None, Some(dtype)) => Ok(dtype),
+        (None, None) => Ok(DType::F32),
     }
 }
 

@@ -272,13 +272,7 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
 const fn abbreviation(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "b",
-        DType::U8 => "u8",
-        DType::I32 => "i32",
-        DType::I64 => "i64",
-        DType::F16 => "f16",
-        DType::Bf16 => "bf16",
-        DType::F32 => "f32",
-        DType::F64 => "f64",
+        other => other.short_name(),
     }
 }
 

@@ -86,7 +86,7 @@ fn element_format(dtype: DType) -> Option<ElementFormat> {
         DType::F64 => Some(ElementFormat::R_64F),
         DType::F16 => Some(ElementFormat::R_16F),
         DType::Bf16 => Some(ElementFormat::R_16BF),
-        DType::Bool | DType::U8 | DType::I32 | DType::I64 => None,
+        _ => None,
     }
 }
 

@@ -1,38 +1,24 @@
 //! Nodes as C++ expressions: types, literals, primitives, casts.
 
 use crate::body::{Dimension, Node, Scatter};
-use crate::{Binary, Body, DType, ExprId, ReduceOp, Scalar, Unary, bf16, f16};
+use crate::{Binary, Body, Category, DType, ExprId, ReduceOp, Scalar, Unary};
 
 use super::writer::Writer;
-
-/// The type of a value of this dtype.
-pub(super) const fn value_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bool => "bool",
-        DType::U8 => "u8",
-        DType::I32 => "i32",
-        DType::I64 => "i64",
-        DType::F16 => "f16",
-        DType::Bf16 => "bf16",
-        DType::F32 => "f32",
-        DType::F64 => "f64",
-    }
-}
 
 /// The type of an element in memory.
 pub(super) const fn memory_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "u8",
-        other => value_type(other),
+        other => other.short_name(),
     }
 }
 
 /// The type of the word in which a scalar argument travels.
 pub(super) const fn scalar_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bool => "u64",
-        DType::U8 | DType::I32 | DType::I64 => "i64",
-        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => "f64",
+    match dtype.category() {
+        Category::Bool => "u64",
+        Category::Integer => "i64",
+        Category::FloatingPoint => "f64",
     }
 }
 
@@ -52,7 +38,6 @@ pub(super) fn scattered(statements: &Statements<'_>, number: usize, scatter: Sca
 pub(super) fn literal(value: Scalar, dtype: DType) -> String {
     match dtype {
         DType::Bool => (value.to_f64() != 0.0).to_string(),
-        DType::U8 => format!("u8({})", value.to_i64() as u8),
         DType::I32 => match value.to_i64() as i32 {
             i32::MIN => "(-2147483647 - 1)".to_string(),
             negative @ i32::MIN..0 => format!("({negative})"),
@@ -63,8 +48,6 @@ pub(super) fn literal(value: Scalar, dtype: DType) -> String {
             negative @ i64::MIN..0 => format!("({negative}ll)"),
             other => format!("{other}ll"),
         },
-        DType::F16 => format!("f16{{0x{:04x}}}", f16::from_f32(value.to_f64() as f32).to_bits()),
-        DType::Bf16 => format!("bf16{{0x{:04x}}}", bf16::from_f32(value.to_f64() as f32).to_bits()),
         DType::F32 => {
             let value = value.to_f64() as f32;
             match value {
@@ -83,23 +66,31 @@ pub(super) fn literal(value: Scalar, dtype: DType) -> String {
                 _ => format!("{value:?}"),
             }
         }
+        _ => with_dtype!(dtype,
+            bool => unreachable!("a bool's literal is above"),
+            integer T => format!("{}({})", dtype.short_name(), value.to_i64() as T),
+            reduced T => {
+                format!("{}{{0x{:04x}}}", dtype.short_name(), T::from_f32(value.to_f64() as f32).to_bits())
+            },
+            float T => unreachable!("a float's literal is above"),
+        ),
     }
 }
 
 /// The value with which a reduction starts.
 pub(super) fn neutral(op: ReduceOp, dtype: DType) -> String {
-    let value = match (op, dtype) {
-        (ReduceOp::Sum, _) => Scalar::I64(0),
-        (ReduceOp::Product, _) => Scalar::I64(1),
-        (ReduceOp::Max, DType::F32 | DType::F64) => Scalar::F64(f64::NEG_INFINITY),
-        (ReduceOp::Min, DType::F32 | DType::F64) => Scalar::F64(f64::INFINITY),
-        (ReduceOp::Max, DType::I64) => Scalar::I64(i64::MIN),
-        (ReduceOp::Min, DType::I64) => Scalar::I64(i64::MAX),
-        (ReduceOp::Max, DType::I32) => Scalar::I64(i32::MIN.into()),
-        (ReduceOp::Min, DType::I32) => Scalar::I64(i32::MAX.into()),
-        (ReduceOp::Max, _) => Scalar::I64(0),
-        (ReduceOp::Min, DType::Bool) => Scalar::Bool(true),
-        (ReduceOp::Min, _) => Scalar::I64(255),
+    #[expect(clippy::unnecessary_cast, reason = "one of the integer types is i64")]
+    let (lowest, highest) = with_dtype!(dtype,
+        bool => (Scalar::Bool(false), Scalar::Bool(true)),
+        integer T => (Scalar::I64(T::MIN as i64), Scalar::I64(T::MAX as i64)),
+        reduced T => panic!("{op:?} of {dtype}: reductions are done in compute types"),
+        float T => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
+    );
+    let value = match op {
+        ReduceOp::Sum => Scalar::I64(0),
+        ReduceOp::Product => Scalar::I64(1),
+        ReduceOp::Max => lowest,
+        ReduceOp::Min => highest,
     };
     literal(value, dtype)
 }
@@ -116,18 +107,17 @@ pub(super) const fn combining(op: ReduceOp) -> Binary {
 
 /// A value in another dtype. A 16-bit float is reached and left through f32.
 fn cast(x: &str, from: DType, to: DType) -> String {
-    use DType::{Bf16, Bool, F16, F32, F64, I32, I64, U8};
-    match (from, to) {
+    let is_reduced = |dtype: DType| dtype.compute() != dtype;
+    let through_f32 = || cast(&cast(x, from, DType::F32), DType::F32, to);
+    match to {
         _ if from == to => x.to_string(),
-        (F16, F32) => format!("f32_from_f16({x})"),
-        (Bf16, F32) => format!("f32_from_bf16({x})"),
-        (F16 | Bf16, _) => cast(&cast(x, from, F32), F32, to),
-        (F32, F16) => format!("f16_from_f32({x})"),
-        (F32, Bf16) => format!("bf16_from_f32({x})"),
-        (_, F16 | Bf16) => cast(&cast(x, from, F32), F32, to),
-        (_, Bool) => format!("{x} != 0"),
-        (F32 | F64, U8 | I32 | I64) => format!("{}_saturate({x})", value_type(to)),
-        _ => format!("{}({x})", value_type(to)),
+        DType::F32 if is_reduced(from) => format!("f32_from_{}({x})", from.short_name()),
+        _ if is_reduced(from) => through_f32(),
+        _ if is_reduced(to) && from == DType::F32 => format!("{}_from_f32({x})", to.short_name()),
+        _ if is_reduced(to) => through_f32(),
+        DType::Bool => format!("{x} != 0"),
+        _ if to.is_integer() && from.is_floating_point() => format!("saturate<{}>({x})", to.short_name()),
+        _ => format!("{}({x})", to.short_name()),
     }
 }
 
@@ -145,12 +135,12 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
     match op {
         Unary::Neg => match dtype {
             DType::F32 | DType::F64 => format!("-{x}"),
-            other => format!("{}(0 - u64({x}))", value_type(other)),
+            other => format!("{}(0 - u64({x}))", other.short_name()),
         },
         Unary::Abs => match dtype {
             DType::F32 | DType::F64 => function("fabs"),
-            DType::U8 | DType::Bool => x.to_string(),
-            other => format!("{x} < 0 ? {}(0 - u64({x})) : {x}", value_type(other)),
+            other if !other.is_signed() => x.to_string(),
+            other => format!("{x} < 0 ? {}(0 - u64({x})) : {x}", other.short_name()),
         },
         Unary::Not => {
             assert!(dtype == DType::Bool, "Not on {dtype}: the operand is no bool");
@@ -182,7 +172,7 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         if float {
             format!("{a} {sign} {b}")
         } else {
-            format!("{}(u64({a}) {sign} u64({b}))", value_type(dtype))
+            format!("{}(u64({a}) {sign} u64({b}))", dtype.short_name())
         }
     };
     let logic = |of_bools: &str, of_integers: &str| {
@@ -190,7 +180,7 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         if bool {
             format!("{a} {of_bools} {b}")
         } else {
-            format!("{}({a} {of_integers} {b})", value_type(dtype))
+            format!("{}({a} {of_integers} {b})", dtype.short_name())
         }
     };
     match op {
@@ -198,15 +188,15 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         Binary::Sub => arithmetic("-"),
         Binary::Mul => arithmetic("*"),
         Binary::Div if float => format!("{a} / {b}"),
-        Binary::Div => format!("divide<{}>({a}, {b})", value_type(dtype)),
+        Binary::Div => format!("divide<{}>({a}, {b})", dtype.short_name()),
         Binary::Rem if float => format!("{}({a}, {b})", if dtype == DType::F32 { "fmodf" } else { "fmod" }),
-        Binary::Rem => format!("remainder_of<{}>({a}, {b})", value_type(dtype)),
+        Binary::Rem => format!("remainder_of<{}>({a}, {b})", dtype.short_name()),
         Binary::Pow => {
             assert!(float, "Pow on {dtype}: the operands are no floats");
             format!("{}({a}, {b})", if dtype == DType::F32 { "powf" } else { "pow" })
         }
-        Binary::Max => format!("maximum<{}>({a}, {b})", value_type(dtype)),
-        Binary::Min => format!("minimum<{}>({a}, {b})", value_type(dtype)),
+        Binary::Max => format!("maximum<{}>({a}, {b})", dtype.short_name()),
+        Binary::Min => format!("minimum<{}>({a}, {b})", dtype.short_name()),
         Binary::Equal => format!("{a} == {b}"),
         Binary::Less => format!("{a} < {b}"),
         Binary::LessEqual => format!("{a} <= {b}"),
@@ -290,7 +280,7 @@ impl<'k> Statements<'k> {
             defined[index] = true;
             if let Some(expression) = self.expression(index) {
                 let dtype = self.body.dtypes[index];
-                writer.line(&format!("const {} v{index} = {expression};", value_type(dtype)));
+                writer.line(&format!("const {} v{index} = {expression};", dtype.short_name()));
             }
         }
     }
@@ -307,10 +297,10 @@ impl<'k> Statements<'k> {
                 let read = element(format!("a.input{input}[{}]", self.name(index)));
                 format!("{} ? {read} : {}", self.name(guard), literal(otherwise, dtype))
             }
-            Node::Scalar { slot } => match dtype {
-                DType::Bool => format!("a.scalar{slot} != 0"),
-                DType::U8 | DType::I32 | DType::I64 => format!("{}(a.scalar{slot})", value_type(dtype)),
-                _ => cast(&format!("a.scalar{slot}"), DType::F64, dtype),
+            Node::Scalar { slot } => match dtype.category() {
+                Category::Bool => format!("a.scalar{slot} != 0"),
+                Category::Integer => format!("{}(a.scalar{slot})", dtype.short_name()),
+                Category::FloatingPoint => cast(&format!("a.scalar{slot}"), DType::F64, dtype),
             },
             Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
@@ -322,7 +312,7 @@ impl<'k> Statements<'k> {
                 match dtype {
                     DType::F32 => format!("fmaf({a}, {b}, {c})"),
                     DType::F64 => format!("fma({a}, {b}, {c})"),
-                    other => format!("{}(u64({a}) * u64({b}) + u64({c}))", value_type(other)),
+                    other => format!("{}(u64({a}) * u64({b}) + u64({c}))", other.short_name()),
                 }
             }
             Node::Select(condition, yes, no) => {
@@ -334,5 +324,32 @@ impl<'k> Statements<'k> {
             }
             Node::Cast(x) => cast(&self.name(x), body.dtype(x), dtype),
         })
+    }
+}
+
+/// The names that code for a floating-point dtype is written with where it is no body.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FloatNames {
+    /// The type of an element.
+    pub element: &'static str,
+    /// The type in which sums are done.
+    pub sum: &'static str,
+    /// The function from an element to that type.
+    pub load: String,
+    /// The function back.
+    pub store: String,
+}
+
+impl FloatNames {
+    /// Returns the names for a dtype.
+    ///
+    /// # Panics
+    /// If the dtype is not a floating-point type.
+    pub fn of(dtype: DType) -> Self {
+        assert!(dtype.is_floating_point(), "{dtype} is not a floating-point type");
+        let (element, sum) = (dtype.short_name(), dtype.compute().short_name());
+        let function =
+            |from: &str, to: &str| if from == to { to.to_owned() } else { format!("{to}_from_{from}") };
+        Self { element, sum, load: function(element, sum), store: function(sum, element) }
     }
 }

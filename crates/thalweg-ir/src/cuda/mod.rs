@@ -37,6 +37,7 @@ use crate::body::{InputKind, Place};
 use crate::{Class, Geometry, Kernel};
 use writer::Writer;
 
+pub use expression::FloatNames;
 pub use foreach::print_foreach;
 pub use prelude::with_prelude;
 

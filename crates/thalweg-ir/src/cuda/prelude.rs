@@ -9,6 +9,8 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
 typedef int i32;
 typedef long long i64;
 typedef float f32;
@@ -64,26 +66,13 @@ const FRAGMENTS: &[Fragment] = &[
 ",
     ),
     fragment(
-        "u8_saturate",
-        "template <class F> static __device__ __forceinline__ u8 u8_saturate(const F x) {
-    return x >= F(255) ? u8(255) : x > F(0) ? u8(x) : u8(0);
-}
-",
-    ),
-    fragment(
-        "i32_saturate",
-        "template <class F> static __device__ __forceinline__ i32 i32_saturate(const F x) {
-    return x >= F(2147483648.0) ? 2147483647 : x >= F(-2147483648.0) ? i32(x) : x < F(0) ? -2147483647 - 1 : 0;
-}
-",
-    ),
-    fragment(
-        "i64_saturate",
-        "template <class F> static __device__ __forceinline__ i64 i64_saturate(const F x) {
-    return x >= F(9223372036854775808.0)    ? 9223372036854775807ll
-           : x >= F(-9223372036854775808.0) ? i64(x)
-           : x < F(0)                       ? -9223372036854775807ll - 1
-                                            : 0ll;
+        "saturate",
+        "// A float as the integer of type T nearest towards zero: T's lowest or highest where it is beyond them, 0 where it is NaN.
+template <class T, class F> static __device__ __forceinline__ T saturate(const F x) {
+    constexpr bool is_signed = T(-1) < T(0);
+    constexpr u64 above = u64(1) << (sizeof(T) * 8 - is_signed);
+    constexpr F lowest = is_signed ? -F(above) : F(0);
+    return x >= F(above) ? T(above - 1) : x >= lowest ? T(x) : is_signed && x < F(0) ? T(above) : T(0);
 }
 ",
     ),

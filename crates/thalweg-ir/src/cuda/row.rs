@@ -4,7 +4,7 @@ use crate::body::{InputKind, Node, Output, Place};
 use crate::kernel::RUN;
 use crate::{DType, ExprId, Kernel};
 
-use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored, value_type};
+use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored};
 use super::writer::Writer;
 use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
@@ -169,7 +169,7 @@ impl RowPrinter<'_> {
             let reduction = &body.reductions[number];
             let dtype = body.dtype(reduction.value);
             let start = neutral(reduction.op, dtype);
-            writer.line(&format!("{} reduced{number} = {start};", value_type(dtype)));
+            writer.line(&format!("{} reduced{number} = {start};", dtype.short_name()));
         }
         let levels = self.kernel.class.cascade;
         (1..levels).rev().for_each(|level| self.open_runs(pass, level, writer));
@@ -234,7 +234,7 @@ impl RowPrinter<'_> {
             let reduction = &body.reductions[number];
             let dtype = body.dtype(reduction.value);
             let start = neutral(reduction.op, dtype);
-            writer.line(&format!("{} {} = {start};", value_type(dtype), self.so_far(below, number)));
+            writer.line(&format!("{} {} = {start};", dtype.short_name(), self.so_far(below, number)));
         }
     }
 
@@ -242,7 +242,7 @@ impl RowPrinter<'_> {
     fn print_combination(&self, number: usize, writer: &mut Writer) {
         let reduction = &self.kernel.body.reductions[number];
         let dtype = self.kernel.body.dtype(reduction.value);
-        let value = value_type(dtype);
+        let value = dtype.short_name();
         let function = format!(
             "[](const {value} x, const {value} y) {{ return {}; }}",
             binary(combining(reduction.op), "x", "y", dtype)

@@ -61,7 +61,11 @@ pub(super) trait Float: Number {
 }
 
 macro_rules! integers {
-    ($($integer:ident, |$abs:ident| $absolute:expr;)*) => {$(
+    (
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
+        integer { $($(#[$doc:meta])* $variant:ident $integer:ident $name:literal,)* }
+        $($rest:tt)*
+    ) => {$(
         impl Number for $integer {
             const ZERO: Self = 0;
             const ONE: Self = 1;
@@ -100,8 +104,7 @@ macro_rules! integers {
 
             #[inline(always)]
             fn abs(self) -> Self {
-                let $abs = self;
-                $absolute
+                if self < Self::ZERO { self.wrapping_neg() } else { self }
             }
 
             #[inline(always)]
@@ -129,11 +132,7 @@ macro_rules! integers {
     )*};
 }
 
-integers! {
-    u8, |x| x;
-    i32, |x| x.wrapping_abs();
-    i64, |x| x.wrapping_abs();
-}
+for_each_dtype! { integers }
 
 macro_rules! floats {
     ($($float:ident, $fma:expr, $erf:expr;)*) => {$(

@@ -6,7 +6,7 @@ use super::BLOCK;
 use super::Fault;
 use super::operand::{Cells, Source, represents};
 use super::program::{Op, Program, Step};
-use super::register::{File, Lane, View, with_lane};
+use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
 use crate::body::{Dimension, Place, Scalar};
@@ -291,10 +291,10 @@ impl<'l> Launch<'l> {
                 block.fill_scalar(step, argument(step.dtype, self.scalars[usize::from(slot)]));
             }
             Op::Load { input } => {
-                return with_lane!(step.dtype, T => self.load::<T>(block, step, input, level));
+                return with_dtype!(step.dtype, T => self.load::<T>(block, step, input, level));
             }
             Op::Gather { input, otherwise } => {
-                return with_lane!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
+                return with_dtype!(step.dtype, T => self.gather::<T>(block, step, input, otherwise));
             }
             Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
             Op::Unary(op) => block.unary(op, step),
@@ -314,9 +314,9 @@ impl<'l> Launch<'l> {
             Op::Finish { reduction } => {
                 self.accumulators(step, reduction, block.count).finish(block, step.target)
             }
-            Op::Store { output } => with_lane!(step.dtype, T => self.store::<T>(block, step, output, level)),
+            Op::Store { output } => with_dtype!(step.dtype, T => self.store::<T>(block, step, output, level)),
             Op::Scatter { output } => {
-                return with_lane!(step.dtype, T => self.scatter::<T>(block, step, output));
+                return with_dtype!(step.dtype, T => self.scatter::<T>(block, step, output));
             }
         }
         Ok(())

@@ -11,7 +11,7 @@
 use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scalar, Scatter, Unary};
 use crate::{Body, Class, DType, Kernel};
 
-use super::register::{BANKS, Lane, with_lane};
+use super::register::{BANKS, Lane};
 
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -490,7 +490,7 @@ impl<'k> Compiler<'k> {
 }
 
 fn bank(dtype: DType) -> usize {
-    with_lane!(dtype, T => <T as Lane>::BANK)
+    with_dtype!(dtype, T => <T as Lane>::BANK)
 }
 
 /// Gives values registers, each bank apart.

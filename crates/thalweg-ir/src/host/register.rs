@@ -1,4 +1,4 @@
-//! The registers of a running program, and the seven types that their elements have.
+//! The registers of a running program, and the types that their elements have.
 
 use std::cell::Cell;
 
@@ -6,6 +6,7 @@ use half::{bf16, f16};
 
 use super::BLOCK;
 use super::operand::{Cells, Slice, Source};
+use crate::DType;
 
 /// A block of elements: its own, or a view of an input that spares a copy.
 #[derive(Debug, Default)]
@@ -30,18 +31,6 @@ pub(super) struct Bank<T> {
     pub accumulators: Vec<Vec<T>>,
 }
 
-/// Every register. Bools live among bytes. A thread keeps one file for all its launches.
-#[derive(Debug, Default)]
-pub(super) struct File {
-    u8: Bank<u8>,
-    i32: Bank<i32>,
-    i64: Bank<i64>,
-    f16: Bank<f16>,
-    bf16: Bank<bf16>,
-    f32: Bank<f32>,
-    f64: Bank<f64>,
-}
-
 /// An element type of registers.
 pub(super) trait Lane: Copy + Default + 'static {
     /// Its number among the banks.
@@ -52,83 +41,57 @@ pub(super) trait Lane: Copy + Default + 'static {
     fn cells<'a>(cells: &Cells<'a>) -> Option<&'a [Cell<Self>]>;
 }
 
-/// How many banks there are.
-pub(super) const BANKS: usize = 7;
+/// How many banks there are: one per dtype, of which that of bools stays empty.
+pub(super) const BANKS: usize = DType::ALL.len();
 
-macro_rules! lanes {
-    ($($element:ident $variant:ident $number:literal;)*) => {$(
-        impl Lane for $element {
-            const BANK: usize = $number;
+/// Defines [`File`], with a bank per dtype that has elements of its own, and the types of its elements.
+macro_rules! define_file {
+    (
+        bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
+        $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal,)* })*
+    ) => {
+        /// Every register. Bools live among bytes. A thread keeps one file for all its launches.
+        #[derive(Debug, Default)]
+        pub(super) struct File {
+            $($($element: Bank<$element>,)*)*
+        }
 
-            #[inline]
-            fn bank(file: &File) -> &Bank<Self> {
-                &file.$element
-            }
-
-            #[inline]
-            fn bank_mut(file: &mut File) -> &mut Bank<Self> {
-                &mut file.$element
-            }
-
-            #[inline]
-            fn slice<'a>(slice: &Slice<'a>) -> Option<&'a [Self]> {
-                if let Slice::$variant(elements) = *slice { Some(elements) } else { None }
-            }
-
-            #[inline]
-            fn cells<'a>(cells: &Cells<'a>) -> Option<&'a [Cell<Self>]> {
-                if let Cells::$variant(elements) = *cells { Some(elements) } else { None }
+        impl File {
+            /// Makes room for a program that needs this many registers and accumulators of each bank.
+            pub fn prepare(&mut self, registers: &[u16; BANKS], accumulators: &[u16; BANKS]) {
+                $($(reserve::<$element>(self, registers, accumulators);)*)*
             }
         }
-    )*};
-}
 
-lanes! {
-    u8 U8 0;
-    i32 I32 1;
-    i64 I64 2;
-    f16 F16 3;
-    bf16 Bf16 4;
-    f32 F32 5;
-    f64 F64 6;
-}
+        $($(
+            impl Lane for $element {
+                const BANK: usize = DType::$variant as usize;
 
-/// Evaluates an expression with `$type` standing for the element type of a dtype.
-macro_rules! with_lane {
-    ($dtype:expr, $type:ident => $body:expr) => {
-        match $dtype {
-            $crate::DType::Bool | $crate::DType::U8 => {
-                type $type = u8;
-                $body
+                #[inline]
+                fn bank(file: &File) -> &Bank<Self> {
+                    &file.$element
+                }
+
+                #[inline]
+                fn bank_mut(file: &mut File) -> &mut Bank<Self> {
+                    &mut file.$element
+                }
+
+                #[inline]
+                fn slice<'a>(slice: &Slice<'a>) -> Option<&'a [Self]> {
+                    if let Slice::$variant(elements) = *slice { Some(elements) } else { None }
+                }
+
+                #[inline]
+                fn cells<'a>(cells: &Cells<'a>) -> Option<&'a [Cell<Self>]> {
+                    if let Cells::$variant(elements) = *cells { Some(elements) } else { None }
+                }
             }
-            $crate::DType::I32 => {
-                type $type = i32;
-                $body
-            }
-            $crate::DType::I64 => {
-                type $type = i64;
-                $body
-            }
-            $crate::DType::F16 => {
-                type $type = half::f16;
-                $body
-            }
-            $crate::DType::Bf16 => {
-                type $type = half::bf16;
-                $body
-            }
-            $crate::DType::F32 => {
-                type $type = f32;
-                $body
-            }
-            $crate::DType::F64 => {
-                type $type = f64;
-                $body
-            }
-        }
+        )*)*
     };
 }
-pub(super) use with_lane;
+
+for_each_dtype! { define_file }
 
 /// Makes a bank large enough for a program.
 fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u16; BANKS]) {
@@ -144,17 +107,6 @@ fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u
 }
 
 impl File {
-    /// Makes room for a program that needs this many registers and accumulators of each bank.
-    pub fn prepare(&mut self, registers: &[u16; BANKS], accumulators: &[u16; BANKS]) {
-        reserve::<u8>(self, registers, accumulators);
-        reserve::<i32>(self, registers, accumulators);
-        reserve::<i64>(self, registers, accumulators);
-        reserve::<f16>(self, registers, accumulators);
-        reserve::<bf16>(self, registers, accumulators);
-        reserve::<f32>(self, registers, accumulators);
-        reserve::<f64>(self, registers, accumulators);
-    }
-
     /// The first `count` elements of a register.
     #[inline]
     pub fn read<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], register: u16, count: usize) -> &'f [T] {

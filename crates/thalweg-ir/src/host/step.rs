@@ -2,15 +2,14 @@
 //! target overlaps nothing, and vectorises it.
 
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use super::arithmetic::{Bits, Float, Number};
 use super::operand::Source;
 use super::program::Step;
-use super::register::{File, Lane, with_lane};
+use super::register::{File, Lane};
 use crate::body::{Binary, ReduceOp, Scalar, Unary};
 use crate::kernel::RUN;
-use crate::{DType, Scalar as Value, philox};
+use crate::{Category, DType, Scalar as Value, philox};
 
 /// The registers, the inputs that they may be views of, and how many elements of a block are in use.
 pub(super) struct Block<'f, 'a> {
@@ -83,28 +82,21 @@ impl Block<'_, '_> {
 
     /// Fills the target of a step with a number.
     pub fn fill_scalar(&mut self, step: &Step, value: Value) {
-        match step.dtype {
-            DType::Bool => self.fill(step.target, u8::from(value.to_f64() != 0.0)),
-            DType::U8 => self.fill(step.target, value.to_i64() as u8),
-            DType::I32 => self.fill(step.target, value.to_i64() as i32),
-            DType::I64 => self.fill(step.target, value.to_i64()),
-            DType::F16 => self.fill(step.target, f16::from_f32(value.to_f64() as f32)),
-            DType::Bf16 => self.fill(step.target, bf16::from_f32(value.to_f64() as f32)),
-            DType::F32 => self.fill(step.target, value.to_f64() as f32),
-            DType::F64 => self.fill(step.target, value.to_f64()),
-        }
+        with_dtype!(step.dtype,
+            bool => self.fill(step.target, u8::from(value.to_f64() != 0.0)),
+            integer T => self.fill(step.target, value.to_i64() as T),
+            reduced T => self.fill(step.target, T::from_f32(value.to_f64() as f32)),
+            float T => self.fill(step.target, value.to_f64() as T),
+        );
     }
 
     pub fn unary(&mut self, op: Unary, step: &Step) {
-        match step.dtype {
-            DType::Bool => self.map1(step, |a: u8| a ^ 1),
-            DType::U8 => self.unary_integer::<u8>(op, step),
-            DType::I32 => self.unary_integer::<i32>(op, step),
-            DType::I64 => self.unary_integer::<i64>(op, step),
-            DType::F32 => self.unary_float::<f32>(op, step),
-            DType::F64 => self.unary_float::<f64>(op, step),
-            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
-        }
+        with_dtype!(step.dtype,
+            bool => self.map1(step, |a: u8| a ^ 1),
+            integer T => self.unary_integer::<T>(op, step),
+            reduced T => unreachable!("arithmetic is done in compute types"),
+            float T => self.unary_float::<T>(op, step),
+        );
     }
 
     fn unary_integer<T: Number>(&mut self, op: Unary, step: &Step) {
@@ -137,14 +129,12 @@ impl Block<'_, '_> {
     }
 
     pub fn binary(&mut self, op: Binary, step: &Step) {
-        match step.dtype {
-            DType::Bool | DType::U8 => self.binary_integer::<u8>(op, step),
-            DType::I32 => self.binary_integer::<i32>(op, step),
-            DType::I64 => self.binary_integer::<i64>(op, step),
-            DType::F32 => self.binary_float::<f32>(op, step),
-            DType::F64 => self.binary_float::<f64>(op, step),
-            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
-        }
+        with_dtype!(step.dtype,
+            bool => self.binary_integer::<u8>(op, step),
+            integer T => self.binary_integer::<T>(op, step),
+            reduced T => unreachable!("arithmetic is done in compute types"),
+            float T => self.binary_float::<T>(op, step),
+        );
     }
 
     fn binary_integer<T: Bits>(&mut self, op: Binary, step: &Step) {
@@ -187,16 +177,12 @@ impl Block<'_, '_> {
     }
 
     pub fn fma(&mut self, step: &Step) {
-        match step.dtype {
-            DType::U8 => self.map3(step, <u8 as Number>::fma),
-            DType::I32 => self.map3(step, <i32 as Number>::fma),
-            DType::I64 => self.map3(step, <i64 as Number>::fma),
-            DType::F32 => self.map3(step, <f32 as Number>::fma),
-            DType::F64 => self.map3(step, <f64 as Number>::fma),
-            DType::Bool | DType::F16 | DType::Bf16 => {
-                unreachable!("bodies are checked when they are compiled")
-            }
-        }
+        with_dtype!(step.dtype,
+            bool => unreachable!("bodies are checked when they are compiled"),
+            integer T => self.map3(step, <T as Number>::fma),
+            reduced T => unreachable!("arithmetic is done in compute types"),
+            float T => self.map3(step, <T as Number>::fma),
+        );
     }
 
     pub fn random(&mut self, step: &Step) {
@@ -206,35 +192,29 @@ impl Block<'_, '_> {
     }
 
     pub fn select(&mut self, step: &Step) {
-        with_lane!(step.dtype, T => {
+        with_dtype!(step.dtype, T => {
             self.map3(step, |condition: u8, yes: T, no: T| if condition != 0 { yes } else { no });
         });
     }
 
     pub fn cast(&mut self, to: DType, step: &Step) {
-        /// The casts of one type to every type but the 16-bit floats.
-        macro_rules! from {
-            ($from:ident, $zero:expr) => {
-                match to {
-                    DType::Bool => self.map1(step, |a: $from| u8::from(a != $zero)),
-                    DType::U8 => self.map1(step, |a: $from| a as u8),
-                    DType::I32 => self.map1(step, |a: $from| a as i32),
-                    DType::I64 => self.map1(step, |a: $from| a as i64),
-                    DType::F32 => self.map1(step, |a: $from| a as f32),
-                    DType::F64 => self.map1(step, |a: $from| a as f64),
-                    DType::F16 | DType::Bf16 => self.round(to, step),
-                }
+        /// The casts of one type to every type; one that is rounded to a 16-bit float is an f32.
+        macro_rules! cast_from {
+            ($from:ident) => {
+                with_dtype!(to,
+                    bool => self.map1(step, |a: $from| u8::from(a != <$from as Number>::ZERO)),
+                    integer T => self.map1(step, |a: $from| a as T),
+                    reduced T => self.round::<T>(step),
+                    float T => self.map1(step, |a: $from| a as T),
+                )
             };
         }
-        match step.dtype {
-            DType::Bool | DType::U8 => from!(u8, 0),
-            DType::I32 => from!(i32, 0),
-            DType::I64 => from!(i64, 0),
-            DType::F32 => from!(f32, 0.0),
-            DType::F64 => from!(f64, 0.0),
-            DType::F16 => self.extend::<f16>(to, step),
-            DType::Bf16 => self.extend::<bf16>(to, step),
-        }
+        with_dtype!(step.dtype,
+            bool => cast_from!(u8),
+            integer A => cast_from!(A),
+            reduced A => self.extend::<A>(to, step),
+            float A => cast_from!(A),
+        );
     }
 
     /// A 16-bit float as an f32; a cast to its own type copies.
@@ -252,17 +232,14 @@ impl Block<'_, '_> {
     }
 
     /// An f32 rounded to a 16-bit float.
-    fn round(&mut self, to: DType, step: &Step) {
+    fn round<H: Lane>(&mut self, step: &Step)
+    where
+        [H]: HalfFloatSliceExt,
+    {
         let (inputs, count) = (self.inputs, self.count);
-        if to == DType::F16 {
-            self.file.write(step.target, count, |file, target: &mut [f16]| {
-                target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
-            });
-        } else {
-            self.file.write(step.target, count, |file, target: &mut [bf16]| {
-                target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
-            });
-        }
+        self.file.write(step.target, count, |file, target: &mut [H]| {
+            target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
+        });
     }
 }
 
@@ -350,29 +327,15 @@ pub(super) struct Accumulators {
 /// Evaluates an expression with `$type` standing for the arithmetic type of a dtype.
 macro_rules! with_number {
     ($dtype:expr, $type:ident => $body:expr) => {
-        match $dtype {
-            DType::Bool | DType::U8 => {
+        with_dtype!($dtype,
+            bool => {
                 type $type = u8;
                 $body
-            }
-            DType::I32 => {
-                type $type = i32;
-                $body
-            }
-            DType::I64 => {
-                type $type = i64;
-                $body
-            }
-            DType::F32 => {
-                type $type = f32;
-                $body
-            }
-            DType::F64 => {
-                type $type = f64;
-                $body
-            }
-            DType::F16 | DType::Bf16 => unreachable!("arithmetic is done in compute types"),
-        }
+            },
+            integer $type => $body,
+            reduced $type => unreachable!("arithmetic is done in compute types"),
+            float $type => $body,
+        )
     };
 }
 
@@ -502,9 +465,9 @@ impl Accumulators {
 
 /// The number that an argument's bits stand for.
 pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
-    match dtype {
-        DType::Bool => Scalar::Bool(bits != 0),
-        DType::U8 | DType::I32 | DType::I64 => Scalar::I64(bits as i64),
-        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => Scalar::F64(f64::from_bits(bits)),
+    match dtype.category() {
+        Category::Bool => Scalar::Bool(bits != 0),
+        Category::Integer => Scalar::I64(bits as i64),
+        Category::FloatingPoint => Scalar::F64(f64::from_bits(bits)),
     }
 }

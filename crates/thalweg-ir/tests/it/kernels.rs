@@ -190,7 +190,9 @@ pub const BINARIES: [Binary; 14] = [
 ];
 
 /// The dtypes in which there is arithmetic.
-pub const COMPUTE: [DType; 6] = [DType::Bool, DType::U8, DType::I32, DType::I64, DType::F32, DType::F64];
+pub fn compute_dtypes() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| dtype.compute() == *dtype)
+}
 
 fn unary_is_valid(op: Unary, dtype: DType) -> bool {
     match op {
@@ -264,7 +266,7 @@ pub fn reductions(dtype: DType) -> Body {
 /// Every primitive, cast, reduction and class variant.
 pub fn all_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
-    for dtype in COMPUTE {
+    for dtype in compute_dtypes() {
         kernels.push(kernel(format!("primitives_{dtype}"), &primitives(dtype), contiguous(1)));
     }
     for dtype in DType::ALL {

@@ -1,21 +1,18 @@
 //! The plain model of a kernel: one point at a time, one value at a time, with arithmetic written anew (32-bit floats through
 //! f64, integers through i128). Slow and short, so that it can be seen to be right.
 
-use std::cell::Cell;
-
 use thalweg_ir::host::{Cells, Slice};
 use thalweg_ir::{
-    Binary, DType, Dimension, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp, Scalar,
-    Unary, bf16, f16,
+    Binary, DType, Dimension, Element, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp,
+    Scalar, Unary, bf16, f16, with_dtype,
 };
 
 /// One value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Value {
     Bool(bool),
-    U8(u8),
-    I32(i32),
-    I64(i64),
+    /// Of an integer type, within its bounds.
+    Int(DType, i128),
     F16(f16),
     Bf16(bf16),
     F32(f32),
@@ -26,9 +23,7 @@ impl Value {
     pub fn dtype(self) -> DType {
         match self {
             Self::Bool(_) => DType::Bool,
-            Self::U8(_) => DType::U8,
-            Self::I32(_) => DType::I32,
-            Self::I64(_) => DType::I64,
+            Self::Int(dtype, _) => dtype,
             Self::F16(_) => DType::F16,
             Self::Bf16(_) => DType::Bf16,
             Self::F32(_) => DType::F32,
@@ -57,9 +52,7 @@ impl Value {
     fn int(self) -> i128 {
         match self {
             Self::Bool(value) => i128::from(value),
-            Self::U8(value) => i128::from(value),
-            Self::I32(value) => i128::from(value),
-            Self::I64(value) => i128::from(value),
+            Self::Int(_, value) => value,
             other => panic!("{other:?} is no integer"),
         }
     }
@@ -76,13 +69,9 @@ impl Value {
     }
 
     /// An integer of this type, wrapped.
-    fn wrap(dtype: DType, value: i128) -> Self {
-        match dtype {
-            DType::U8 => Self::U8(value as u8),
-            DType::I32 => Self::I32(value as i32),
-            DType::I64 => Self::I64(value as i64),
-            other => panic!("{other} is no integer type"),
-        }
+    pub fn wrap(dtype: DType, value: i128) -> Self {
+        let (lowest, highest) = bounds(dtype);
+        Self::Int(dtype, (value - lowest).rem_euclid(highest - lowest + 1) + lowest)
     }
 
     /// A number of this type, rounded.
@@ -98,15 +87,13 @@ impl Value {
 
     pub fn cast(self, to: DType) -> Self {
         let from = self.dtype();
-        let (lowest, highest) = match to {
-            DType::U8 => (0, 255),
-            DType::I32 => (i128::from(i32::MIN), i128::from(i32::MAX)),
-            _ => (i128::from(i64::MIN), i128::from(i64::MAX)),
-        };
         match (from.is_floating_point(), to) {
             (true, DType::Bool) => Self::Bool(self.float() != 0.0),
             (false, DType::Bool) => Self::Bool(self.int() != 0),
-            (true, to) if to.is_integer() => Self::wrap(to, (self.float() as i128).clamp(lowest, highest)),
+            (true, to) if to.is_integer() => {
+                let (lowest, highest) = bounds(to);
+                Self::wrap(to, (self.float() as i128).clamp(lowest, highest))
+            }
             (false, to) if to.is_integer() => Self::wrap(to, self.int()),
             (true, to) => Self::round(to, self.float()),
             (false, DType::F64) => Self::F64(self.int() as f64),
@@ -119,6 +106,18 @@ impl Value {
             DType::Bool => Self::Bool(value.to_f64() != 0.0),
             _ if dtype.is_integer() => Self::wrap(dtype, i128::from(value.to_i64())),
             _ => Self::round(dtype, value.to_f64()),
+        }
+    }
+}
+
+/// The lowest and the highest number of an integer type, by PyTorch's name of it.
+fn bounds(dtype: DType) -> (i128, i128) {
+    let bits = |digits: &str| digits.parse::<u32>().unwrap_or_else(|_| panic!("{dtype} is no integer type"));
+    match dtype.name().strip_prefix("uint") {
+        Some(digits) => (0, (1 << bits(digits)) - 1),
+        None => {
+            let half = 1 << (bits(dtype.name().strip_prefix("int").unwrap_or_default()) - 1);
+            (-half, half - 1)
         }
     }
 }
@@ -249,84 +248,61 @@ fn combine(op: ReduceOp, a: Value, b: Value) -> Value {
 
 /// Typed memory. Bools are bytes.
 #[derive(Clone, Debug)]
-pub enum Memory {
-    U8(Vec<u8>),
-    I32(Vec<i32>),
-    I64(Vec<i64>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-}
-
-/// Evaluates an expression with the vector of a memory.
-macro_rules! each_memory {
-    ($memory:expr, $elements:ident => $result:expr) => {
-        match $memory {
-            Memory::U8($elements) => $result,
-            Memory::I32($elements) => $result,
-            Memory::I64($elements) => $result,
-            Memory::F16($elements) => $result,
-            Memory::Bf16($elements) => $result,
-            Memory::F32($elements) => $result,
-            Memory::F64($elements) => $result,
-        }
-    };
+pub struct Memory {
+    dtype: DType,
+    /// Room for the elements, aligned for every dtype.
+    words: Vec<u64>,
+    length: usize,
 }
 
 impl Memory {
     /// Memory that holds these values of one dtype.
     pub fn of(dtype: DType, values: impl Iterator<Item = Value>) -> Self {
-        macro_rules! collect {
-            ($($variant:ident)*) => {
-                match dtype {
-                    $(DType::$variant => Self::$variant(
-                        values.map(|v| if let Value::$variant(v) = v { v } else { panic!("{v:?}") }).collect(),
-                    ),)*
-                    DType::Bool => Self::U8(values.map(|v| u8::from(v.bool())).collect()),
-                }
-            };
-        }
-        collect!(U8 I32 I64 F16 Bf16 F32 F64)
+        let values: Vec<Value> = values.collect();
+        let words = vec![0; (values.len() * dtype.size_bytes()).div_ceil(8)];
+        let mut memory = Self { dtype, words, length: values.len() };
+        values.into_iter().enumerate().for_each(|(at, value)| memory.set(at, value));
+        memory
+    }
+
+    fn elements<T: Element>(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.words)[..self.length]
+    }
+
+    fn elements_mut<T: Element>(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
 
     pub fn get(&self, dtype: DType, at: usize) -> Value {
-        match self {
-            Self::U8(elements) if dtype == DType::Bool => Value::Bool(elements[at] != 0),
-            Self::U8(elements) => Value::U8(elements[at]),
-            Self::I32(elements) => Value::I32(elements[at]),
-            Self::I64(elements) => Value::I64(elements[at]),
-            Self::F16(elements) => Value::F16(elements[at]),
-            Self::Bf16(elements) => Value::Bf16(elements[at]),
-            Self::F32(elements) => Value::F32(elements[at]),
-            Self::F64(elements) => Value::F64(elements[at]),
-        }
+        assert_eq!(dtype, self.dtype, "memory is read as what it holds");
+        with_dtype!(dtype,
+            bool => Value::Bool(self.elements::<u8>()[at] != 0),
+            integer T => Value::Int(dtype, i128::from(self.elements::<T>()[at])),
+            reduced T => Value::round(dtype, self.elements::<T>()[at].to_f64()),
+            float T => Value::round(dtype, self.elements::<T>()[at].to_f64()),
+        )
     }
 
     fn set(&mut self, at: usize, value: Value) {
-        match (self, value) {
-            (Self::U8(elements), Value::Bool(value)) => elements[at] = u8::from(value),
-            (Self::U8(elements), Value::U8(value)) => elements[at] = value,
-            (Self::I32(elements), Value::I32(value)) => elements[at] = value,
-            (Self::I64(elements), Value::I64(value)) => elements[at] = value,
-            (Self::F16(elements), Value::F16(value)) => elements[at] = value,
-            (Self::Bf16(elements), Value::Bf16(value)) => elements[at] = value,
-            (Self::F32(elements), Value::F32(value)) => elements[at] = value,
-            (Self::F64(elements), Value::F64(value)) => elements[at] = value,
-            (memory, value) => panic!("{value:?} into {memory:?}"),
-        }
+        assert_eq!(value.dtype(), self.dtype, "memory holds values of one dtype");
+        with_dtype!(self.dtype,
+            bool => self.elements_mut::<u8>()[at] = u8::from(value.bool()),
+            integer T => self.elements_mut::<T>()[at] = value.int().try_into().expect("it is within bounds"),
+            reduced T => self.elements_mut::<T>()[at] = T::from_f64(value.float()),
+            float T => self.elements_mut::<T>()[at] = value.float() as T,
+        );
     }
 
     pub fn len(&self) -> usize {
-        each_memory!(self, elements => elements.len())
+        self.length
     }
 
     pub fn slice(&self) -> Slice<'_> {
-        each_memory!(self, elements => Slice::from(elements.as_slice()))
+        with_dtype!(self.dtype, T => self.elements::<T>().into())
     }
 
     pub fn cells(&mut self) -> Cells<'_> {
-        each_memory!(self, elements => Cells::from(Cell::from_mut(elements.as_mut_slice()).as_slice_of_cells()))
+        with_dtype!(self.dtype, T => self.elements_mut::<T>().into())
     }
 }
 
@@ -375,13 +351,13 @@ impl Site<'_> {
                 let bits = self.scalars[usize::from(slot)];
                 let scalar = match dtype {
                     DType::Bool => Scalar::Bool(bits == 1),
-                    DType::I64 => Scalar::I64(bits as i64),
+                    _ if dtype.is_integer() => Scalar::I64(bits as i64),
                     _ => Scalar::F64(f64::from_bits(bits)),
                 };
                 Value::scalar(scalar, dtype)
             }
-            Node::Index(Dimension::Row(d)) => Value::I64(self.row[usize::from(d)] as i64),
-            Node::Index(Dimension::Inner(d)) => Value::I64(self.inner[usize::from(d)] as i64),
+            Node::Index(Dimension::Row(d)) => Value::wrap(DType::I64, self.row[usize::from(d)].into()),
+            Node::Index(Dimension::Inner(d)) => Value::wrap(DType::I64, self.inner[usize::from(d)].into()),
             Node::Reduced { reduction } => self.reduced[usize::from(reduction)],
             Node::Unary(op, a) => unary(op, of(a)),
             Node::Binary(op, a, b) => binary(op, of(a), of(b)),
@@ -396,7 +372,7 @@ impl Site<'_> {
             Node::Random(seed, subsequence, position) => {
                 let [seed, subsequence, position] =
                     [seed, subsequence, position].map(|id| of(id).int() as u64);
-                Value::I64(thalweg_ir::philox::word(seed, subsequence, position).into())
+                Value::wrap(DType::I64, thalweg_ir::philox::word(seed, subsequence, position).into())
             }
             Node::Cast(a) => of(a).cast(dtype),
             Node::Detach(a) => of(a),

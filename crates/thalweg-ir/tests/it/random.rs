@@ -208,7 +208,7 @@ fn body(builder: &BodyBuilder, tape: &mut Tape<'_>, row_rank: usize, inner_rank:
         let mut pattern = Pattern { state: generator.tape.next().into() };
         scalars.push(match pattern.value(dtype) {
             Value::Bool(value) => Scalar::Bool(value).to_bits(),
-            Value::I64(value) => Scalar::I64(value).to_bits(),
+            Value::Int(_, value) => Scalar::I64(value as i64).to_bits(),
             Value::F32(value) => Scalar::F64(value.into()).to_bits(),
             Value::F64(value) => Scalar::F64(value).to_bits(),
             other => unreachable!("{other:?} is no scalar"),
@@ -239,17 +239,7 @@ fn body(builder: &BodyBuilder, tape: &mut Tape<'_>, row_rank: usize, inner_rank:
 
 impl<'b> Generator<'b, '_> {
     fn dtype(&mut self) -> DType {
-        self.tape.pick(&[
-            DType::F32,
-            DType::F32,
-            DType::F64,
-            DType::I64,
-            DType::I32,
-            DType::U8,
-            DType::Bool,
-            DType::F16,
-            DType::Bf16,
-        ])
+        if self.tape.rarely(8) { DType::F32 } else { self.tape.pick(&DType::ALL) }
     }
 
     /// A value, mostly one of the last.
@@ -407,9 +397,7 @@ impl Pattern {
         let bits = bits.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         match dtype {
             DType::Bool => Value::Bool(bits & 1 == 1),
-            DType::U8 => Value::U8(bits as u8),
-            DType::I32 if wild => Value::I32(bits as i32),
-            DType::I64 if wild => Value::I64(bits as i64),
+            _ if dtype.is_integer() && (wild || dtype.size_bytes() == 1) => Value::wrap(dtype, bits.into()),
             DType::F16 if wild => Value::F16(f16::from_bits(bits as u16)),
             DType::Bf16 if wild => Value::Bf16(bf16::from_bits(bits as u16)),
             DType::F32 if wild => Value::F32(f32::from_bits(bits as u32)),

@@ -9,7 +9,7 @@
 
 use super::Matmul;
 use thalweg_ir::DType;
-use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 
 /// Rows and columns of D in a tile.
 const TILE: u64 = 64;
@@ -36,19 +36,14 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If the dtype is no floating-point type.
 pub fn print(dtype: DType) -> String {
-    let (element, sum, load, store) = match dtype {
-        DType::F16 => ("f16", "f32", "f32_from_f16", "f16_from_f32"),
-        DType::Bf16 => ("bf16", "f32", "f32_from_bf16", "bf16_from_f32"),
-        DType::F32 => ("f32", "f32", "f32", "f32"),
-        _ => ("f64", "f64", "f64", "f64"),
-    };
+    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
     let multiply_add = if sum == "f64" { "fma" } else { "fmaf" };
     let code = TEMPLATE
         .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("SUM", sum)
-        .replace("LOAD", load)
-        .replace("STORE", store)
+        .replace("LOAD", &load)
+        .replace("STORE", &store)
         .replace("MULTIPLY_ADD", multiply_add);
     with_prelude(&code)
 }

@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
-use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::{Fault, SliceMut};
+use thalweg_ir::with_dtype;
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use super::{Matmul, Operand};
@@ -125,15 +125,8 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let [a_span, b_span, d_span] = product.spans();
     let a = slice(launch, product.dtype, a, a_span)?;
     let b = slice(launch, product.dtype, b, b_span)?;
-    let pointer = DevicePointer::new(d);
-    let count = d_span as usize;
-    let d = match product.dtype {
-        DType::F16 => SliceMut::F16(launch.write(pointer, count)?),
-        DType::Bf16 => SliceMut::Bf16(launch.write(pointer, count)?),
-        DType::F32 => SliceMut::F32(launch.write(pointer, count)?),
-        DType::F64 => SliceMut::F64(launch.write(pointer, count)?),
-        other => return Err(HostFault(format!("matmul: {other} is no floating-point dtype"))),
-    };
+    let (d, count) = (DevicePointer::new(d), d_span as usize);
+    let d: SliceMut<'_> = with_dtype!(product.dtype, T => launch.write::<T>(d, count)?.into());
     super::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
 }
 

@@ -1,7 +1,7 @@
 //! One value everywhere, and bounds: what a number becomes in the dtype, or why it cannot.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, bf16, f16};
+use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::structured::FULL;
 use thalweg_ops::table;
 use thalweg_runtime::{Error, Result};
@@ -26,22 +26,22 @@ pub(crate) fn clamp(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// The value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's range is
-/// refused as PyTorch refuses it: infinities are floats, and a negative integer of `U8` wraps around.
+/// refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
 fn converted(value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype == DType::Bool {
         return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));
     }
-    let range = match dtype {
-        DType::Bool | DType::F64 => f64::MIN..=f64::MAX,
-        DType::U8 if value.is_floating_point() => 0.0..=f64::from(u8::MAX),
-        DType::U8 => -f64::from(u8::MAX)..=f64::from(u8::MAX),
-        DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
-        // The greatest f64 below 2⁶³.
-        DType::I64 => i64::MIN as f64..=(i64::MAX - 1023) as f64,
-        DType::F16 => f16::MIN.to_f64()..=f16::MAX.to_f64(),
-        DType::Bf16 => bf16::MIN.to_f64()..=bf16::MAX.to_f64(),
-        DType::F32 => f64::from(f32::MIN)..=f64::from(f32::MAX),
-    };
+    let range = with_dtype!(dtype,
+        bool => f64::MIN..=f64::MAX,
+        integer T => match dtype {
+            // The greatest f64 below 2⁶³.
+            DType::I64 => i64::MIN as f64..=(i64::MAX - 1023) as f64,
+            _ if dtype.is_signed() || value.is_floating_point() => T::MIN as f64..=T::MAX as f64,
+            _ => -(T::MAX as f64)..=T::MAX as f64,
+        },
+        reduced T => T::MIN.to_f64()..=T::MAX.to_f64(),
+        float T => T::MIN.to_f64()..=T::MAX.to_f64(),
+    );
     let number = value.to_f64();
     let whole = matches!(value, Scalar::Bool(_) | Scalar::I64(_)) && dtype == DType::I64;
     if whole || range.contains(&number) || (dtype.is_floating_point() && !number.is_finite()) {

@@ -53,7 +53,7 @@ fn tensors_without_dimensions_are_weak_in_promotion() {
         );
         assert!(x.eq(&scale).unwrap().to_vec::<u8>().unwrap() == [1, 1]);
         // Among equals every one counts.
-        let both = if zero == Bf16 { F32 } else { dimensioned.promote(zero) };
+        let both = if zero == Bf16 { F32 } else { dimensioned.promote(zero).unwrap() };
         assert_eq!(ones(&[], dimensioned).mul(&scale).unwrap().dtype(), both, "{dimensioned}[] * {zero}[]");
     }
     // The gradient of a weak operand has its own dtype.

@@ -83,7 +83,7 @@ fn gradients_agree_with_finite_differences() {
 #[test]
 fn integers_follow_the_rule() {
     for operator in ELEMENTWISE.iter().filter(|operator| operator.scalars.is_empty()) {
-        for dtype in [DType::U8, DType::I32, DType::I64] {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer()) {
             let inputs = sample_tensors(operator, dtype);
             let result = run(operator, &inputs.iter().collect::<Vec<_>>());
             let expected = match operator.rule {
