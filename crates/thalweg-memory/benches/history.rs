@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_memory::StreamId;
 use thalweg_memory::history::{Enabled, Event, History, HistorySettings, Ring, set_user_metadata};
-use thalweg_memory::snapshot::{Action, Snapshot};
+use thalweg_snapshot::{Action, Snapshot};
 
 const SAMPLES: usize = 11;
 const STREAM: StreamId = StreamId::from_raw(1);

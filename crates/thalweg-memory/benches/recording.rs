@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use thalweg_memory::analysis::{self, Categories, Telling};
-use thalweg_memory::snapshot::Recording;
+use thalweg_snapshot::Recording;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_memory::replay::{Program, Replay, ReplayUpstream};
-use thalweg_memory::snapshot::{Action, Event};
 use thalweg_memory::{DeviceAllocator, Settings, StreamId};
+use thalweg_snapshot::{Action, Event};
 
 const SAMPLES: usize = 3;
 const EVENTS: u64 = 10_000_000;

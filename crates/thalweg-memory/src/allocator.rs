@@ -25,9 +25,9 @@ use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
 use crate::reentry;
 use crate::settings::Settings;
-use crate::snapshot::SegmentSnapshot;
 use crate::stats::{DeviceStatistics, SizeClass};
 use crate::upstream::{StreamId, Upstream};
+use thalweg_snapshot::SegmentSnapshot;
 
 /// No segment that grows reserves more addresses than this (4 TiB, which is more than any device has) without need, so that there
 /// are enough for thousands of streams and pools.

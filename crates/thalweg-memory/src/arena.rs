@@ -49,11 +49,12 @@ use crate::order::{Order, Uses};
 use crate::policy::{self, Policy};
 use crate::pools::{Owner, PoolId};
 use crate::reentry::Outside;
-use crate::snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
 use crate::vigil::Vigil;
 use crate::watch::Log;
+use thalweg_snapshot::{Action, BlockState};
+use thalweg_snapshot::{BlockSnapshot, SegmentSnapshot};
 
 /// Whose an arena is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -46,8 +46,8 @@ use crate::blocks::{BlockId, BlockUse, SegmentView, Span};
 use crate::error::{AllocationError, Kind};
 use crate::order::Uses;
 use crate::pools::{Owner, PoolId};
-use crate::snapshot::Action;
 use crate::upstream::StreamId;
+use thalweg_snapshot::Action;
 
 /// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
 #[derive(Clone, PartialEq, Eq, Debug)]

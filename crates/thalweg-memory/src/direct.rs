@@ -20,8 +20,8 @@ use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::grow::found;
 use crate::order::Uses;
-use crate::snapshot::Action;
 use crate::stats::{ByPool, DeviceStatistics};
+use thalweg_snapshot::Action;
 
 impl DeviceAllocator {
     /// A block of its own for `request`.

@@ -14,7 +14,7 @@ use crate::history::Event;
 use crate::observe::OutOfMemoryEvent;
 use crate::pools::Owner;
 use crate::reentry;
-use crate::snapshot::Action;
+use thalweg_snapshot::Action;
 
 impl DeviceAllocator {
     /// The error for a request that cannot be served. It is counted, and an event.

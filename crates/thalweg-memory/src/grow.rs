@@ -46,10 +46,10 @@ use crate::error::AllocationError;
 use crate::gauges::Quantity;
 use crate::ledger::Ledger;
 use crate::order::Use;
-use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, Upstream, UpstreamError, VirtualMemory};
+use thalweg_snapshot::Action;
 
 /// The physical pages of one segment that grows.
 #[derive(Debug)]

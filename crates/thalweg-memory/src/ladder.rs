@@ -39,10 +39,10 @@ use crate::policy::Policy;
 use crate::pools::Owner;
 use crate::reentry::Outside;
 use crate::settings::CrossStreamReuse;
-use crate::snapshot::Action;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, StreamId, VirtualMemory};
+use thalweg_snapshot::Action;
 
 /// A block in the caller's hands, and where it belongs.
 pub(crate) type Obtained = (Arc<Arena>, Span);

@@ -59,7 +59,7 @@
 //! | `vigil` | which blocks are held, and who hears when one is given back | graphs |
 //! | `sharing`, `imports` | memory for other processes, and theirs | |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
-//! | [`stats`], `summary`, [`snapshot`] | what happened, and what is there | |
+//! | [`stats`], `summary` | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
 //! | [`replay`] | recorded programs, to be served again | how they are served |
 //! | [`analysis`] | what a recorded program did with its memory, and would do under other settings | files, terminals |
@@ -145,7 +145,6 @@ mod restore;
 pub mod settings;
 mod sharing;
 mod slots;
-pub mod snapshot;
 mod spare;
 pub mod stats;
 mod summary;
@@ -163,7 +162,7 @@ pub use host::{
     HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
 pub use imports::SharedMemory;
-pub use pools::{CaptureScope, PoolId, PoolOptions, PoolScope, StreamFilter};
+pub use pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
 pub use raw::BaseAllocation;
 pub use registry::RawBlock;
 pub use settings::{
@@ -171,11 +170,12 @@ pub use settings::{
     SettingsError, SnapshotValue,
 };
 pub use sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
-pub use snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
-pub use stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
+pub use stats::{ByPool, DeviceStatistics, Statistic};
 pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
-    SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    SegmentSource, Sharing, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
 pub use vigil::{LiveBlock, Vigil};
 pub use watch::SnapshotOptions;
+
+pub use thalweg_snapshot::{BlockSnapshot, BlockState, PoolId, SegmentSnapshot, SizeClass, StreamId};

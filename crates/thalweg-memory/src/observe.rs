@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::history::Event;
-use crate::snapshot::Snapshot;
+use thalweg_snapshot::Snapshot;
 
 /// A request that failed for want of memory. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

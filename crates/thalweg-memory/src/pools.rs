@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::ThreadId;
 
@@ -25,28 +25,7 @@ use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::Arena;
 use crate::error::{AllocationError, Kind};
 use crate::upstream::{SegmentSource, StreamId};
-
-/// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PoolId(u64);
-
-impl PoolId {
-    pub(crate) fn unique() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The name as a number, for logs and snapshots.
-    pub const fn raw(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Debug for PoolId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PoolId({})", self.0)
-    }
-}
+pub use thalweg_snapshot::PoolId;
 
 /// Which requests a private pool serves while allocations go to it.
 #[derive(Clone)]

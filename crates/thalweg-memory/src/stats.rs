@@ -11,25 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::pools::PoolId;
-
-/// Which of the two kinds of pools a request belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum SizeClass {
-    /// Up to 1 MiB, from segments of 2 MiB.
-    Small,
-    /// More.
-    Large,
-}
-
-impl SizeClass {
-    /// The class that this is not.
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Small => Self::Large,
-            Self::Large => Self::Small,
-        }
-    }
-}
+pub use thalweg_snapshot::SizeClass;
 
 /// One quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -18,6 +18,8 @@
 use std::error::Error;
 use std::fmt;
 
+pub use thalweg_snapshot::StreamId;
+
 macro_rules! identifiers {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
@@ -45,8 +47,6 @@ macro_rules! identifiers {
 }
 
 identifiers! {
-    /// A stream: a queue of device work that runs in order. Two streams of one upstream never share a number.
-    StreamId;
     /// An event that was recorded on a stream and has not been released.
     EventId;
     /// A piece of physical memory of a [`VirtualMemory`], without an address of its own.

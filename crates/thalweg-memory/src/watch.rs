@@ -29,8 +29,8 @@ use crate::observe::{EventObservers, ObserverId, OutOfMemoryEvent, OutOfMemoryOb
 use crate::pools::PoolId;
 use crate::reentry::{self, Outside};
 use crate::settings::SnapshotValue;
-use crate::snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
 
 /// Somebody wants to know of events.
 const ON: u8 = 1;

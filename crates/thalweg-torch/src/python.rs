@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
-use thalweg_memory::snapshot::Frame;
+use thalweg_snapshot::Frame;
 
 type Object = *mut c_void;
 

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
-use thalweg_memory::snapshot::Frame;
 use thalweg_runtime::{Device, Devices, Environment};
 use thalweg_sanitizer::{CheckedDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
+use thalweg_snapshot::Frame;
 
 use crate::stacks::Stacks;
 use crate::status::{Error, Result};

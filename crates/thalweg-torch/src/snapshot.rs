@@ -1,13 +1,13 @@
 //! Snapshots in PyTorch's words: native streams and PyTorch's names of pools, on all devices that are open.
 //!
-//! What is allocated and what happened comes from [`thalweg_memory::snapshot`]; here names are translated, and the whole is
+//! What is allocated and what happened comes from [`thalweg_snapshot`]; here names are translated, and the whole is
 //! given to C piece by piece ([`visit`]), or as a file ([`Snapshot::to_pickle`]).
 
 use std::ffi::{CString, c_char, c_void};
 
 use thalweg_memory::history::Event;
-use thalweg_memory::snapshot::{Action, Segment, SegmentBlock, Snapshot, TraceEntry};
 use thalweg_memory::{BlockState, SizeClass, SnapshotOptions, StreamId};
+use thalweg_snapshot::{Action, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 use crate::allocator::Allocator;
 use crate::open_device::OpenDevice;
@@ -165,7 +165,7 @@ pub(crate) unsafe fn visit(
 }
 
 /// The number in the single frame of a stack; 0 if there is none.
-pub(crate) fn stack_of(frames: &[thalweg_memory::snapshot::Frame]) -> u32 {
+pub(crate) fn stack_of(frames: &[thalweg_snapshot::Frame]) -> u32 {
     frames.first().map_or(0, |frame| frame.line)
 }
 

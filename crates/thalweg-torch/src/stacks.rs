@@ -19,7 +19,7 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_memory::DeviceAllocator;
 use thalweg_memory::history::{StackId, StackSource};
-use thalweg_memory::snapshot::Frame;
+use thalweg_snapshot::Frame;
 
 use crate::python::PythonStacks;
 

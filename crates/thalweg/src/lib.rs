@@ -27,6 +27,7 @@ pub use thalweg_ops as ops;
 pub use thalweg_runtime as runtime;
 pub use thalweg_sanitizer as sanitizer;
 pub use thalweg_sim as simulator;
+pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use thalweg::memory::analysis::{BlockLife, lives};
-use thalweg::memory::snapshot::{Action, BlockState, Event, Recording, Remarks, StackId};
+use thalweg::snapshot::{Action, BlockState, Event, Recording, Remarks, StackId};
 
 use super::files;
 use super::places::{place, printable};

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
-use thalweg::memory::snapshot::Recording;
+use thalweg::snapshot::Recording;
 
 use crate::Failure;
 use crate::progress::Progress;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use thalweg::memory::analysis::{Moment, summarise};
-use thalweg::memory::snapshot::{Recording, StackId};
+use thalweg::snapshot::{Recording, StackId};
 
 use super::places::printable;
 use super::{At, files};

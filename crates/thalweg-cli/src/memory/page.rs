@@ -9,8 +9,8 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use thalweg::memory::analysis::{Categories, Lives, Stage, Summary, lives, stages};
-use thalweg::memory::snapshot::{Action, Recording, SettingValue};
 use thalweg::memory::upstream::StreamId;
+use thalweg::snapshot::{Action, Recording, SettingValue};
 use thalweg_page::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StageRow, Tone,
 };

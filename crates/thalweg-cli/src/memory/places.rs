@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use thalweg::memory::analysis::{StackGroup, Telling, backward_node, telling};
-use thalweg::memory::snapshot::{FrameId, FrameView, Recording, StackId};
+use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// What is shown for blocks whose stack is not known.
 const UNKNOWN: &str = "(no stack recorded)";

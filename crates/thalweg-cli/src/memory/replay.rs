@@ -9,8 +9,8 @@ use thalweg::memory::analysis::forecast::{self, Answer, Forecast, Recommendation
 use thalweg::memory::analysis::what_if::{self, CANDIDATES};
 use thalweg::memory::analysis::{Categories, Summary, summarise};
 use thalweg::memory::replay::Program;
-use thalweg::memory::snapshot::Recording;
 use thalweg::memory::{Policy, Settings};
+use thalweg::snapshot::Recording;
 use thalweg_page::Curve;
 
 use super::files;

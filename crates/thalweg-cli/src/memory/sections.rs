@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use thalweg::memory::analysis::{Categories, Moment, Stage, stages};
-use thalweg::memory::snapshot::Recording;
+use thalweg::snapshot::Recording;
 
 use super::page::recorded_settings;
 use super::places::printable;

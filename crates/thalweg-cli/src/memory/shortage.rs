@@ -1,7 +1,7 @@
 //! What there is to say of a request that failed for want of memory, for `show` and for the page.
 
 use thalweg::memory::analysis::OutOfMemoryEntry;
-use thalweg::memory::snapshot::{Recording, StackId};
+use thalweg::snapshot::{Recording, StackId};
 
 use super::places::{by_place, place};
 use super::size::size;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use thalweg::memory::analysis::{
     Categories, Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise,
 };
-use thalweg::memory::snapshot::{Action, Gap, Recording};
+use thalweg::snapshot::{Action, Gap, Recording};
 
 use super::page::{Cards, Pages};
 use super::places::{by_place, place};

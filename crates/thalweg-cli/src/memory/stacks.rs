@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use thalweg::memory::analysis::{BlockLife, Categories, Telling};
-use thalweg::memory::snapshot::{FrameId, Recording, StackId};
+use thalweg::snapshot::{FrameId, Recording, StackId};
 use thalweg_page::{PageModel, Stack, StackFrame};
 
 /// So many frames the stacks of a page have together, some ten megabytes, and beyond that one each.
@@ -106,8 +106,8 @@ impl PageStacks {
 #[cfg(test)]
 mod tests {
     use thalweg::memory::analysis::lives;
-    use thalweg::memory::snapshot::{Action, Frame, Snapshot, TraceEntry};
     use thalweg::memory::upstream::StreamId;
+    use thalweg::snapshot::{Action, Frame, Snapshot, TraceEntry};
 
     use super::*;
 

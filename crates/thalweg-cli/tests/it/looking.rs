@@ -3,15 +3,15 @@
 use std::fs;
 use std::process::Command;
 
-use thalweg::memory::snapshot::{Action, Annotation, Frame, SettingValue, Snapshot, TraceEntry};
 use thalweg::memory::upstream::StreamId;
+use thalweg::snapshot::{Action, Annotation, Frame, SettingValue, Snapshot, TraceEntry};
 
 use crate::{program, scratch, text};
 
 const MIB: u64 = 1 << 20;
 const START: u64 = 0x7f00_0000_0000;
 
-fn frames(lines: &[(&str, u32, &str)]) -> Option<thalweg::memory::snapshot::Frames> {
+fn frames(lines: &[(&str, u32, &str)]) -> Option<thalweg::snapshot::Frames> {
     let frame =
         |&(file, line, name): &(&str, u32, &str)| Frame { filename: file.into(), line, name: name.into() };
     Some(lines.iter().map(frame).collect())

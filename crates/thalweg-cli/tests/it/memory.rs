@@ -365,7 +365,7 @@ fn a_search_on_a_small_card_says_which_is_enough() {
     );
     let mut pickle = Vec::new();
     std::io::Read::read_to_end(&mut packed, &mut pickle).expect("it is whole");
-    let mut snapshot = thalweg::memory::snapshot::Snapshot::from_pickle(&pickle).expect("it is one");
+    let mut snapshot = thalweg::snapshot::Snapshot::from_pickle(&pickle).expect("it is one");
     let entries = snapshot.device_traces[0].len();
     snapshot.device_traces[0].drain(..entries * 6 / 10);
     let path = folder.join("cut.pickle");

@@ -4,7 +4,7 @@
 //! the backward pass, a module's `forward`. Rules of the user come first, so that a program with names of its own can say better.
 
 use super::places::backward_node;
-use crate::snapshot::{FrameView, Recording, StackId};
+use thalweg_snapshot::{FrameView, Recording, StackId};
 
 /// The names of the categories that need no rule, in the order in which a stack is tried: the first with a frame that fits is it.
 const BUILT_IN: [&str; 6] =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::summary::Moment;
-use crate::snapshot::{FrameView, Recording};
+use thalweg_snapshot::{FrameView, Recording};
 
 /// A group of live blocks in two recordings. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::walk::{FirstPass, Live, State, Taken};
-use crate::snapshot::{Action, Event, Recording, StackId};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, Event, Recording, StackId};
 
 /// All that was ever live or taken from the driver, on one device. Entries of the trace are named by their number.
 #[derive(Clone, PartialEq, Default, Debug)]

@@ -1,4 +1,4 @@
-//! What a [`Recording`](crate::snapshot::Recording) tells: how much was live and reserved, when, by whom, and in which ways the rest was of no use.
+//! What a [`Recording`](thalweg_snapshot::Recording) tells: how much was live and reserved, when, by whom, and in which ways the rest was of no use.
 //!
 //! ```text
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong

@@ -4,7 +4,7 @@
 //! user's own is what most is learnt from. Where there is none, as on the threads of the autograd engine, the node of the backward
 //! pass says which operator it was.
 
-use crate::snapshot::{FrameId, FrameView, Recording, StackId};
+use thalweg_snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// The frames of a recording's stacks that tell a reader most: see [`telling`]. Each frame is looked at once, however many stacks it
 /// is in, since a recording can have a million stacks of a few thousand frames.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::walk::{FirstPass, State};
-use crate::snapshot::{Action, Event, Recording};
+use thalweg_snapshot::{Action, Event, Recording};
 
 /// All scopes of one name. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,7 +65,7 @@ pub fn stages(recording: &Recording, device: usize) -> Vec<Stage> {
 fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
     let mut open: FxHashMap<&str, Vec<i64>> = FxHashMap::default();
     let mut scopes = Vec::new();
-    let here = |annotation: &&crate::snapshot::Annotation| {
+    let here = |annotation: &&thalweg_snapshot::Annotation| {
         annotation.device < 0 || usize::try_from(annotation.device) == Ok(device)
     };
     for annotation in recording.annotations().iter().filter(here) {
@@ -204,8 +204,8 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Annotation, Snapshot, TraceEntry};
     use crate::upstream::StreamId;
+    use thalweg_snapshot::{Annotation, Snapshot, TraceEntry};
 
     const MIB: u64 = 1 << 20;
 

@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 
 use super::layout::Fragmentation;
 use super::walk::{FirstPass, Live, Peak, State};
-use crate::snapshot::{Action, BlockState, Gap, Recording, StackId};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 
 /// What the recording of one device comes to. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug)]

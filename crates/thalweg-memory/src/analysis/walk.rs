@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::snapshot::{Action, BlockState, Event, Recording, StackId};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, BlockState, Event, Recording, StackId};
 
 /// A block that is live, or whose free is pending.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use crate::replay::{
     stream_ordered_estimate,
 };
 use crate::settings::{Backend, Policy, Settings, SettingsError};
-use crate::snapshot::{Recording, SettingValue};
+use thalweg_snapshot::{Recording, SettingValue};
 
 /// The card of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
 /// sense fails on it. It is not larger than needed, since segments that grow have addresses for all of it.

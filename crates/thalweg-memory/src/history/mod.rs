@@ -54,8 +54,8 @@ pub use rust_stacks::RustStacks;
 use texts::Held;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 
-use crate::snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 
 /// How much is recorded: `enabled` of PyTorch's `_record_memory_history`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

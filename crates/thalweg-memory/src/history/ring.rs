@@ -5,8 +5,8 @@
 
 use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
-use crate::snapshot::Action;
 use crate::upstream::StreamId;
+use thalweg_snapshot::Action;
 
 /// How many events a piece has: 64 KiB.
 const PIECE: usize = 1024;

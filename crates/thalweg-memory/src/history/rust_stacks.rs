@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{StackId, StackSource};
-use crate::snapshot::Frame;
+use thalweg_snapshot::Frame;
 
 /// Frames beyond these, which are those of `main`, are left out.
 const MOST_FRAMES: usize = 128;

@@ -30,9 +30,9 @@ use super::uses::{Outcome, Recorder, Uses, Waiting};
 use super::watch::Log;
 use crate::history::{History, StackId};
 use crate::inbox::Inbox;
-use crate::snapshot::Action;
 use crate::stats::Statistic;
 use crate::upstream::{HostMethod, HostUpstream};
+use thalweg_snapshot::Action;
 
 /// Where a slab came from, and so how it goes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

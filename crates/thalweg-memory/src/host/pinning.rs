@@ -16,8 +16,8 @@ use super::settings::{HostSettings, Request};
 use super::statistics::HostStatistics;
 use crate::error::AllocationError;
 use crate::history::{Event, History, Ring, StackId};
-use crate::snapshot::Action;
 use crate::upstream::{HostMethod, HostUpstream, StreamId, UpstreamError};
+use thalweg_snapshot::Action;
 
 /// The reserve is handed out in multiples of this: a page, as far as most hosts go.
 const RESERVE_GRANULE_BYTES: u64 = 4096;

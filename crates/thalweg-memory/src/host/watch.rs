@@ -28,10 +28,10 @@ use super::HostAllocator;
 use super::bucket::{Home, Shelf, Slab};
 use super::core::Core;
 use crate::history::{Event, History, HistorySettings, Ring, StackId, StackSource, TextId};
-use crate::snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 use crate::watch::SnapshotOptions;
+use thalweg_snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 /// What snapshots call the host.
 const HOST: i32 = -1;

@@ -4,8 +4,8 @@ use super::reading;
 use super::start::Layout;
 use crate::policy::{MAX_REQUEST_BYTES, Policy};
 use crate::settings::Settings;
-use crate::snapshot::{Event, Recording, Snapshot, SnapshotError};
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Event, Recording, Snapshot, SnapshotError};
 
 /// One thing that a program does. Blocks are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -260,7 +260,7 @@ mod tests {
     use crate::allocator::DeviceAllocator;
     use crate::replay::{Replay, ReplayUpstream};
     use crate::settings::Settings;
-    use crate::snapshot::{Action, BlockState, TraceEntry};
+    use thalweg_snapshot::{Action, BlockState, TraceEntry};
 
     fn entry(action: Action, address: u64) -> TraceEntry {
         TraceEntry::new(action, address, 600, StreamId::from_raw(1))

@@ -6,11 +6,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::program::{Program, Step};
 use super::start::{Backwards, Bases, Layout, OlderBlock, free_segments, live_blocks};
-use crate::snapshot::{
-    Action, BlockState, BlockView, Event, Segment, SegmentView, SnapshotError, TraceEntry,
-};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
+use thalweg_snapshot::{
+    Action, BlockState, BlockView, Event, Segment, SegmentView, SnapshotError, TraceEntry,
+};
 
 /// A segment after the trace.
 pub(super) struct LastSegment {

@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 use super::program::Step;
 use super::reading::LastSegment;
 use crate::policy::MIN_BLOCK_BYTES;
-use crate::snapshot::{Action, Event};
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
+use thalweg_snapshot::{Action, Event};
 
 /// The segment of small requests, in every version of PyTorch.
 const SMALL_SEGMENT_BYTES: u64 = 2 << 20;

@@ -5,8 +5,8 @@ use thalweg_memory::Policy;
 use thalweg_memory::analysis::forecast::Forecast;
 use thalweg_memory::analysis::{lives, summarise, what_if};
 use thalweg_memory::replay::Program;
-use thalweg_memory::snapshot::{Action, Recording, Snapshot, TraceEntry};
 use thalweg_memory::upstream::StreamId;
+use thalweg_snapshot::{Action, Recording, Snapshot, TraceEntry};
 
 use crate::traces;
 

@@ -4,7 +4,7 @@ use thalweg_memory::Policy;
 use thalweg_memory::analysis::forecast::{Answer, Forecast, Recommendation, recommend};
 use thalweg_memory::analysis::what_if::{self, CANDIDATES};
 use thalweg_memory::replay::Program;
-use thalweg_memory::snapshot::Recording;
+use thalweg_snapshot::Recording;
 
 use crate::traces;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::history::{Enabled, HistorySettings};
-use thalweg_memory::snapshot::Action;
 use thalweg_memory::{Backend, BlockState, DeviceAllocator, Settings, StreamFilter};
+use thalweg_snapshot::Action;
 
 use crate::harness::{pytorch, stream};
 

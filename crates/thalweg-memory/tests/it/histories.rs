@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use thalweg_memory::StreamId;
 use thalweg_memory::history::{Enabled, Event, History, HistorySettings, Ring};
-use thalweg_memory::snapshot::{Action, TraceEntry};
+use thalweg_snapshot::{Action, TraceEntry};
 
 fn recording() -> History {
     let history = History::new();

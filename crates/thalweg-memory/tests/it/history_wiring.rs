@@ -8,11 +8,11 @@ use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::history::{
     ContextLevel, Enabled, HistorySettings, ScopeStage, StackId, StackSource, set_user_metadata,
 };
-use thalweg_memory::snapshot::{Action, Frame, Snapshot, TraceEntry};
 use thalweg_memory::{
     DeviceAllocator, PoolOptions, SegmentSource, Settings, SnapshotOptions, StreamFilter, StreamId, Upstream,
     UpstreamError,
 };
+use thalweg_snapshot::{Action, Frame, Snapshot, TraceEntry};
 
 use crate::harness::{pytorch, stream};
 

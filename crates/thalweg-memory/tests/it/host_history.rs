@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::history::{ContextLevel, Enabled, HistorySettings, set_user_metadata};
-use thalweg_memory::snapshot::{Action, Snapshot, TraceEntry};
 use thalweg_memory::{
     BlockState, DeviceAllocator, HostAllocator, HostSettings, PoolId, SnapshotOptions, StreamFilter,
 };
+use thalweg_snapshot::{Action, Snapshot, TraceEntry};
 
 use crate::harness::{pytorch, stream};
 use crate::history_wiring::{Numbered, line};
@@ -39,7 +39,7 @@ fn actions(allocator: &HostAllocator) -> Vec<Action> {
 /// Address, size, requested size and state of every slab.
 fn slabs(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
     let snapshot = allocator.memory_snapshot();
-    let slab = |segment: &thalweg_memory::snapshot::Segment| {
+    let slab = |segment: &thalweg_snapshot::Segment| {
         let [block] = &segment.blocks[..] else { panic!("a slab is one block") };
         assert_eq!((segment.device, segment.stream.raw(), segment.address), (-1, 0, block.address));
         assert_eq!((segment.total_bytes, segment.requested_bytes), (block.size_bytes, block.requested_bytes));

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use thalweg_memory::analysis::what_if::{self, Outcome};
 use thalweg_memory::replay::{Program, Replay, ReplayUpstream, StartState};
-use thalweg_memory::snapshot::Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
-use thalweg_memory::snapshot::{Recording, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
 use thalweg_memory::{BlockState, DeviceAllocator, Policy, SizeClass, StreamId};
+use thalweg_snapshot::Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+use thalweg_snapshot::{Recording, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
 
 use crate::oracle::driver::Driver;
 use crate::oracle::program::{Kind, Op, program};

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::history::{Enabled, HistorySettings};
 use thalweg_memory::observe::{OutOfMemoryEvent, SnapshotFiles};
-use thalweg_memory::snapshot::{Action, Snapshot};
 use thalweg_memory::{
     Advice, AllocationError, Block, CrossStreamReuse, DeviceAllocator, OutOfMemory, PoolId, Settings,
     StreamFilter, Upstream,
 };
+use thalweg_snapshot::{Action, Snapshot};
 
 use crate::harness::{pytorch, small_pages, stream};
 

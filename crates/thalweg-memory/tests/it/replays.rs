@@ -7,8 +7,8 @@ use thalweg_memory::analysis::what_if;
 use thalweg_memory::replay::{
     Program, Replay, ReplayError, ReplayUpstream, StartState, Step, estimate_stream_ordered_peak,
 };
-use thalweg_memory::snapshot::{Action, Event, Recording};
 use thalweg_memory::{DeviceAllocator, Settings, StreamId};
+use thalweg_snapshot::{Action, Event, Recording};
 
 use crate::traces::{self, Truth};
 
@@ -270,7 +270,7 @@ fn what_was_there_before_the_trace_is_made_exactly() {
 /// What is reserved over time, as the trace itself says it.
 #[test]
 fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
-    use thalweg_memory::snapshot::Action::{SegmentAlloc, SegmentFree};
+    use thalweg_snapshot::Action::{SegmentAlloc, SegmentFree};
     for name in traces::NAMES {
         let mut reserved = 2 << 20;
         let mut expected = vec![reserved];
@@ -293,7 +293,7 @@ fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
 #[test]
 fn a_private_pool_is_known_by_the_life_of_its_segment() {
     const MIB: u64 = 1 << 20;
-    use thalweg_memory::snapshot::{Action, TraceEntry};
+    use thalweg_snapshot::{Action, TraceEntry};
     let mut whole = traces::snapshot("gpt_train");
     whole.segments.truncate(1);
     let segment = &mut whole.segments[0];

@@ -7,10 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::replay::{Program, Replay, ReplayUpstream};
-use thalweg_memory::snapshot::{
-    Action, Annotation, Frame, Frames, Recording, SettingValue, Snapshot, TraceEntry,
-};
 use thalweg_memory::{BlockState, DeviceAllocator, Settings, SizeClass, StreamId};
+use thalweg_snapshot::{Action, Annotation, Frame, Frames, Recording, SettingValue, Snapshot, TraceEntry};
 
 use crate::traces;
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use flate2::read::GzDecoder;
-use thalweg_memory::snapshot::Snapshot;
+use thalweg_snapshot::Snapshot;
 
 /// The traces by name.
 pub const NAMES: [&str; 3] = ["gpt_train", "resnet_sizes", "fsdp_streams"];

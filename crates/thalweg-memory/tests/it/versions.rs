@@ -4,7 +4,7 @@
 //! written by `pickle.dumps(value, protocol)`; protocols 3 and 5 write plain data as 2 and 4 do, but for the number in front.
 
 use thalweg_memory::replay::{Program, StartState};
-use thalweg_memory::snapshot::{Action, BlockState, Recording};
+use thalweg_snapshot::{Action, BlockState, Recording};
 
 /// `{'segments': [segment], 'device_traces': [trace]}`, protocol 2.
 const WHOLE_2: &[u8] = b"\x80\x02}q\x00(X\x08\x00\x00\x00segmentsq\x01]q\x02}q\x03(X\x06\x00\x00\x00deviceq\x04K\x00X\x07\x00\x00\

@@ -9,7 +9,7 @@ use thalweg_memory::history::{
     user_metadata,
 };
 use thalweg_memory::observe::OutOfMemoryEvent;
-use thalweg_memory::snapshot::Action;
+use thalweg_snapshot::Action;
 
 use super::{User, Write, give, on, on_unless_forked, put};
 use crate::allocator::Allocator;

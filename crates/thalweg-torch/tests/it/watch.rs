@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-use thalweg_memory::snapshot::Snapshot;
+use thalweg_snapshot::Snapshot;
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 

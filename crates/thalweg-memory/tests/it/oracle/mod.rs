@@ -15,7 +15,7 @@ mod release;
 use std::collections::BTreeMap;
 
 use thalweg_memory::StreamId;
-use thalweg_memory::snapshot::{Action, TraceEntry};
+use thalweg_snapshot::{Action, TraceEntry};
 
 use driver::Driver;
 use program::Op;

@@ -1,6 +1,6 @@
 //! How the oracle gives memory back.
 
-use thalweg_memory::snapshot::Action;
+use thalweg_snapshot::Action;
 
 use super::{Cell, Oracle, Place, State, page_bytes};
 

@@ -4,7 +4,7 @@
 //! how a file is made of them: [`PickleWriter`](super::pickle::PickleWriter), [`JsonWriter`](super::json::JsonWriter).
 
 use super::{Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
-use crate::stats::SizeClass;
+use crate::SizeClass;
 
 /// Takes a value apart and writes it down. `'a` is the life of the snapshot, whose texts need not be copied.
 pub(crate) trait Dump<'a> {

@@ -18,7 +18,7 @@ use super::ids::Ids;
 use super::recording::{Context, Entry, RecordedBlock, RecordedFrame, RecordedSegment, Recording, Trace};
 use super::stacks::StackIds;
 use super::{Action, BlockState};
-use crate::stats::SizeClass;
+use crate::SizeClass;
 
 /// What a file may add up to in memory: so much for a start, and then this multiple of its bytes. Real files come to less
 /// than once their bytes.

@@ -6,8 +6,8 @@
 use rustc_hash::FxHashMap;
 
 use super::opcode;
-use crate::snapshot::dump::{self, Dump};
-use crate::snapshot::{Frame, Frames};
+use crate::dump::{self, Dump};
+use crate::{Frame, Frames};
 
 /// Writes values one after another.
 pub(crate) struct PickleWriter<'a> {
@@ -154,9 +154,9 @@ impl<'a> Dump<'a> for PickleWriter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::build::{Builder, Value};
-    use crate::snapshot::pickle::run;
-    use crate::snapshot::source::Source;
+    use crate::build::{Builder, Value};
+    use crate::pickle::run;
+    use crate::source::Source;
 
     #[test]
     fn numbers_of_every_length_come_back() {

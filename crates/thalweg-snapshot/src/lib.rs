@@ -25,7 +25,8 @@
 //! a file may come from anywhere, so whatever it contains, reading it runs nothing, neither panics nor recurses, and takes no
 //! more memory than some multiple of the file's own size.
 //!
-//! What is not here: recording ([`history`](crate::history)), and any drawing.
+//! What is not here: recording (`thalweg-memory`), and any drawing.
+#![forbid(unsafe_code)]
 
 mod build;
 mod dump;
@@ -34,6 +35,7 @@ mod json;
 mod json_reader;
 mod mend;
 mod model;
+mod names;
 mod pickle;
 mod recording;
 mod sniff;
@@ -47,15 +49,11 @@ pub use mend::Gap;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };
+pub use names::{PoolId, SizeClass, StreamId};
 pub use recording::{BlockView, Event, FrameId, FrameView, Recording, Remarks, SegmentView, StackId};
-
-use crate::pools::PoolId;
-use crate::stats::SizeClass;
-use crate::upstream::StreamId;
 
 /// One segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub struct SegmentSnapshot {
     /// Where it begins.
     pub address: u64,
@@ -75,7 +73,6 @@ pub struct SegmentSnapshot {
 
 /// One block of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub struct BlockSnapshot {
     /// Where it begins.
     pub address: u64,
@@ -124,7 +121,8 @@ impl BlockState {
 pub struct SnapshotError(String);
 
 impl SnapshotError {
-    pub(crate) fn new(what: impl Into<String>) -> Self {
+    /// Makes an error of its text.
+    pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
 }

@@ -17,8 +17,8 @@ use super::{
     SnapshotError, TraceEntry,
 };
 use super::{sniff, undump};
-use crate::stats::SizeClass;
-use crate::upstream::StreamId;
+use crate::SizeClass;
+use crate::StreamId;
 
 /// A snapshot that was read from a file, as columns of small records.
 #[derive(Default, Debug)]

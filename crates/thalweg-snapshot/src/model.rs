@@ -10,8 +10,8 @@ use super::dump;
 use super::json::JsonWriter;
 use super::pickle::PickleWriter;
 use super::{BlockState, Recording, SegmentSnapshot, SnapshotError};
-use crate::stats::SizeClass;
-use crate::upstream::StreamId;
+use crate::SizeClass;
+use crate::StreamId;
 
 /// The memory of a process: what there is, and what happened.
 #[derive(Clone, PartialEq, Default, Debug)]

@@ -3,9 +3,9 @@
 use std::io::Read;
 
 use super::opcode;
-use crate::snapshot::SnapshotError;
-use crate::snapshot::build::{Builder, Value};
-use crate::snapshot::source::Source;
+use crate::SnapshotError;
+use crate::build::{Builder, Value};
+use crate::source::Source;
 
 /// Runs the pickle that `reader` gives, into `builder`, and returns what the whole stands for. What follows its end is
 /// ignored, as Python does.
@@ -13,10 +13,7 @@ use crate::snapshot::source::Source;
 /// # Errors
 /// If it is broken, or does something that plain data does not need, or adds up to more than a snapshot can. The message
 /// has the offset of the instruction.
-pub(in crate::snapshot) fn run<R: Read>(
-    source: &mut Source<R>,
-    builder: &mut Builder,
-) -> Result<Value, SnapshotError> {
+pub(crate) fn run<R: Read>(source: &mut Source<R>, builder: &mut Builder) -> Result<Value, SnapshotError> {
     let mut machine =
         Machine { source, builder, stack: Vec::new(), marks: Vec::new(), memo: Memo::default() };
     let mut steps = 0_u32;

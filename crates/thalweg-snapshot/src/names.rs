@@ -1,0 +1,69 @@
+//! The names that a snapshot and an allocator share: streams, private pools, size classes.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A stream: a queue of device work that runs in order. Two streams of one upstream never share a number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId(u64);
+
+impl StreamId {
+    /// Names the stream with this number.
+    pub const fn from_raw(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// Returns the number.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamId({:#x})", self.0)
+    }
+}
+
+/// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId(u64);
+
+impl PoolId {
+    /// Returns a name that no other pool of the process has.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the name as a number, for logs and snapshots.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PoolId({})", self.0)
+    }
+}
+
+/// Which of the two kinds of pools a request belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum SizeClass {
+    /// Up to 1 MiB, from segments of 2 MiB.
+    Small,
+    /// More.
+    Large,
+}
+
+impl SizeClass {
+    /// Returns the class that this is not.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Small => Self::Large,
+            Self::Large => Self::Small,
+        }
+    }
+}
