@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_snapshot::SegmentSnapshot;
 
 use crate::arena::{Arena, Home, Request};
 use crate::blocks::{BlockId, Span};
@@ -27,7 +28,6 @@ use crate::reentry;
 use crate::settings::Settings;
 use crate::stats::{DeviceStatistics, SizeClass};
 use crate::upstream::{StreamId, Upstream};
-use thalweg_snapshot::SegmentSnapshot;
 
 /// No segment that grows reserves more addresses than this (4 TiB, which is more than any device has) without need, so that there
 /// are enough for thousands of streams and pools.

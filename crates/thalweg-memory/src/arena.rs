@@ -36,6 +36,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
+use thalweg_snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 
 use crate::bins::{self, Bins, Entry};
 use crate::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
@@ -53,8 +54,6 @@ use crate::stats::SizeClass;
 use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
 use crate::vigil::Vigil;
 use crate::watch::Log;
-use thalweg_snapshot::{Action, BlockState};
-use thalweg_snapshot::{BlockSnapshot, SegmentSnapshot};
 
 /// Whose an arena is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

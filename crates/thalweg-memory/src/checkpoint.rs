@@ -37,6 +37,7 @@ use std::fmt;
 use std::sync::{Arc, MutexGuard};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_snapshot::Action;
 
 use thalweg_lock::BiasedMutexGuard;
 
@@ -47,7 +48,6 @@ use crate::error::{AllocationError, Kind};
 use crate::order::Uses;
 use crate::pools::{Owner, PoolId};
 use crate::upstream::StreamId;
-use thalweg_snapshot::Action;
 
 /// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -12,6 +12,8 @@
 
 use std::sync::Arc;
 
+use thalweg_snapshot::Action;
+
 use crate::allocator::DeviceAllocator;
 use crate::arena::{Arena, ArenaState, Request, Tag};
 use crate::bins;
@@ -21,7 +23,6 @@ use crate::gauges::Quantity;
 use crate::grow::found;
 use crate::order::Uses;
 use crate::stats::{ByPool, DeviceStatistics};
-use thalweg_snapshot::Action;
 
 impl DeviceAllocator {
     /// A block of its own for `request`.

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use thalweg_snapshot::Action;
+
 use crate::advice::Situation;
 use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::{Arena, Request};
@@ -14,7 +16,6 @@ use crate::history::Event;
 use crate::observe::OutOfMemoryEvent;
 use crate::pools::Owner;
 use crate::reentry;
-use thalweg_snapshot::Action;
 
 impl DeviceAllocator {
     /// The error for a request that cannot be served. It is counted, and an event.

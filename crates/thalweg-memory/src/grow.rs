@@ -37,6 +37,7 @@
 use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
+use thalweg_snapshot::Action;
 
 use crate::allocator::Cold;
 use crate::arena::{Arena, ArenaState, Request, Tag};
@@ -49,7 +50,6 @@ use crate::order::Use;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, Upstream, UpstreamError, VirtualMemory};
-use thalweg_snapshot::Action;
 
 /// The physical pages of one segment that grows.
 #[derive(Debug)]

@@ -29,6 +29,8 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use thalweg_snapshot::Action;
+
 use crate::allocator::{Cold, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Home, Request};
 use crate::blocks::{BlockId, Span};
@@ -42,7 +44,6 @@ use crate::settings::CrossStreamReuse;
 use crate::spare::SparePage;
 use crate::stats::SizeClass;
 use crate::upstream::{EventId, PageId, StreamId, VirtualMemory};
-use thalweg_snapshot::Action;
 
 /// A block in the caller's hands, and where it belongs.
 pub(crate) type Obtained = (Arc<Arena>, Span);

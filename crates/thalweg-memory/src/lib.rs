@@ -61,8 +61,6 @@
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
 //! | [`stats`], `summary` | what happened, and what is there | |
 //! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
-//! | [`replay`] | recorded programs, to be served again | how they are served |
-//! | [`analysis`] | what a recorded program did with its memory, and would do under other settings | files, terminals |
 //! | [`host`] | pinned host memory, from end to end | |
 //! | `inbox` | how a drop gets past a lock that is taken | what it brings |
 //! | `reentry` | which threads are in a function of the program's that is called with a lock held | locks |
@@ -111,7 +109,6 @@ pub mod planted;
 mod advice;
 mod aliases;
 mod allocator;
-pub mod analysis;
 mod arena;
 mod bins;
 mod blocks;
@@ -140,8 +137,8 @@ mod reach;
 mod reentry;
 mod registry;
 mod release;
-pub mod replay;
-mod restore;
+#[doc(hidden)]
+pub mod restore;
 pub mod settings;
 mod sharing;
 mod slots;
@@ -162,6 +159,7 @@ pub use host::{
     HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
 pub use imports::SharedMemory;
+pub use policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES};
 pub use pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
 pub use raw::BaseAllocation;
 pub use registry::RawBlock;

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::history::Event;
 use thalweg_snapshot::Snapshot;
+
+use crate::history::Event;
 
 /// A request that failed for want of memory. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

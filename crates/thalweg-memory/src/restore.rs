@@ -1,6 +1,7 @@
 //! Making a state that was recorded: segments where there are none, and blocks where they were.
 //!
-//! A [replay](crate::replay) begins with it where its trace does not begin with its program. Requests alone do not lead there:
+//! A replay of `thalweg-memory-tools` begins with it where its trace does not begin with its program, and for nothing else is
+//! it there. Requests alone do not lead there:
 //! they are rounded, merged and served from what fits best.
 //!
 //! What is not here: putting a private pool back that a graph has changed ([`checkpoint`](crate::checkpoint)).
@@ -11,21 +12,60 @@ use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::{Arena, Request};
 use crate::blocks::{BlockId, BlockUse};
 use crate::error::AllocationError;
-use crate::policy::MIN_BLOCK_BYTES;
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
+use crate::settings::Settings;
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 
+/// Returns the rule by which `settings` round the size of a request.
+pub fn rounding(settings: &Settings) -> impl Fn(u64) -> u64 {
+    let policy = Policy::new(settings, true, false);
+    move |requested_bytes| policy.round_size(requested_bytes.min(MAX_REQUEST_BYTES))
+}
+
+/// The arena that serves a stream, in the pool that allocations go to now.
+#[derive(Clone)]
+pub struct RestoreArena(Arc<Arena>);
+
+impl RestoreArena {
+    /// The size of a block for so many bytes, and whether what it does not need is cut off.
+    pub fn rounding(&self, requested_bytes: u64) -> (u64, bool) {
+        let state = self.0.lock();
+        let size_bytes = state.request(requested_bytes.clamp(1, MAX_REQUEST_BYTES)).size_bytes;
+        (size_bytes, size_bytes < state.policy.max_split_bytes)
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> StreamId {
+        self.0.home.stream
+    }
+}
+
 impl DeviceAllocator {
+    /// Returns the arena that serves a stream.
+    ///
+    /// # Errors
+    /// If the pool that allocations go to has lost its last reference.
+    pub fn restore_arena(&self, stream: StreamId) -> Result<RestoreArena, AllocationError> {
+        self.arena_for(stream).map(RestoreArena)
+    }
+
+    /// Returns the arena of a block.
+    pub fn restore_arena_of(&self, block: &Block) -> RestoreArena {
+        RestoreArena(Arc::clone(block.place().0))
+    }
+
     /// Takes a plain segment from the upstream; all of it is free.
     ///
     /// # Errors
     /// The upstream's.
-    pub(crate) fn restore_plain(
+    pub fn restore_plain(
         &self,
-        arena: &Arena,
+        arena: &RestoreArena,
         class: SizeClass,
         bytes: u64,
     ) -> Result<u64, AllocationError> {
+        let arena = &arena.0;
         let address =
             arena.take_segment(bytes).map_err(|error| AllocationError::upstream("allocate", error))?;
         let mut cold = self.cold();
@@ -41,12 +81,13 @@ impl DeviceAllocator {
     ///
     /// # Errors
     /// The upstream's.
-    pub(crate) fn restore_growing(
+    pub fn restore_growing(
         &self,
-        arena: &Arena,
+        arena: &RestoreArena,
         class: SizeClass,
         ranges: &[(u64, u64)],
     ) -> Result<Option<u64>, AllocationError> {
+        let arena = &arena.0;
         let upstream = Arc::clone(&arena.common.upstream);
         let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
         let ends = ranges.iter().map(|(offset, bytes)| offset.saturating_add(*bytes));
@@ -68,14 +109,15 @@ impl DeviceAllocator {
     }
 
     /// Hands out `size_bytes` at `address`, not rounded, if that is free and enough for what was asked for.
-    pub(crate) fn restore_block(
+    pub fn restore_block(
         &self,
-        arena: &Arc<Arena>,
+        arena: &RestoreArena,
         address: u64,
         size_bytes: u64,
         requested_bytes: u64,
         stream: StreamId,
     ) -> Option<Block> {
+        let arena = &arena.0;
         let size_bytes = size_bytes.checked_next_multiple_of(MIN_BLOCK_BYTES)?;
         if size_bytes < requested_bytes || !address.is_multiple_of(MIN_BLOCK_BYTES) {
             return None;
@@ -88,7 +130,7 @@ impl DeviceAllocator {
     }
 
     /// How much is free right behind a block.
-    pub(crate) fn free_behind(&self, block: &Block) -> u64 {
+    pub fn restore_free_behind(&self, block: &Block) -> u64 {
         let (arena, Some(block)) = block.place() else { return 0 };
         let state = arena.lock();
         let is_free = |block: &BlockId| matches!(state.blocks.usage(*block), BlockUse::Free { .. });

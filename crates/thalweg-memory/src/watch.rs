@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
 
 use crate::allocator::{Block, DeviceAllocator};
 use crate::arena::{Arena, ArenaState, Request};
@@ -30,7 +31,6 @@ use crate::pools::PoolId;
 use crate::reentry::{self, Outside};
 use crate::settings::SnapshotValue;
 use crate::upstream::StreamId;
-use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
 
 /// Somebody wants to know of events.
 const ON: u8 = 1;

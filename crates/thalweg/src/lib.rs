@@ -23,6 +23,7 @@
 pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
 pub use thalweg_memory as memory;
+pub use thalweg_memory_tools as memory_tools;
 pub use thalweg_ops as ops;
 pub use thalweg_runtime as runtime;
 pub use thalweg_sanitizer as sanitizer;

@@ -32,7 +32,8 @@ pub struct Program {
 }
 
 /// Crates that never meet a card: their programs would only make the bundle heavier.
-const WITHOUT_CARDS: [&str; 4] = ["xtask", "thalweg-ir", "thalweg-lock", "thalweg-page"];
+const WITHOUT_CARDS: [&str; 6] =
+    ["xtask", "thalweg-ir", "thalweg-kernels", "thalweg-lock", "thalweg-memory-tools", "thalweg-snapshot"];
 
 /// Builds them, stripped. The library tests, which look into private parts, are not among them.
 pub fn build(root: &Path) -> Result<Vec<Program>, String> {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
 use serde_json::json;
-use thalweg::memory::analysis::{Summary, summarise};
+use thalweg::memory_tools::analysis::{Summary, summarise};
 
 use super::files;
 use super::size::{self, size};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use thalweg::memory::analysis::{self, Growth, Moment, Summary, summarise};
+use thalweg::memory_tools::analysis::{self, Growth, Moment, Summary, summarise};
 
 use super::places::place_of;
 use super::size::{change, count, size};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use thalweg::memory::analysis::{BlockLife, lives};
+use thalweg::memory_tools::analysis::{BlockLife, lives};
 use thalweg::snapshot::{Action, BlockState, Event, Recording, Remarks, StackId};
 
 use super::files;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use thalweg::memory::analysis::{Moment, summarise};
+use thalweg::memory_tools::analysis::{Moment, summarise};
 use thalweg::snapshot::{Recording, StackId};
 
 use super::places::printable;

@@ -1,6 +1,6 @@
 //! `thalweg memory`: what a program did with its GPU memory, from the snapshot that PyTorch wrote; no GPU is needed.
 //!
-//! The figures are those of [`thalweg::memory::analysis`]; here are files, arguments and tables. Each subcommand is a module
+//! The figures are those of [`thalweg::memory_tools::analysis`]; here are files, arguments and tables. Each subcommand is a module
 //! with its arguments and a function `run`; [`What`] is the one list of them.
 //!
 //! # Invariants
@@ -27,7 +27,7 @@ mod table;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use thalweg::memory::analysis::{Moment, Summary};
+use thalweg::memory_tools::analysis::{Moment, Summary};
 
 use crate::Failure;
 

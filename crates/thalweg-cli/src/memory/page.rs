@@ -8,12 +8,12 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use thalweg::memory::analysis::{Categories, Lives, Stage, Summary, lives, stages};
 use thalweg::memory::upstream::StreamId;
-use thalweg::snapshot::{Action, Recording, SettingValue};
-use thalweg_page::{
+use thalweg::memory_tools::analysis::{Categories, Lives, Stage, Summary, lives, stages};
+use thalweg::memory_tools::report::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StageRow, Tone,
 };
+use thalweg::snapshot::{Action, Recording, SettingValue};
 
 use super::shortage;
 use super::size::{count, size};
@@ -54,7 +54,7 @@ impl<'c> Pages<'c> {
     pub fn write(self, path: &Path) -> Result<(), Failure> {
         let write = || {
             let mut file = BufWriter::new(File::create(path)?);
-            thalweg_page::write(&self.model, &mut file)?;
+            thalweg::memory_tools::report::write(&self.model, &mut file)?;
             file.flush()
         };
         write().map_err(|error| Failure(format!("{}: {error}", path.display())))

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory::analysis::{StackGroup, Telling, backward_node, telling};
+use thalweg::memory_tools::analysis::{StackGroup, Telling, backward_node, telling};
 use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 
 /// What is shown for blocks whose stack is not known.

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use thalweg::memory::analysis::forecast::{self, Answer, Forecast, Recommendation};
-use thalweg::memory::analysis::what_if::{self, CANDIDATES};
-use thalweg::memory::analysis::{Categories, Summary, summarise};
-use thalweg::memory::replay::Program;
 use thalweg::memory::{Policy, Settings};
+use thalweg::memory_tools::analysis::forecast::{self, Answer, Forecast, Recommendation};
+use thalweg::memory_tools::analysis::what_if::{self, CANDIDATES};
+use thalweg::memory_tools::analysis::{Categories, Summary, summarise};
+use thalweg::memory_tools::replay::Program;
+use thalweg::memory_tools::report::Curve;
 use thalweg::snapshot::Recording;
-use thalweg_page::Curve;
 
 use super::files;
 use super::page::{Cards, Pages};

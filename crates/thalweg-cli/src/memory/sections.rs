@@ -1,7 +1,7 @@
 //! What `show` says beside the two moments: how the allocator was set, what each stage had, what the memory was for.
 
 use serde_json::{Value, json};
-use thalweg::memory::analysis::{Categories, Moment, Stage, stages};
+use thalweg::memory_tools::analysis::{Categories, Moment, Stage, stages};
 use thalweg::snapshot::Recording;
 
 use super::page::recorded_settings;

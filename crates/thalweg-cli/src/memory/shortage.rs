@@ -1,6 +1,6 @@
 //! What there is to say of a request that failed for want of memory, for `show` and for the page.
 
-use thalweg::memory::analysis::OutOfMemoryEntry;
+use thalweg::memory_tools::analysis::OutOfMemoryEntry;
 use thalweg::snapshot::{Recording, StackId};
 
 use super::places::{by_place, place};

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use thalweg::memory::analysis::{
+use thalweg::memory_tools::analysis::{
     Categories, Doubts, Fragmentation, Moment, OutOfMemoryEntry, Summary, summarise,
 };
 use thalweg::snapshot::{Action, Gap, Recording};

@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use thalweg::memory::analysis::{BlockLife, Categories, Telling};
+use thalweg::memory_tools::analysis::{BlockLife, Categories, Telling};
+use thalweg::memory_tools::report::{PageModel, Stack, StackFrame};
 use thalweg::snapshot::{FrameId, Recording, StackId};
-use thalweg_page::{PageModel, Stack, StackFrame};
 
 /// So many frames the stacks of a page have together, some ten megabytes, and beyond that one each.
 const MOST_FRAMES: usize = 4 << 20;
@@ -105,8 +105,8 @@ impl PageStacks {
 
 #[cfg(test)]
 mod tests {
-    use thalweg::memory::analysis::lives;
     use thalweg::memory::upstream::StreamId;
+    use thalweg::memory_tools::analysis::lives;
     use thalweg::snapshot::{Action, Frame, Snapshot, TraceEntry};
 
     use super::*;

@@ -1,7 +1,7 @@
 //! The command line, run as its users run it.
 
 mod audit;
-#[path = "../../../thalweg-page/tests/it/browser.rs"]
+#[path = "../../../thalweg-memory-tools/tests/it/browser.rs"]
 mod browser;
 mod doctor;
 mod looking;

@@ -12,12 +12,12 @@ use std::process::Command;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
-use thalweg::memory::analysis::what_if::CANDIDATES;
+use thalweg::memory_tools::analysis::what_if::CANDIDATES;
 
 use crate::{browser, program, scratch, text};
 
 /// The folder of the recorded traces, which is where the program runs: their paths are then the same everywhere.
-const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory/tests/data");
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../thalweg-memory-tools/tests/data");
 
 fn trace(name: &str) -> String {
     format!("{name}.pickle.gz")

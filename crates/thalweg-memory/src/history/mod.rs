@@ -47,6 +47,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
+
 use ring::Entry;
 pub use ring::Ring;
 #[cfg(feature = "backtrace")]
@@ -55,7 +57,6 @@ use texts::Held;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
 
 use crate::upstream::StreamId;
-use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 
 /// How much is recorded: `enabled` of PyTorch's `_record_memory_history`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

@@ -3,10 +3,11 @@
 //! Room is taken in pieces, so that a large limit costs nothing before it is needed and nothing is ever moved. When as many
 //! events are there as may be, each new one overwrites the oldest.
 
+use thalweg_snapshot::Action;
+
 use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
 use crate::upstream::StreamId;
-use thalweg_snapshot::Action;
 
 /// How many events a piece has: 64 KiB.
 const PIECE: usize = 1024;

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_snapshot::Frame;
 
 use super::{StackId, StackSource};
-use thalweg_snapshot::Frame;
 
 /// Frames beyond these, which are those of `main`, are left out.
 const MOST_FRAMES: usize = 128;

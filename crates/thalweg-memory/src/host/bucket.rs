@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
+use thalweg_snapshot::Action;
 
 use super::captures::PrivatePool;
 use super::settings::{Request, Rounding};
@@ -32,7 +33,6 @@ use crate::history::{History, StackId};
 use crate::inbox::Inbox;
 use crate::stats::Statistic;
 use crate::upstream::{HostMethod, HostUpstream};
-use thalweg_snapshot::Action;
 
 /// Where a slab came from, and so how it goes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,13 +11,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use thalweg_snapshot::Action;
+
 use super::bucket::{Asked, Slab, Source};
 use super::settings::{HostSettings, Request};
 use super::statistics::HostStatistics;
 use crate::error::AllocationError;
 use crate::history::{Event, History, Ring, StackId};
 use crate::upstream::{HostMethod, HostUpstream, StreamId, UpstreamError};
-use thalweg_snapshot::Action;
 
 /// The reserve is handed out in multiples of this: a page, as far as most hosts go.
 const RESERVE_GRANULE_BYTES: u64 = 4096;

@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
+use thalweg_snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 use super::HostAllocator;
 use super::bucket::{Home, Shelf, Slab};
@@ -31,7 +32,6 @@ use crate::history::{Event, History, HistorySettings, Ring, StackId, StackSource
 use crate::stats::SizeClass;
 use crate::upstream::StreamId;
 use crate::watch::SnapshotOptions;
-use thalweg_snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 /// What snapshots call the host.
 const HOST: i32 = -1;

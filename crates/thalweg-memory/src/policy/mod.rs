@@ -21,7 +21,7 @@ use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerT
 use crate::stats::SizeClass;
 
 /// Every block's size and address is a multiple of this.
-pub(crate) const MIN_BLOCK_BYTES: u64 = 512;
+pub const MIN_BLOCK_BYTES: u64 = 512;
 /// Requests up to this are small.
 pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
 /// The segment of small requests, and their page.
@@ -32,7 +32,7 @@ const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
 const SEGMENT_GRANULE_BYTES: u64 = 2 << 20;
 /// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the [`bins`](crate::bins), and
 /// sums of sizes cannot overflow.
-pub(crate) const MAX_REQUEST_BYTES: u64 = 1 << 56;
+pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
 
 /// What the settings come to.
 #[derive(Clone, PartialEq, Debug)]

@@ -1,11 +1,9 @@
 //! The allocators from outside, on the fake upstream.
 
 mod aliases;
-mod broken_histories;
 mod captures;
 mod checkpoint;
 mod conformance;
-mod cuts;
 mod decisions;
 mod direct;
 mod exact;
@@ -24,8 +22,6 @@ mod lifetimes;
 mod limits;
 mod model;
 mod nearly_full;
-mod oracle;
-mod oracle_replays;
 mod out_of_memory;
 mod private_pools;
 mod races;
@@ -33,12 +29,8 @@ mod random;
 mod raw;
 mod record_use;
 mod reentry;
-mod replays;
 mod settings;
 mod sharing;
-mod snapshots;
 mod summary;
 mod threads;
-mod traces;
-mod versions;
 mod vigils;

@@ -1,0 +1,253 @@
+//! What can be said of a program under other settings, where its beginning may not be known.
+//!
+//! If a trace begins with its program, a replay says all. If not, what the settings had reserved by then nobody can know. Three
+//! things are known all the same:
+//!
+//! - What is live must be reserved: no settings can have less ([`Forecast::least_reserved_bytes`]).
+//! - What the recorded part comes to where it begins *tidy*, with its live blocks put where the settings would put them now.
+//! - What it comes to where it begins *worn*, with all memory that the recording had reserved by then, live blocks where they
+//!   were.
+//!
+//! The two beginnings are the same for all settings, so their outcomes are compared each with its like. What one of them does not
+//! show is not claimed.
+
+use thalweg_memory::{settings::Backend, settings::Settings};
+
+use super::what_if::{self, Outcome};
+use crate::replay::{Program, StartState};
+
+/// The smallest card is looked for to this part of what is reserved at most.
+const TOLERANCE: u64 = 128;
+/// It is a multiple of this, in bytes.
+const CARD_GRANULE_BYTES: u64 = 1 << 20;
+
+/// A program with more streams and private pools is served once and not so often.
+const MOST_HOMES: usize = 256;
+
+/// What becomes of a program under some settings, as far as it is known.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Forecast {
+    /// The program from its beginning; if that is not in the trace, the recorded part, from a tidy beginning.
+    pub tidy: Outcome,
+    /// The recorded part from a worn beginning, if the trace does not begin with its program. Under the settings of the recording it
+    /// is what was.
+    pub worn: Option<Outcome>,
+    /// Whether these are the settings of the recording.
+    pub is_recorded: bool,
+    /// What the whole program reserves at some moment at the least, in bytes.
+    pub least_reserved_bytes: u64,
+    /// A card of so many bytes is enough, and one that is smaller by a hundredth is not; of the recorded part. `None` if that is
+    /// not known.
+    pub fits_from_bytes: Option<u64>,
+}
+
+/// Why nothing can be said of a program under some settings, if so.
+pub fn unknown(program: &Program, settings: &Settings) -> Option<&'static str> {
+    let is_estimate = settings.backend() == Backend::CudaMallocAsync;
+    (is_estimate && !program.pools().is_empty()).then_some(
+        "what cudaMallocAsync reserves for captured graphs and private pools cannot be estimated: the driver keeps their memory \
+         by rules of its own",
+    )
+}
+
+/// Whether something is so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It is not.
+    No,
+    /// It is from one beginning, and not from the other.
+    Perhaps,
+    /// It is.
+    Yes,
+}
+
+impl Forecast {
+    /// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `is_recorded`: these settings led
+    /// to the state in which the trace begins. `progress` is told now and then how many steps were served.
+    ///
+    /// # Errors
+    /// Those of [`what_if::run`].
+    pub fn of(
+        program: &Program,
+        settings: &Settings,
+        is_recorded: bool,
+        card_bytes: Option<u64>,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self, String> {
+        let is_estimate = settings.backend() == Backend::CudaMallocAsync;
+        let mut run = |start| what_if::run(program, settings.clone(), start, card_bytes, &mut progress);
+        let is_whole = program.older_blocks() == 0;
+        let start = if is_whole { StartState::Recorded } else { StartState::LiveBlocks };
+        let tidy = run(start)?;
+        let worn = if is_whole || is_estimate { None } else { Some(run(StartState::Recorded)?) };
+        let recorded = worn.as_ref().filter(|worn| is_recorded && !worn.out_of_memory);
+        let least_reserved_bytes = match is_estimate {
+            true => program.peak_live_bytes(),
+            false => program.least_reserved_bytes(settings),
+        };
+        let least_reserved_bytes =
+            recorded.map_or(0, |worn| worn.peak_reserved_bytes).max(least_reserved_bytes);
+        Ok(Self { tidy, worn, is_recorded, least_reserved_bytes, fits_from_bytes: None })
+    }
+
+    /// Looks for the smallest card that is enough. It takes several replays.
+    ///
+    /// # Errors
+    /// Those of [`what_if::run`].
+    pub fn find_card(&mut self, program: &Program, settings: &Settings) -> Result<(), String> {
+        let is_unknown =
+            settings.backend() == Backend::CudaMallocAsync || settings.per_process_memory_fraction() < 1.0;
+        if is_unknown || program.homes() > MOST_HOMES {
+            return Ok(());
+        }
+        let starts: &[StartState] = match (&self.worn, self.is_recorded) {
+            (None, _) | (Some(_), true) => &[StartState::Recorded],
+            (Some(_), false) => &[StartState::LiveBlocks, StartState::Recorded],
+        };
+        let fits = |card: Option<u64>| {
+            let mut most = 0;
+            for &start in starts {
+                let (fits, peak) = what_if::fits(program, settings.clone(), start, card)?;
+                most = peak.max(most);
+                if !fits {
+                    return Ok((false, most));
+                }
+            }
+            Ok::<_, String>((true, most))
+        };
+        let (is_endless_enough, most) = fits(None)?;
+        if !is_endless_enough {
+            return Ok(());
+        }
+        let mut enough = most.next_multiple_of(CARD_GRANULE_BYTES);
+        if !fits(Some(enough))?.0 {
+            // Garbage collection knows how large the card is.
+            enough += enough / 4;
+            if !fits(Some(enough))?.0 {
+                return Ok(());
+            }
+        }
+        // What is live at once does not fit in less.
+        let mut too_small = program.least_reserved_bytes(settings).saturating_sub(1);
+        while enough - too_small > (enough / TOLERANCE).max(2 * CARD_GRANULE_BYTES) {
+            let middle = (too_small + (enough - too_small) / 2).next_multiple_of(CARD_GRANULE_BYTES);
+            if fits(Some(middle))?.0 {
+                enough = middle;
+            } else {
+                too_small = middle;
+            }
+        }
+        self.fits_from_bytes = Some(enough);
+        Ok(())
+    }
+
+    /// Whether only a part of the program is known.
+    pub fn is_partial(&self) -> bool {
+        self.worn.is_some()
+    }
+
+    /// The outcome that is nearest to what would have been.
+    pub fn nearest(&self) -> &Outcome {
+        self.worn.as_ref().filter(|_| self.is_recorded).unwrap_or(&self.tidy)
+    }
+
+    /// What is reserved at most over the recorded part, in bytes: the least and the most that it can be taken for.
+    pub fn recorded_part_bytes(&self) -> (u64, u64) {
+        let nearest = self.nearest().peak_reserved_bytes;
+        match &self.worn {
+            Some(worn) if !self.is_recorded => {
+                (nearest.min(worn.peak_reserved_bytes), nearest.max(worn.peak_reserved_bytes))
+            }
+            _ => (nearest, nearest),
+        }
+    }
+
+    /// Whether a request fails for want of memory over the recorded part.
+    pub fn out_of_memory(&self) -> Answer {
+        let nearest = self.nearest().out_of_memory;
+        match &self.worn {
+            Some(worn) if worn.out_of_memory != nearest => Answer::Perhaps,
+            _ if nearest => Answer::Yes,
+            _ => Answer::No,
+        }
+    }
+
+    /// How much less than `first` is reserved at most, from each beginning, in bytes; the smaller one first.
+    fn saved_bytes(&self, first: &Self) -> (i128, i128) {
+        let saved = |first: &Outcome, other: &Outcome| {
+            i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)
+        };
+        let tidy = saved(&first.tidy, &self.tidy);
+        match (&first.worn, &self.worn) {
+            (Some(first), Some(other)) => {
+                let worn = saved(first, other);
+                (tidy.min(worn), tidy.max(worn))
+            }
+            _ => (tidy, tidy),
+        }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recommendation {
+    /// None of the settings fits the card.
+    NoneFits,
+    /// None is known to reserve less than the first.
+    NoChange,
+    /// These fit where the first does not.
+    Fits {
+        /// Which.
+        index: usize,
+    },
+    /// These reserve less than the first.
+    Saves {
+        /// Which.
+        index: usize,
+        /// At least so much, in bytes.
+        least_bytes: u64,
+        /// At most so much, in bytes.
+        most_bytes: u64,
+    },
+}
+
+/// Which of some settings to use instead of the first, if any: the one that fits and saves most, and of those that save about as
+/// much (to 1 %) the one that calls the driver least. Of a program of which only a part is known, a saving counts only if it is seen
+/// from both beginnings.
+pub fn recommend(forecasts: &[Forecast]) -> Recommendation {
+    let fits = |forecast: &Forecast| forecast.out_of_memory() == Answer::No && !forecast.tidy.is_estimate;
+    let Some(first) = forecasts.first().filter(|_| forecasts.iter().any(fits)) else {
+        return Recommendation::NoneFits;
+    };
+    let calls = |index: usize| {
+        let Outcome { driver_allocations, driver_frees, .. } = forecasts[index].nearest();
+        driver_allocations + driver_frees
+    };
+    let fitting = || (0..forecasts.len()).filter(|&index| fits(&forecasts[index]));
+    if !fits(first) {
+        let most = |index: usize| forecasts[index].recorded_part_bytes().1;
+        let least = fitting().map(most).min().unwrap_or(0);
+        let near = fitting().filter(|&index| most(index) <= least + least / 100);
+        return near.min_by_key(|&index| calls(index)).map_or(Recommendation::NoneFits, |index| {
+            if first.out_of_memory() == Answer::Yes {
+                Recommendation::Fits { index }
+            } else {
+                Recommendation::NoChange
+            }
+        });
+    }
+    let whole = i128::from(first.recorded_part_bytes().1);
+    let saved = |index: usize| forecasts[index].saved_bytes(first).0;
+    let most = fitting().map(saved).max().unwrap_or(0);
+    let near = fitting().filter(|&index| saved(index) >= most - whole / 100);
+    let index = near.min_by_key(|&index| calls(index)).unwrap_or(0);
+    let (least, most) = forecasts[index].saved_bytes(first);
+    match u64::try_from(least) {
+        Ok(least_bytes) if least > whole / 100 => Recommendation::Saves {
+            index,
+            least_bytes,
+            most_bytes: u64::try_from(most).unwrap_or(least_bytes),
+        },
+        _ => Recommendation::NoChange,
+    }
+}

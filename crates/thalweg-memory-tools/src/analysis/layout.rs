@@ -1,0 +1,128 @@
+//! In which ways reserved memory is of no use.
+
+use std::collections::BTreeMap;
+
+use thalweg_memory::StreamId;
+
+use super::walk::{State, Taken};
+
+/// Reserved memory at one moment: what is active, and why the rest serves nobody. All in bytes; they add up to what is
+/// reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Fragmentation {
+    /// In blocks that are live or pending, after rounding.
+    pub active_bytes: u64,
+    /// Free, in segments where live blocks lie between: no request larger than the gaps can have it, and the driver cannot
+    /// have it back.
+    pub hard_bytes: u64,
+    /// Free, in segments of which nothing is live: they can go back to the driver, and be taken again in one piece.
+    pub soft_bytes: u64,
+    /// Free, in segments of other streams than the one that asks.
+    pub stream_bytes: u64,
+    /// Free, in segments of private pools: for a graph or a program that has them to itself.
+    pub pool_bytes: u64,
+    /// The largest free range of the stream that asks, in the shared pool.
+    pub largest_free_bytes: u64,
+}
+
+impl Fragmentation {
+    /// That of a state in which `asking` asks for memory of the shared pool.
+    pub(super) fn of(state: &State, asking: StreamId) -> Self {
+        let mut live: Vec<(u64, u64)> =
+            state.live.iter().map(|(&address, live)| (address, live.size_bytes)).collect();
+        live.sort_unstable();
+        let mut live = live.into_iter().peekable();
+        let mut result = Self::default();
+        for (start, segment) in merged(&state.taken) {
+            while live.next_if(|&(address, _)| address < start).is_some() {}
+            let (mut active, mut largest, mut at) = (0, 0, start);
+            while let Some((address, bytes)) = live.next_if(|&(address, _)| address < segment.end) {
+                let end = address.saturating_add(bytes).min(segment.end);
+                largest = address.saturating_sub(at).max(largest);
+                active += end.saturating_sub(address.max(at));
+                at = end.max(at);
+            }
+            largest = (segment.end - at).max(largest);
+            let free = segment.end - start - active;
+            result.active_bytes += active;
+            if segment.pool_id != (0, 0) {
+                result.pool_bytes += free;
+            } else if segment.stream != asking {
+                result.stream_bytes += free;
+            } else {
+                let kind = if active > 0 { &mut result.hard_bytes } else { &mut result.soft_bytes };
+                *kind += free;
+                result.largest_free_bytes = largest.max(result.largest_free_bytes);
+            }
+        }
+        result
+    }
+
+    /// All that is reserved.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.active_bytes + self.hard_bytes + self.soft_bytes + self.stream_bytes + self.pool_bytes
+    }
+}
+
+/// The segments; mapped ranges that touch each other are one.
+fn merged(taken: &BTreeMap<u64, Taken>) -> Vec<(u64, Taken)> {
+    let mut merged: Vec<(u64, Taken)> = Vec::new();
+    for (&start, &taken) in taken {
+        match merged.last_mut() {
+            Some((_, last))
+                if last.end == start
+                    && last.is_mapped
+                    && taken.is_mapped
+                    && (last.stream, last.pool_id) == (taken.stream, taken.pool_id) =>
+            {
+                last.end = taken.end;
+            }
+            // What overlaps cannot be, and is cut off.
+            Some((_, last)) if last.end > start => {
+                if taken.end > last.end {
+                    let start = last.end;
+                    merged.push((start, taken));
+                }
+            }
+            _ => merged.push((start, taken)),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::walk::Live;
+    use super::*;
+
+    #[test]
+    fn free_memory_is_told_apart_by_why_it_is_free() {
+        let [one, two] = [1, 2].map(StreamId::from_raw);
+        let mut state = State::default();
+        for (start, end, stream, pool_id, is_mapped) in [
+            (0, 1000, one, (0, 0), false),
+            (1000, 1500, one, (0, 0), false),
+            (5000, 6000, two, (0, 0), false),
+            (7000, 7400, one, (0, 1), false),
+            (8000, 8100, one, (0, 0), true),
+            (8100, 8300, one, (0, 0), true),
+        ] {
+            state.taken.insert(start, Taken { end, stream, pool_id, is_mapped });
+        }
+        for (address, size_bytes) in [(100, 300), (500, 100), (5000, 10), (8290, 10)] {
+            let live = Live { requested_bytes: size_bytes, size_bytes, stream: one, stack: None };
+            state.live.insert(address, live);
+        }
+        let found = Fragmentation::of(&state, one);
+        let expected = Fragmentation {
+            active_bytes: 420,
+            hard_bytes: 600 + 290,
+            soft_bytes: 500,
+            stream_bytes: 990,
+            pool_bytes: 400,
+            largest_free_bytes: 500,
+        };
+        assert_eq!(found, expected);
+        assert_eq!(found.reserved_bytes(), state.reserved_bytes());
+    }
+}

@@ -1,0 +1,202 @@
+//! The lives of all blocks and segments of a trace, for whoever draws them.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::walk::{FirstPass, Live, State, Taken};
+use thalweg_memory::StreamId;
+use thalweg_snapshot::{Action, Event, Recording, StackId};
+
+/// All that was ever live or taken from the driver, on one device. Entries of the trace are named by their number.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Lives {
+    /// The blocks: first those that were live before the trace, by address, then in order of allocation.
+    pub blocks: Vec<BlockLife>,
+    /// The segments, in the same order. A mapped range that lost a part goes on as what is left of it.
+    pub segments: Vec<SegmentLife>,
+}
+
+/// The life of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockLife {
+    /// The entry that allocated it; `None` if it was live before the trace.
+    pub allocated: Option<usize>,
+    /// The entry with which its owner gave it up.
+    pub freed: Option<usize>,
+    /// The entry with which it was free.
+    pub completed: Option<usize>,
+    /// Where it began.
+    pub address: u64,
+    /// What was asked for, in bytes.
+    pub requested_bytes: u64,
+    /// What it took in its segment, in bytes; rounded by rule where the trace does not say.
+    pub size_bytes: u64,
+    /// The stream that it belonged to.
+    pub stream: StreamId,
+    /// The pool of its segment.
+    pub pool_id: (u64, u64),
+    /// Where it was allocated.
+    pub stack: Option<StackId>,
+}
+
+/// The life of a segment, or of a mapped range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentLife {
+    /// The entry that took it from the driver; `None` if it was there before the trace.
+    pub taken: Option<usize>,
+    /// The entry that gave it back.
+    pub returned: Option<usize>,
+    /// Where it began.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// The stream that it belonged to.
+    pub stream: StreamId,
+    /// PyTorch's number of its pool; (0, 0) is the shared one, and where the file does not say.
+    pub pool_id: (u64, u64),
+    /// Whether it is mapped into a range that may grow.
+    pub is_expandable: bool,
+}
+
+/// The lives on `device`.
+pub fn lives(recording: &Recording, device: usize) -> Lives {
+    let before = State::before(recording, device, &FirstPass::over(recording, device));
+    let mut walk = Walk::default();
+    for (&address, taken) in &before.taken {
+        walk.take(None, address, *taken);
+    }
+    let mut older: Vec<_> = before.live.into_iter().collect();
+    older.sort_unstable_by_key(|(address, _)| *address);
+    for (address, live) in older {
+        walk.allocate(None, address, live);
+    }
+    for (entry, event) in recording.trace(device).enumerate() {
+        walk.apply(entry, &event);
+    }
+    walk.finish(&State::at_end(recording, device))
+}
+
+/// What was seen so far, and by address which of it still exists.
+#[derive(Default)]
+struct Walk {
+    lives: Lives,
+    /// The segment that each block lies in.
+    homes: Vec<Option<usize>>,
+    live: FxHashMap<u64, usize>,
+    taken: BTreeMap<u64, usize>,
+}
+
+impl Walk {
+    fn apply(&mut self, entry: usize, event: &Event) {
+        match event.action {
+            Action::Alloc => self.allocate(Some(entry), event.address, Live::of(event)),
+            Action::FreeRequested => {
+                if let Some(&block) = self.live.get(&event.address) {
+                    self.lives.blocks[block].freed.get_or_insert(entry);
+                }
+            }
+            Action::FreeCompleted => self.complete(entry, event.address),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.take(Some(entry), event.address, Taken::of(event));
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                self.give_back(entry, event.address, event.address.saturating_add(event.size_bytes));
+            }
+            Action::Snapshot | Action::Oom | Action::Annotate => {}
+        }
+    }
+
+    fn allocate(&mut self, entry: Option<usize>, address: u64, live: Live) {
+        if let Some(entry) = entry {
+            // Its free is not in the trace if something is still there.
+            self.complete(entry, address);
+        }
+        let home = self.taken.range(..=address).next_back().map(|(_, segment)| *segment);
+        self.homes.push(home.filter(|&segment| {
+            let segment = &self.lives.segments[segment];
+            address - segment.address < segment.size_bytes
+        }));
+        self.live.insert(address, self.lives.blocks.len());
+        self.lives.blocks.push(BlockLife {
+            allocated: entry,
+            freed: None,
+            completed: None,
+            address,
+            requested_bytes: live.requested_bytes,
+            size_bytes: live.size_bytes,
+            stream: live.stream,
+            pool_id: (0, 0),
+            stack: live.stack,
+        });
+    }
+
+    fn complete(&mut self, entry: usize, address: u64) {
+        if let Some(block) = self.live.remove(&address) {
+            let block = &mut self.lives.blocks[block];
+            block.freed.get_or_insert(entry);
+            block.completed = Some(entry);
+        }
+    }
+
+    fn take(&mut self, entry: Option<usize>, address: u64, taken: Taken) {
+        let lost = self.taken.insert(address, self.lives.segments.len());
+        if let (Some(lost), Some(entry)) = (lost, entry) {
+            self.lives.segments[lost].returned = Some(entry);
+        }
+        self.lives.segments.push(SegmentLife {
+            taken: entry,
+            returned: None,
+            address,
+            size_bytes: taken.end.saturating_sub(address),
+            stream: taken.stream,
+            pool_id: taken.pool_id,
+            is_expandable: taken.is_mapped,
+        });
+    }
+
+    /// Ends what lies in a range; what sticks out of it on either side goes on.
+    fn give_back(&mut self, entry: usize, start: u64, end: u64) {
+        while let Some((&address, &segment)) = self.taken.range(..end).next_back() {
+            let life = self.lives.segments[segment];
+            let segment_end = address.saturating_add(life.size_bytes);
+            if segment_end <= start {
+                break;
+            }
+            self.taken.remove(&address);
+            self.lives.segments[segment].returned = Some(entry);
+            let pieces = [(address, start.min(segment_end)), (end.max(address), segment_end)];
+            for (from, to) in pieces.into_iter().filter(|(from, to)| from < to) {
+                self.taken.insert(from, self.lives.segments.len());
+                let (taken, size_bytes) = (Some(entry), to - from);
+                self.lives.segments.push(SegmentLife {
+                    taken,
+                    address: from,
+                    size_bytes,
+                    returned: None,
+                    ..life
+                });
+            }
+        }
+    }
+
+    /// What only the end of the file says: exact sizes, and the pools of segments that are still there.
+    fn finish(mut self, end: &State) -> Lives {
+        for (address, &segment) in &self.taken {
+            if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken)
+                && *address < taken.end
+            {
+                self.lives.segments[segment].pool_id = taken.pool_id;
+            }
+        }
+        for (address, &block) in &self.live {
+            if let Some(live) = end.live.get(address) {
+                self.lives.blocks[block].size_bytes = live.size_bytes;
+            }
+        }
+        for (block, home) in self.lives.blocks.iter_mut().zip(&self.homes) {
+            block.pool_id = home.map_or((0, 0), |segment| self.lives.segments[segment].pool_id);
+        }
+        self.lives
+    }
+}

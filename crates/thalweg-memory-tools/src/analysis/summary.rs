@@ -1,0 +1,330 @@
+//! What a recording comes to.
+
+use rustc_hash::FxHashMap;
+
+use super::layout::Fragmentation;
+use super::walk::{FirstPass, Live, Peak, State};
+use thalweg_memory::StreamId;
+use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
+
+/// What the recording of one device comes to. Sizes are in bytes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Summary {
+    /// The device.
+    pub device: usize,
+    /// How many entries its trace has; with 0 of them nothing is known but the moment at which the file was written.
+    pub entries: usize,
+    /// From the first entry to the last in microseconds, where the entries have times.
+    pub duration_us: Option<i64>,
+    /// What was there before the trace.
+    pub start: Start,
+    /// The most that was live at once, as it was asked for.
+    pub peak_live_bytes: u64,
+    /// The most that was reserved at once.
+    pub peak_reserved_bytes: u64,
+    /// When most was live.
+    pub at_peak: Moment,
+    /// When the file was written.
+    pub at_end: Moment,
+    /// How much more was live at most in the last quarter of the trace than in the second, over the latter: what a program
+    /// that repeats its steps should not do. `None` if the trace is too short to say, or nothing was live.
+    pub growth: Option<f64>,
+    /// What each pool has at the end: the shared one is (0, 0).
+    pub pools: Vec<PoolUse>,
+    /// The requests that failed, in order.
+    pub out_of_memory: Vec<OutOfMemoryEntry>,
+    /// Pinned host memory at the end, where its history was recorded.
+    pub host_bytes: u64,
+    /// What does not fit together in the file.
+    pub doubts: Doubts,
+}
+
+/// What of a file does not fit together, so that its figures can be wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Doubts {
+    /// Entries are missing in the middle of the trace.
+    pub gap: Option<Gap>,
+    /// The trace never says when a free is over.
+    pub leaves_out_ends: bool,
+    /// How many blocks at the end are in no segment, or overlap another.
+    pub misplaced_blocks: usize,
+    /// At some moment more is live than is reserved, by so many bytes; 0 if there is a gap, which explains it.
+    pub excess_bytes: u64,
+}
+
+/// What was there before the trace.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Start {
+    /// How many blocks were live.
+    pub live_blocks: usize,
+    /// What was asked for with them, in bytes.
+    pub live_bytes: u64,
+    /// What was reserved, in bytes.
+    pub reserved_bytes: u64,
+    /// How many frees are of blocks that the trace never allocates.
+    pub unseen_frees: usize,
+}
+
+impl Start {
+    /// Whether the trace begins with the program: nothing was live before. If something was, the history was switched on late,
+    /// or its ring was full and dropped the beginning; a file does not say which.
+    pub fn is_complete(&self) -> bool {
+        self.live_blocks == 0
+    }
+}
+
+/// The memory at one moment. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// After how many entries of the trace.
+    pub entry: usize,
+    /// What was live, as it was asked for.
+    pub live_bytes: u64,
+    /// In how many blocks.
+    pub live_blocks: usize,
+    /// What was reserved.
+    pub reserved_bytes: u64,
+    /// Why what was reserved and not active served nobody.
+    pub fragmentation: Fragmentation,
+    /// The stream that asked, for which the fragmentation is told.
+    pub stream: StreamId,
+    /// The live blocks by what was asked for, the most bytes first.
+    pub by_size: Vec<SizeGroup>,
+    /// The live blocks by where they were allocated, the most bytes first.
+    pub by_stack: Vec<StackGroup>,
+}
+
+/// Live blocks of one size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SizeGroup {
+    /// What was asked for with each.
+    pub size_bytes: u64,
+    /// How many.
+    pub blocks: usize,
+    /// All together.
+    pub bytes: u64,
+}
+
+/// Live blocks that were allocated at one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StackGroup {
+    /// The place; `None` for those of which it is not known.
+    pub stack: Option<StackId>,
+    /// How many.
+    pub blocks: usize,
+    /// What was asked for, all together.
+    pub bytes: u64,
+}
+
+/// What one pool has. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolUse {
+    /// PyTorch's number of the pool.
+    pub pool_id: (u64, u64),
+    /// How many segments.
+    pub segments: usize,
+    /// Their sizes.
+    pub reserved_bytes: u64,
+    /// Of this, in blocks that are live or pending.
+    pub active_bytes: u64,
+}
+
+/// A request that failed. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OutOfMemoryEntry {
+    /// Its number in the trace.
+    pub entry: usize,
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// What the device had left.
+    pub device_free_bytes: u64,
+    /// What the allocator had reserved.
+    pub reserved_bytes: u64,
+    /// Where it was asked for.
+    pub stack: Option<StackId>,
+    /// Why what was reserved and not active did not serve it.
+    pub fragmentation: Fragmentation,
+    /// What was live then by where it was allocated, the most bytes first.
+    pub by_stack: Vec<StackGroup>,
+}
+
+impl OutOfMemoryEntry {
+    /// What of a card of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that of
+    /// libraries, of other processes.
+    pub fn outside_bytes(&self, total_bytes: u64) -> u64 {
+        total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)
+    }
+}
+
+/// What the recording of `device` comes to.
+pub fn summarise(recording: &Recording, device: usize) -> Summary {
+    let pass = FirstPass::over(recording, device);
+    let end = State::at_end(recording, device);
+    let before = State::before(recording, device, &pass);
+    let start = Start {
+        live_blocks: pass.older.len(),
+        live_bytes: pass.older_bytes(),
+        reserved_bytes: before.reserved_bytes(),
+        unseen_frees: pass.unseen_frees,
+    };
+    let at_end = moment(&end, busiest(&end), pass.entries);
+    let (at_peak, out_of_memory) = if pass.entries == 0 {
+        (at_end.clone(), Vec::new())
+    } else {
+        at_peak(recording, device, before, pass.live.at)
+    };
+    let peak = |start: u64, peak: &Peak| {
+        let bytes = i128::from(start) + peak.highest;
+        bytes.clamp(0, i128::from(u64::MAX)) as u64
+    };
+    Summary {
+        device,
+        entries: pass.entries,
+        duration_us: pass.first_us.zip(pass.last_us).map(|(first, last)| last.saturating_sub(first)),
+        start,
+        peak_live_bytes: peak(start.live_bytes, &pass.live),
+        peak_reserved_bytes: peak(start.reserved_bytes, &pass.reserved),
+        at_peak,
+        at_end,
+        growth: growth(&pass),
+        pools: pools(recording, device),
+        out_of_memory,
+        host_bytes: recording
+            .host_segments()
+            .map(|(segment, _)| segment.total_bytes)
+            .fold(0, u64::saturating_add),
+        doubts: Doubts {
+            gap: recording.gap(device),
+            leaves_out_ends: recording.leaves_out_ends(device),
+            misplaced_blocks: misplaced_blocks(recording, device),
+            // In a gap blocks come without their segments.
+            excess_bytes: recording.gap(device).map_or_else(|| excess_bytes(&pass, &start), |_| 0),
+        },
+    }
+}
+
+/// By how much more is live than reserved at the worst moment.
+fn excess_bytes(pass: &FirstPass, start: &Start) -> u64 {
+    let before = i128::from(start.live_bytes) - i128::from(start.reserved_bytes);
+    u64::try_from((before + pass.excess).max(0)).unwrap_or(u64::MAX)
+}
+
+/// How many blocks of the file lie outside of their segments, or upon the one before.
+fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
+    let mut misplaced = 0;
+    for (segment, blocks) in recording.segments(device) {
+        let end = segment.address.saturating_add(segment.total_bytes);
+        let mut at = segment.address;
+        for block in blocks {
+            let block_end = block.address.saturating_add(block.size_bytes);
+            misplaced += usize::from(block.address < at || block_end > end);
+            at = block_end.max(at);
+        }
+    }
+    misplaced
+}
+
+/// The moment after `entries` entries, and each failure on the whole way.
+fn at_peak(
+    recording: &Recording,
+    device: usize,
+    mut state: State,
+    entries: usize,
+) -> (Moment, Vec<OutOfMemoryEntry>) {
+    let last_failure = recording.trace(device).rev().position(|event| event.action == Action::Oom);
+    let last = last_failure.map_or(0, |from_end| recording.trace_len(device) - from_end).max(entries);
+    let mut peak = (entries == 0).then(|| moment(&state, busiest(&state), 0));
+    let mut failures = Vec::new();
+    for (index, event) in recording.trace(device).take(last).enumerate() {
+        if event.action == Action::Oom {
+            failures.push(OutOfMemoryEntry {
+                entry: index,
+                requested_bytes: event.size_bytes,
+                device_free_bytes: event.address,
+                reserved_bytes: state.reserved_bytes(),
+                stack: event.stack,
+                fragmentation: Fragmentation::of(&state, event.stream),
+                by_stack: by_stack(&state),
+            });
+        }
+        state.apply(&event);
+        if index + 1 == entries {
+            peak = Some(moment(&state, event.stream, entries));
+        }
+    }
+    (peak.expect("the trace has that many entries"), failures)
+}
+
+fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
+    let mut sizes: FxHashMap<u64, usize> = FxHashMap::default();
+    for live in state.live.values() {
+        *sizes.entry(live.requested_bytes).or_default() += 1;
+    }
+    let mut by_size: Vec<_> = sizes
+        .into_iter()
+        .map(|(size_bytes, blocks)| SizeGroup {
+            size_bytes,
+            blocks,
+            bytes: size_bytes.saturating_mul(blocks as u64),
+        })
+        .collect();
+    by_size.sort_unstable_by_key(|group| (std::cmp::Reverse(group.bytes), group.size_bytes));
+    Moment {
+        entry,
+        live_bytes: state.requested_bytes(),
+        live_blocks: state.live.len(),
+        reserved_bytes: state.reserved_bytes(),
+        fragmentation: Fragmentation::of(state, stream),
+        stream,
+        by_size,
+        by_stack: by_stack(state),
+    }
+}
+
+/// The live blocks by where they were allocated, the most bytes first.
+fn by_stack(state: &State) -> Vec<StackGroup> {
+    let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
+    for live in state.live.values() {
+        let stack = stacks.entry(live.stack).or_default();
+        *stack = (stack.0 + 1, stack.1.saturating_add(live.requested_bytes));
+    }
+    let groups = stacks.into_iter().map(|(stack, (blocks, bytes))| StackGroup { stack, blocks, bytes });
+    let mut groups: Vec<_> = groups.collect();
+    groups.sort_unstable_by_key(|group| (std::cmp::Reverse(group.bytes), group.stack));
+    groups
+}
+
+/// The stream with the most live bytes.
+fn busiest(state: &State) -> StreamId {
+    let mut bytes: FxHashMap<StreamId, u64> = FxHashMap::default();
+    for Live { stream, size_bytes, .. } in state.live.values() {
+        let sum = bytes.entry(*stream).or_default();
+        *sum = sum.saturating_add(*size_bytes);
+    }
+    let most = bytes.into_iter().max_by_key(|&(stream, bytes)| (bytes, std::cmp::Reverse(stream.raw())));
+    let any = state.taken.values().next().map(|taken| taken.stream);
+    most.map(|(stream, _)| stream).or(any).unwrap_or(StreamId::from_raw(0))
+}
+
+fn growth(pass: &FirstPass) -> Option<f64> {
+    let before = i128::from(pass.older_bytes());
+    let [_, second, _, last] = pass.quarters.map(|highest| highest.saturating_add(before));
+    (pass.entries >= 8 && second > 0).then(|| last as f64 / second as f64 - 1.0)
+}
+
+fn pools(recording: &Recording, device: usize) -> Vec<PoolUse> {
+    let mut pools: Vec<PoolUse> = Vec::new();
+    for (segment, blocks) in recording.segments(device) {
+        let at = pools.iter().position(|pool| pool.pool_id == segment.pool_id).unwrap_or_else(|| {
+            pools.push(PoolUse { pool_id: segment.pool_id, segments: 0, reserved_bytes: 0, active_bytes: 0 });
+            pools.len() - 1
+        });
+        let pool = &mut pools[at];
+        pool.segments += 1;
+        pool.reserved_bytes = pool.reserved_bytes.saturating_add(segment.total_bytes);
+        let active = blocks.filter(|block| block.state != BlockState::Inactive).map(|block| block.size_bytes);
+        pool.active_bytes = pool.active_bytes.saturating_add(active.fold(0, u64::saturating_add));
+    }
+    pools.sort_unstable_by_key(|pool| pool.pool_id);
+    pools
+}

@@ -1,0 +1,261 @@
+//! The program of a recording under other settings.
+
+use std::sync::Arc;
+
+use crate::replay::{
+    DRIVER_PIECE_BYTES, MOST_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState,
+    stream_ordered_estimate,
+};
+use thalweg_memory::{
+    DeviceAllocator, settings::Backend, settings::Policy, settings::Settings, settings::SettingsError,
+};
+use thalweg_snapshot::{Recording, SettingValue};
+
+/// The card of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
+/// sense fails on it. It is not larger than needed, since segments that grow have addresses for all of it.
+const ENDLESS_TIMES: u64 = 64;
+/// It has at least so much.
+const LEAST_ENDLESS_BYTES: u64 = 1 << 38;
+/// A curve has about so many steps at most: more than a screen has columns.
+const CURVE_STEPS: usize = 4096;
+
+/// From each entry of a trace on (`None`: before the first) so many bytes.
+pub type ReservedSteps = Vec<(Option<u32>, u64)>;
+
+/// What becomes of a program under some settings.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outcome {
+    /// The most that was live or pending, as it was asked for, in bytes.
+    pub peak_live_bytes: u64,
+    /// The most that was reserved, in bytes.
+    pub peak_reserved_bytes: u64,
+    /// How often the driver was asked for memory, and gave some.
+    pub driver_allocations: u64,
+    /// How often memory was given back to the driver.
+    pub driver_frees: u64,
+    /// How often a request succeeded only after memory was given back, or failed.
+    pub retries: u64,
+    /// Whether a request failed for want of memory; all figures are those up to then.
+    pub out_of_memory: bool,
+    /// How many blocks were put elsewhere than in the recording. 0 if the settings are those of the recording and the rules are
+    /// the same; under other settings there is no reason why it should be.
+    pub address_mismatches: u64,
+    /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
+    pub is_estimate: bool,
+    /// What is reserved over time. Where there are many changes it is thinned to some thousand steps, of which each is the most of
+    /// its stretch.
+    pub reserved: ReservedSteps,
+}
+
+impl Outcome {
+    /// What was reserved at most over what was live at most; 1 is perfect.
+    pub fn reserved_over_live(&self) -> f64 {
+        self.peak_reserved_bytes as f64 / self.peak_live_bytes as f64
+    }
+}
+
+/// The configuration that a recording was made with, as its text; empty if it was the default or is not known.
+pub fn recorded_conf(recording: &Recording) -> &str {
+    let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
+    match setting {
+        Some((_, SettingValue::Text(text))) => text,
+        _ if maps_segments(recording) => "expandable_segments:True",
+        _ => "",
+    }
+}
+
+/// Whether there are segments that grow, whatever the file says of settings.
+fn maps_segments(recording: &Recording) -> bool {
+    let mut devices = recording.devices().into_iter();
+    devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
+}
+
+/// Settings that follow `policy` where `conf` says nothing else.
+///
+/// # Errors
+/// If `conf` is no configuration.
+pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
+    Ok(Settings::parse(conf)?.with_policy(policy))
+}
+
+/// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `start` says what is made of the
+/// state before the trace. `progress` is told now and then how many steps were served.
+///
+/// # Errors
+/// If the allocator fails for another reason than want of memory, in its own words: that would be an error of ours, or of
+/// the trace.
+pub fn run(
+    program: &Program,
+    settings: Settings,
+    start: StartState,
+    card_bytes: Option<u64>,
+    progress: impl FnMut(usize),
+) -> Result<Outcome, String> {
+    if settings.backend() == Backend::CudaMallocAsync {
+        return estimate(program, card_bytes, progress);
+    }
+    // On a card without end there is nothing to learn from what was asked for in vain.
+    let mut replay = begin(program, settings, start, card_bytes, card_bytes.is_some());
+    let (reserved, out_of_memory) = serve(&mut replay, progress)?;
+    let statistics = replay.allocator().memory_stats();
+    let statistic = |key: &str| {
+        let value = statistics.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value);
+        u64::try_from(value).unwrap_or(0)
+    };
+    let figures = replay.figures();
+    Ok(Outcome {
+        peak_live_bytes: figures.requested_peak_bytes,
+        peak_reserved_bytes: figures.reserved_peak_bytes,
+        driver_allocations: statistic("num_device_alloc"),
+        driver_frees: statistic("num_device_free"),
+        retries: statistic("num_alloc_retries"),
+        out_of_memory,
+        address_mismatches: replay.mismatches(),
+        is_estimate: false,
+        reserved: thin(reserved, program),
+    })
+}
+
+fn begin(
+    program: &Program,
+    settings: Settings,
+    start: StartState,
+    card_bytes: Option<u64>,
+    attempts: bool,
+) -> Replay<'_> {
+    let card_bytes = card_bytes.unwrap_or_else(|| endless_bytes(program));
+    let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes));
+    let allocator = DeviceAllocator::new(upstream.clone(), settings);
+    let replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
+    if attempts { replay.with_attempts() } else { replay }
+}
+
+/// A card that is never full.
+fn endless_bytes(program: &Program) -> u64 {
+    let needed = program.peak_live_bytes().saturating_mul(ENDLESS_TIMES).max(program.recorded_bytes());
+    needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
+}
+
+/// Whether the program runs to its end on a card, with what it asked for in vain; and what it reserves at most.
+///
+/// # Errors
+/// Those of [`run`].
+pub(super) fn fits(
+    program: &Program,
+    settings: Settings,
+    start: StartState,
+    card_bytes: Option<u64>,
+) -> Result<(bool, u64), String> {
+    let mut replay = begin(program, settings, start, card_bytes, true);
+    match replay.run() {
+        Ok(()) => Ok((true, replay.figures().reserved_peak_bytes)),
+        Err(error) => out_of_memory(&error).map(|()| (false, replay.figures().reserved_peak_bytes)),
+    }
+}
+
+/// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
+/// one failed.
+fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
+    if let Err(error) = replay.begin() {
+        return out_of_memory(&error).map(|()| (vec![(None, replay.reserved_bytes())], true));
+    }
+    let mut last_bytes = replay.reserved_bytes();
+    let mut reserved: ReservedSteps = vec![(None, last_bytes)];
+    for step in 0.. {
+        if step % 65_536 == 0 {
+            progress(step);
+        }
+        match replay.step() {
+            Ok(Some(_)) => {}
+            Ok(None) => break,
+            Err(error) => return out_of_memory(&error).map(|()| (reserved, true)),
+        }
+        let bytes = replay.reserved_bytes();
+        if bytes != last_bytes {
+            last_bytes = bytes;
+            let entry = replay.entry();
+            match reserved.last_mut() {
+                Some(last) if last.0 == entry => last.1 = bytes,
+                _ => reserved.push((entry, bytes)),
+            }
+        }
+    }
+    Ok((reserved, false))
+}
+
+/// Whether an error is want of memory; else what it is.
+fn out_of_memory(error: &ReplayError) -> Result<(), String> {
+    if error.is_out_of_memory() { Ok(()) } else { Err(error.to_string()) }
+}
+
+/// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
+fn thin(steps: ReservedSteps, program: &Program) -> ReservedSteps {
+    if steps.len() <= CURVE_STEPS {
+        return steps;
+    }
+    let entries = program.steps().len().checked_sub(1).map_or(0, |last| program.entry_of(last));
+    let stretch = entries / (CURVE_STEPS as u32 / 2) + 1;
+    let mut thinned: ReservedSteps = Vec::new();
+    let mut now = 0;
+    for group in steps
+        .chunk_by(|one, other| one.0.map(|entry| entry / stretch) == other.0.map(|entry| entry / stretch))
+    {
+        let begins = group[0].0.map(|entry| entry / stretch * stretch);
+        // What the last stretch ended with lasts until this one begins, if that is not the next.
+        if let (Some((Some(last), bytes)), Some(begins)) = (thinned.last().copied(), begins)
+            && bytes != now
+            && last + stretch < begins
+        {
+            thinned.push((Some(last + stretch), now));
+        }
+        let most = group.iter().map(|(_, bytes)| *bytes).fold(now, u64::max);
+        thinned.push((begins, most));
+        now = group[group.len() - 1].1;
+    }
+    if let Some(&(Some(last), bytes)) = thinned.last()
+        && bytes != now
+        && last + stretch <= entries
+    {
+        thinned.push((Some(last + stretch), now));
+    }
+    thinned
+}
+
+/// What can be said of the driver's own allocator: its peak, and nothing of its calls.
+fn estimate(
+    program: &Program,
+    card_bytes: Option<u64>,
+    progress: impl FnMut(usize),
+) -> Result<Outcome, String> {
+    let mut replay = stream_ordered_estimate(program, endless_bytes(program));
+    let (mut reserved, out_of_memory) = serve(&mut replay, progress)?;
+    reserved.iter_mut().for_each(|(_, bytes)| *bytes = bytes.next_multiple_of(DRIVER_PIECE_BYTES));
+    let peak_reserved_bytes = replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES);
+    Ok(Outcome {
+        peak_live_bytes: program.peak_live_bytes(),
+        peak_reserved_bytes,
+        driver_allocations: 0,
+        driver_frees: 0,
+        retries: 0,
+        out_of_memory: out_of_memory || card_bytes.is_some_and(|card| peak_reserved_bytes > card),
+        address_mismatches: 0,
+        is_estimate: true,
+        reserved: thin(reserved, program),
+    })
+}
+
+/// The settings that a search tries, as texts: each one that is known to help some programs.
+pub const CANDIDATES: &[&str] = &[
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:64",
+    "max_split_size_mb:128",
+    "max_split_size_mb:256",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "garbage_collection_threshold:0.6",
+    "garbage_collection_threshold:0.8",
+    "garbage_collection_threshold:0.8,max_split_size_mb:128",
+];

@@ -1,0 +1,93 @@
+//! What the recording leaves open of the state before a trace, and how the replay finds it out on the way.
+//!
+//! A block that was live before the trace and is freed in it has a known beginning and a known request. In a plain segment for
+//! large requests it may also have a rest of up to 1 MiB, which was too small to be cut off. Where more than that is free behind
+//! it, nobody knows how much of it is the block's: it is laid out without any of it.
+//!
+//! The free piece behind it is then perhaps too large. It serves a request that, in the recording, it did not serve; and since
+//! the best fit decides, it can only have been too small for that. So the block gets as much as makes it so, by a *filler*,
+//! and the request is served again. What has no such cause stays a mismatch. A filler is freed with its block.
+
+use std::collections::BTreeMap;
+
+use thalweg_memory::{AllocationError, Block, MIN_BLOCK_BYTES};
+
+use super::Replay;
+use super::start::LARGEST_REST_BYTES;
+
+/// Blocks of which it is not known how large they are, by where the known part ends.
+#[derive(Default, Debug)]
+pub(super) struct Doubts(BTreeMap<u64, Doubt>);
+
+#[derive(Debug)]
+struct Doubt {
+    number: u32,
+    /// What it may have besides.
+    spare_bytes: u64,
+    fillers: Vec<Block>,
+}
+
+impl Doubts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A block may be larger than it was laid out.
+    pub(super) fn add(&mut self, number: u32, block: &Block) {
+        let doubt = Doubt { number, spare_bytes: LARGEST_REST_BYTES, fillers: Vec::new() };
+        self.0.insert(block.address() + block.size_bytes(), doubt);
+    }
+
+    /// The fillers of a block that is freed.
+    pub(super) fn end(&mut self, number: u32, block: &Block) -> Vec<Block> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let end = block.address() + block.size_bytes();
+        let mut near = self.0.range(end..=end + LARGEST_REST_BYTES);
+        let found = near.find(|(_, doubt)| doubt.number == number).map(|(&end, _)| end);
+        found.and_then(|end| self.0.remove(&end)).map_or_else(Vec::new, |doubt| doubt.fillers)
+    }
+
+    /// A block is larger than was known, by a filler where it was thought to end.
+    fn fill(&mut self, filler: Block) {
+        if let Some(mut doubt) = self.0.remove(&filler.address()) {
+            let end = filler.address() + filler.size_bytes();
+            doubt.spare_bytes -= filler.size_bytes();
+            doubt.fillers.push(filler);
+            self.0.insert(end, doubt);
+        }
+    }
+}
+
+impl Replay<'_> {
+    /// A block that was just handed out for so many bytes; or another, if in the recording its place was too small.
+    pub(super) fn reconsidered(
+        &mut self,
+        mut block: Block,
+        bytes: u64,
+        recorded_address: u64,
+    ) -> Result<Block, AllocationError> {
+        while self.upstream.recorded(block.address()) != recorded_address {
+            let Some(doubt) = self.doubts.0.get(&block.address()) else { break };
+            let Some(owner) = self.blocks.get(&doubt.number) else { break };
+            let arena = self.allocator.restore_arena_of(owner);
+            let (place, stream) = (block.address(), block.stream());
+            // With so many bytes less it would have been too small.
+            let (needed_bytes, _) = arena.rounding(bytes);
+            let room_bytes = block.size_bytes() + self.allocator.restore_free_behind(&block);
+            let filler_bytes = room_bytes.saturating_sub(needed_bytes) + MIN_BLOCK_BYTES;
+            if filler_bytes > doubt.spare_bytes {
+                break;
+            }
+            drop(block);
+            let filler = self.allocator.restore_block(&arena, place, filler_bytes, 0, arena.stream());
+            let is_filled = filler.map(|filler| self.doubts.fill(filler)).is_some();
+            block = self.allocator.allocate(bytes, stream)?;
+            if !is_filled {
+                break;
+            }
+        }
+        Ok(block)
+    }
+}

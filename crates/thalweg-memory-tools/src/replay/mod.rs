@@ -1,0 +1,474 @@
+//! Serving a recorded trace again, with another allocator or other settings.
+//!
+//! A trace says what a program asked for and what the allocator of that time did about it. The first half is a [`Program`]:
+//! allocate so many bytes, free this block, now the other streams are done with that one. Any allocator can serve it, and
+//! then one compares: how much was reserved, how much of that was needed, and, if both follow the same rules, whether every
+//! single address is the same.
+//!
+//! ```text
+//!  Snapshot ──▶ Program ──▶ Replay ──▶ DeviceAllocator ──▶ ReplayUpstream
+//!              (the client)   │ ▲                            invented memory; segments where
+//!                             ▼ │                            the trace had them, if asked for
+//!                      figures, addresses, tags
+//! ```
+//!
+//! # How it is modelled
+//!
+//! - A block whose `free_completed` follows its `free_requested` at once was free at once. One whose does not had uses on
+//!   other streams: it gets one, by [`record_stream`](crate::Block::record_stream), on a *lane*, a stream of the replay's own
+//!   whose event passes when the trace says so.
+//! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
+//!   ([`StartState`]). How much of a free piece belonged to a block before it the replay finds out on the way, where the
+//!   recording leaves it open.
+//! - A run of `segment_free` or `segment_unmap` entries is taken for a call of `empty_cache`. That is so in traces of programs
+//!   that had memory enough; where memory was short the allocator itself may have given them back.
+//! - A request that failed (`oom`) is no part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
+//! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
+//!   that was given back before the snapshot was taken nobody knows: it counts as shared, unless the entries say the pool.
+//! - Expandable segments are the allocator's affair: the program is the same. Where they grow is not where they did; their
+//!   blocks are compared by their distance from where they began.
+//!
+//! # Tags
+//!
+//! Every piece of physical memory carries a tag: which block has it, or from when on it may be touched by whom. A block that
+//! is handed out over another that is live, or pending, or was freed on another stream without an event in between, ends
+//! the replay with an error, also where a page moved from one address to another. An event that a stream was made to wait for
+//! counts as order, and so does one that passed on the host. The tags take twice as long as everything else, so whoever trusts
+//! the allocator, and only wants figures, does [without](Replay::without_tags).
+//!
+//! What is not here: threads. A trace has one order, and that is kept.
+
+mod addresses;
+mod doubts;
+mod layout;
+mod program;
+mod reading;
+mod start;
+mod tags;
+mod upstream;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use doubts::Doubts;
+pub use program::{Program, StartState, Step};
+use rustc_hash::FxHashMap;
+use tags::{Conflict, Points, Tags};
+use thalweg_memory::{
+    AllocationError, Block, DeviceAllocator, PoolId, PoolScope, StreamId, settings::Settings,
+};
+pub(crate) use upstream::MOST_BYTES;
+pub use upstream::ReplayUpstream;
+
+/// The lanes' numbers begin here, where no real stream's handle is.
+const FIRST_LANE: u64 = 0x4c61_6e65 << 32;
+
+/// A program that is being served.
+pub struct Replay<'p> {
+    program: &'p Program,
+    allocator: Arc<DeviceAllocator>,
+    upstream: Arc<ReplayUpstream>,
+    start: StartState,
+    /// The live ones, by number. There are many more in a program than are ever live, so they are not in one long list.
+    blocks: FxHashMap<u32, Block>,
+    mismatches: u64,
+    first_mismatch: Option<Divergence>,
+    /// The allocator's name of each private pool that was used.
+    pools: Vec<Option<PoolId>>,
+    /// The lanes of pending blocks, by number.
+    pending: BTreeMap<u32, StreamId>,
+    idle_lanes: Vec<StreamId>,
+    lanes: u64,
+    tags: Option<Tags>,
+    /// Whether the state before the trace is laid out, if it is to be.
+    is_laid_out: bool,
+    /// What of that is not known for sure.
+    doubts: Doubts,
+    attempts: bool,
+    /// The next step, counted from the first of those that make the state before the trace.
+    at: usize,
+    start_steps: usize,
+    requested_bytes: u64,
+    requested_peak_bytes: u64,
+}
+
+/// What the memory comes to, at one moment of a [`Replay`]. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Figures {
+    /// Taken from the upstream.
+    pub reserved_bytes: u64,
+    /// The most that `reserved_bytes` has been.
+    pub reserved_peak_bytes: u64,
+    /// In blocks that are live or pending, as the allocator counts.
+    pub active_bytes: u64,
+    /// The most that `active_bytes` has been.
+    pub active_peak_bytes: u64,
+    /// Asked for in blocks that are live or pending, as the program counts: the same under every allocator, as long as
+    /// pending frees end when the trace says.
+    pub requested_bytes: u64,
+    /// The most that `requested_bytes` has been.
+    pub requested_peak_bytes: u64,
+}
+
+impl Figures {
+    /// The peak of what was reserved over the peak of what was active: 1 is perfect.
+    pub fn reserved_over_active(&self) -> f64 {
+        self.reserved_peak_bytes as f64 / self.active_peak_bytes as f64
+    }
+}
+
+/// A block that an allocator put somewhere else than the trace has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Divergence {
+    /// The block's number.
+    pub block: u32,
+    /// Its address in the trace.
+    pub recorded: u64,
+    /// Its address in the replay.
+    pub replayed: u64,
+}
+
+impl<'p> Replay<'p> {
+    /// A replay that has not begun. `allocator` is new, and `upstream` is its upstream.
+    pub fn new(program: &'p Program, allocator: Arc<DeviceAllocator>, upstream: Arc<ReplayUpstream>) -> Self {
+        Self {
+            program,
+            allocator,
+            upstream,
+            start: StartState::Recorded,
+            blocks: FxHashMap::default(),
+            mismatches: 0,
+            first_mismatch: None,
+            pools: vec![None; program.pools().len()],
+            pending: BTreeMap::new(),
+            idle_lanes: Vec::new(),
+            lanes: 0,
+            tags: Some(Tags::default()),
+            is_laid_out: false,
+            doubts: Doubts::default(),
+            attempts: false,
+            at: 0,
+            start_steps: program.start_steps(StartState::Recorded).len(),
+            requested_bytes: 0,
+            requested_peak_bytes: 0,
+        }
+    }
+
+    /// The same, about three times as fast, without tags: an allocator that hands out memory that is in use is not noticed.
+    pub fn without_tags(
+        program: &'p Program,
+        allocator: Arc<DeviceAllocator>,
+        upstream: Arc<ReplayUpstream>,
+    ) -> Self {
+        Self { tags: None, ..Self::new(program, allocator, upstream) }
+    }
+
+    /// The same, from another state before the trace than the recorded one.
+    #[must_use]
+    pub fn starting_with(self, start: StartState) -> Self {
+        Self { start, start_steps: self.program.start_steps(start).len(), ..self }
+    }
+
+    /// The same, with what the recording says there was no memory for asked for again.
+    #[must_use]
+    pub fn with_attempts(self) -> Self {
+        Self { attempts: true, ..self }
+    }
+
+    /// Serves one step and returns it; `None` after the last. The first ones make the state before the trace, and leave no peaks.
+    ///
+    /// # Errors
+    /// If the allocator refuses, or hands out memory that something else uses. The step is over then, and the next call serves
+    /// the one after it; a block that was refused is left out from then on.
+    #[inline]
+    pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
+        self.begin()?;
+        if self.at < self.start_steps {
+            self.upstream.set_endless(true);
+        }
+        let step = match self.at.checked_sub(self.start_steps) {
+            Some(at) => self.program.steps().get(at),
+            None => self.program.start_steps(self.start).get(self.at),
+        };
+        let Some(&step) = step else { return Ok(None) };
+        self.at += 1;
+        match step {
+            Step::Allocate { .. } => self.allocate(step)?,
+            Step::Free { block } => self.free(block, None),
+            Step::FreePending { block } => {
+                let lane = self.lane();
+                self.free(block, Some(lane));
+            }
+            Step::Complete { block } => self.complete(block),
+            Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
+            Step::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
+        }
+        if self.at == self.start_steps {
+            self.fit_start()?;
+        }
+        Ok(Some(step))
+    }
+
+    /// The entry of the trace that the last step was; `None` while the state before the trace is made.
+    pub fn entry(&self) -> Option<u32> {
+        Some(self.program.entry_of(self.at.checked_sub(self.start_steps + 1)?))
+    }
+
+    /// Serves all that is left.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step), at the first.
+    pub fn run(&mut self) -> Result<(), ReplayError> {
+        while self.step()?.is_some() {}
+        Ok(())
+    }
+
+    /// What the memory comes to now.
+    pub fn figures(&self) -> Figures {
+        let statistics = self.allocator.statistics();
+        let (reserved, active) = (statistics.reserved_bytes.all, statistics.active_bytes.all);
+        Figures {
+            reserved_bytes: reserved.current,
+            reserved_peak_bytes: reserved.peak,
+            active_bytes: active.current,
+            active_peak_bytes: active.peak,
+            requested_bytes: self.requested_bytes,
+            requested_peak_bytes: self.requested_peak_bytes,
+        }
+    }
+
+    /// What is taken from the upstream now, in bytes.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.upstream.taken_bytes()
+    }
+
+    /// How many blocks so far were put elsewhere than in the trace.
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
+
+    /// The first block that was put elsewhere than in the trace.
+    pub fn first_mismatch(&self) -> Option<Divergence> {
+        self.first_mismatch
+    }
+
+    /// The allocator that serves.
+    pub fn allocator(&self) -> &Arc<DeviceAllocator> {
+        &self.allocator
+    }
+
+    fn allocate(&mut self, step: Step) -> Result<(), ReplayError> {
+        let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
+            return Ok(());
+        };
+        self.check_request(bytes)?;
+        self.upstream.serve_block(number);
+        let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
+        let block = self.allocator.allocate(bytes, stream).map_err(|error| self.refused(error))?;
+        let block = match self.doubts.is_empty() {
+            true => block,
+            false => {
+                let block = self.reconsidered(block, bytes, recorded_address);
+                block.map_err(|error| self.refused(error))?
+            }
+        };
+        self.hold(number, block, recorded_address)
+    }
+
+    /// Keeps a block that was just handed out, and looks where it is.
+    fn hold(&mut self, number: u32, block: Block, recorded_address: u64) -> Result<(), ReplayError> {
+        let placed = self.tag(number, &block);
+        let replayed = self.upstream.recorded(block.address());
+        if replayed != recorded_address && recorded_address != 0 {
+            self.mismatches += 1;
+            self.first_mismatch.get_or_insert(Divergence {
+                block: number,
+                recorded: recorded_address,
+                replayed,
+            });
+        }
+        self.blocks.insert(number, block);
+        self.requested_bytes = self.requested_bytes.saturating_add(self.program.requested_bytes(number));
+        self.requested_peak_bytes = self.requested_peak_bytes.max(self.requested_bytes);
+        placed.map_err(|conflict| ReplayError {
+            step: self.at.saturating_sub(1),
+            kind: Kind::Conflict(number, conflict),
+        })
+    }
+
+    fn attempt(&mut self, pool: Option<u16>, bytes: u64, stream: StreamId) -> Result<(), ReplayError> {
+        if !self.attempts {
+            return Ok(());
+        }
+        self.check_request(bytes)?;
+        self.upstream.serve_block(u32::MAX);
+        let _scope = pool.map(|pool| self.enter(pool)).transpose()?;
+        self.allocator.allocate(bytes, stream).map(drop).map_err(|error| self.refused(error))
+    }
+
+    /// Lets requests come from a private pool for as long as the scope lives.
+    fn enter(&mut self, pool: u16) -> Result<PoolScope, ReplayError> {
+        let pool = *self.pools[usize::from(pool)].get_or_insert_with(|| self.allocator.create_pool());
+        self.allocator.use_pool(pool).map_err(|error| self.refused(error))
+    }
+
+    /// Tags the memory of a block that was just handed out as its own, also where it should not be.
+    fn tag(&mut self, number: u32, block: &Block) -> Result<(), Conflict> {
+        let Some(tags) = &mut self.tags else { return Ok(()) };
+        let (upstream, stream) = (&self.upstream, block.stream());
+        for (address, bytes) in upstream.take_released() {
+            tags.forget(address, bytes);
+        }
+        let ordered = |after: StreamId, place| after == stream || upstream.is_past(after, place, stream);
+        let mut placed = Ok(());
+        for (place, bytes) in upstream.physical(block.address(), block.size_bytes()) {
+            placed = placed.and(tags.place(place, bytes, number, ordered));
+        }
+        placed
+    }
+
+    fn free(&mut self, number: u32, lane: Option<StreamId>) {
+        // A block that was refused has nothing to free.
+        let Some(block) = self.blocks.remove(&number) else { return };
+        if let Some(tags) = &mut self.tags {
+            let next_place = |stream| (stream, self.upstream.recorded_events(stream) + 1);
+            let after: Points = [Some(block.stream()), lane].into_iter().flatten().map(next_place).collect();
+            for (place, _) in self.upstream.physical(block.address(), block.size_bytes()) {
+                tags.release(place, after.clone());
+            }
+        }
+        let fillers = self.doubts.end(number, &block);
+        match lane {
+            None => self.count_free(number),
+            Some(lane) => {
+                block.record_stream(lane);
+                fillers.iter().for_each(|filler| filler.record_stream(lane));
+                self.pending.insert(number, lane);
+            }
+        }
+    }
+
+    fn complete(&mut self, number: u32) {
+        let Some(lane) = self.pending.remove(&number) else { return };
+        self.upstream.complete_stream(lane);
+        self.idle_lanes.push(lane);
+        self.count_free(number);
+    }
+
+    fn count_free(&mut self, number: u32) {
+        self.requested_bytes = self.requested_bytes.saturating_sub(self.program.requested_bytes(number));
+    }
+
+    /// A lane on which no event is under way.
+    fn lane(&mut self) -> StreamId {
+        self.idle_lanes.pop().unwrap_or_else(|| {
+            self.lanes += 1;
+            StreamId::from_raw(FIRST_LANE + self.lanes)
+        })
+    }
+
+    /// In a damaged file any number can stand for a size.
+    fn check_request(&self, bytes: u64) -> Result<(), ReplayError> {
+        match bytes > MOST_BYTES {
+            true => Err(ReplayError { step: self.at.saturating_sub(1), kind: Kind::Impossible(bytes) }),
+            false => Ok(()),
+        }
+    }
+
+    /// The state before the trace does not fit the device.
+    fn too_large(&self, excess_bytes: u64) -> ReplayError {
+        ReplayError { step: self.at.saturating_sub(1), kind: Kind::TooLarge(excess_bytes) }
+    }
+
+    fn refused(&self, error: AllocationError) -> ReplayError {
+        ReplayError { step: self.at.saturating_sub(1), kind: Kind::Refused(error) }
+    }
+}
+
+/// What the driver's allocator takes at once, as far as can be seen from outside, in bytes.
+pub(crate) const DRIVER_PIECE_BYTES: u64 = 32 << 20;
+
+/// An estimate of what `backend:cudaMallocAsync` would reserve for `program` at the most, in bytes, on a device of `total_bytes`.
+///
+/// The rules of the driver's allocator are not public. Those of PyTorch's expandable segments come near: it maps physical pages
+/// side by side as well, pieces of 32 MiB, and keeps what is freed. Expect up to 20 % or 64 MiB between the estimate and a run.
+///
+/// # Errors
+/// If the device has no room for that.
+pub fn estimate_stream_ordered_peak(program: &Program, total_bytes: u64) -> Result<u64, ReplayError> {
+    let mut replay = stream_ordered_estimate(program, total_bytes);
+    replay.run()?;
+    Ok(replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES))
+}
+
+/// The replay whose reserved bytes, rounded up to whole pieces, are that estimate.
+pub(crate) fn stream_ordered_estimate(program: &Program, total_bytes: u64) -> Replay<'_> {
+    let settings = "policy:pytorch,expandable_segments:True,large_segment_size_mb:32";
+    let settings = Settings::parse(settings).expect("these are settings");
+    let upstream = Arc::new(ReplayUpstream::unscripted(total_bytes));
+    let allocator = DeviceAllocator::new(upstream.clone(), settings);
+    Replay::without_tags(program, allocator, upstream).starting_with(StartState::LiveBlocks)
+}
+
+impl fmt::Debug for Replay<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replay").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// Why a [`Replay`] stopped.
+#[derive(Debug)]
+pub struct ReplayError {
+    step: usize,
+    kind: Kind,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Kind {
+    #[error(transparent)]
+    Refused(AllocationError),
+    #[error("block {0} was put where {1}")]
+    Conflict(u32, Conflict),
+    #[error("the state before the trace takes {0} bytes more than the device has")]
+    TooLarge(u64),
+    #[error("{0} bytes are asked for, more than any device has")]
+    Impossible(u64),
+}
+
+impl ReplayError {
+    /// The step that was served, from 0, those that make the state before the trace included.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// What the allocator said, if it refused.
+    pub fn refusal(&self) -> Option<&AllocationError> {
+        match &self.kind {
+            Kind::Refused(error) => Some(error),
+            Kind::Conflict(..) | Kind::TooLarge(_) | Kind::Impossible(_) => None,
+        }
+    }
+
+    /// Whether it is want of memory: a request failed for that, or the state before the trace is larger than the device.
+    pub fn is_out_of_memory(&self) -> bool {
+        match &self.kind {
+            Kind::Refused(error) => error.is_out_of_memory(),
+            Kind::TooLarge(_) | Kind::Impossible(_) => true,
+            Kind::Conflict(..) => false,
+        }
+    }
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: {}", self.step, self.kind)
+    }
+}
+
+impl Error for ReplayError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.kind.source()
+    }
+}

@@ -1,0 +1,370 @@
+//! What a program asked of its allocator, out of a trace.
+
+use super::reading;
+use super::start::Layout;
+use thalweg_memory::{StreamId, settings::Settings};
+use thalweg_snapshot::{Event, Recording, Snapshot, SnapshotError};
+
+/// One thing that a program does. Blocks are numbered from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Asks for memory.
+    Allocate {
+        /// The number of the new block.
+        block: u32,
+        /// The private pool that it came from, an index into [`Program::pools`]; `None` for the shared one.
+        pool: Option<u16>,
+        /// What is asked for.
+        bytes: u64,
+        /// For work on this stream.
+        stream: StreamId,
+        /// Where the trace has it; 0 for a block that only prepares the state in which the trace began.
+        recorded_address: u64,
+    },
+    /// Frees a block that no other stream uses.
+    Free {
+        /// Its number.
+        block: u32,
+    },
+    /// Frees a block that another stream still uses.
+    FreePending {
+        /// Its number.
+        block: u32,
+    },
+    /// The other stream is done with a block that was freed.
+    Complete {
+        /// Its number.
+        block: u32,
+    },
+    /// Calls `empty_cache`.
+    EmptyCache,
+    /// Asks for memory that there was not: the recording says that it ran out here (`oom`). What came of it then cannot be known;
+    /// it is freed at once. Only a replay that [attempts](super::Replay::with_attempts) it does.
+    Attempt {
+        /// As in an allocation.
+        pool: Option<u16>,
+        /// What was asked for, after rounding.
+        bytes: u64,
+        /// For work on this stream.
+        stream: StreamId,
+    },
+}
+
+/// How much of the state before the trace is made before a program is served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum StartState {
+    /// All of it: the segments, and in them the live blocks where they were. Right where the settings are those of the
+    /// recording, since only these have led there.
+    #[default]
+    Recorded,
+    /// The blocks that were live, wherever the allocator puts them. What other settings had reserved by then is not known, so
+    /// all that is reserved is a lower bound then. If none was live there is no difference: the segments are made.
+    LiveBlocks,
+}
+
+/// The client's side of a trace. See the [module](super).
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Program {
+    pub(super) steps: Vec<Step>,
+    /// By step, the entry of the trace that it is.
+    pub(super) entries: Vec<u32>,
+    /// Requests that make the state before the trace, as far as requests can.
+    pub(super) start: Vec<Step>,
+    /// That state itself, where requests under the same settings would not lead to it.
+    pub(super) layout: Option<Layout>,
+    pub(super) older_blocks: usize,
+    /// The segments as (address, bytes), in the order in which the trace's allocator took them.
+    pub(super) segments: Vec<(u64, u64)>,
+    /// For each of them the block for which it was taken, if that is known.
+    pub(super) opened_for: Vec<Option<u32>>,
+    /// The blocks for which memory was mapped, and where first: if a segment began to grow then, it began there.
+    pub(super) mapped_for: Vec<(u32, u64)>,
+    /// By block, what was asked for.
+    pub(super) requested_bytes: Vec<u64>,
+    pub(super) pools: Vec<(u64, u64)>,
+    /// How many pairs of a stream and a pool there are.
+    pub(super) homes: usize,
+}
+
+/// No program has more streams and private pools. An allocator takes time with their number at every step.
+const MOST_HOMES: usize = 4096;
+
+impl Program {
+    /// The program of one device of a recording that has its trace.
+    ///
+    /// # Errors
+    /// If the recording has no trace of the device, or one with more streams and private pools than a program can have.
+    pub fn from_recording(recording: &Recording, device: usize) -> Result<Self, SnapshotError> {
+        let segments = recording
+            .segments(device)
+            .map(|(segment, blocks)| reading::LastSegment::new(segment, blocks))
+            .collect();
+        let program = reading::read(segments, recording.trace(device), device)?;
+        if program.homes > MOST_HOMES {
+            return Err(SnapshotError::new(format!(
+                "the trace has {} streams and private pools; with more than {MOST_HOMES} a replay would take too long, and \
+                 no program has so many",
+                program.homes
+            )));
+        }
+        Ok(program)
+    }
+
+    /// The same of a snapshot.
+    ///
+    /// # Errors
+    /// If it has no trace of the device, or one that cannot be: memory that is allocated twice, say.
+    pub fn from_snapshot(snapshot: &Snapshot, device: usize) -> Result<Self, SnapshotError> {
+        let segments =
+            snapshot.segments.iter().filter(|segment| usize::try_from(segment.device) == Ok(device));
+        let trace = snapshot.device_traces.get(device).map_or(&[][..], |trace| &trace[..]);
+        reading::read(
+            segments.map(reading::LastSegment::of).collect(),
+            trace.iter().map(reading::event),
+            device,
+        )
+    }
+
+    /// The program of a trace of which nothing else is known.
+    ///
+    /// # Errors
+    /// Those of [`from_snapshot`](Self::from_snapshot).
+    pub fn from_trace(trace: &[Event]) -> Result<Self, SnapshotError> {
+        reading::read(Vec::new(), trace.iter().copied(), 0)
+    }
+
+    /// The same without its calls of `empty_cache`.
+    #[must_use]
+    pub fn without_empty_cache(mut self) -> Self {
+        let kept = |step: &Step| *step != Step::EmptyCache;
+        let entries = self.steps.iter().zip(&self.entries).filter(|(step, _)| kept(step));
+        self.entries = entries.map(|(_, entry)| *entry).collect();
+        self.steps.retain(kept);
+        self
+    }
+
+    /// The steps of the trace, in order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The steps that make the state before the trace. There are none where the state is laid out as it was.
+    pub fn start_steps(&self, start: StartState) -> &[Step] {
+        match start {
+            StartState::Recorded if self.layout.is_some() => &[],
+            _ => &self.start,
+        }
+    }
+
+    /// How many blocks were live before the trace.
+    pub fn older_blocks(&self) -> usize {
+        self.older_blocks
+    }
+
+    /// The entry of the trace that a step is.
+    ///
+    /// # Panics
+    /// If there is no such step.
+    pub fn entry_of(&self, step: usize) -> u32 {
+        self.entries[step]
+    }
+
+    /// The segments as (address, bytes), in the order in which the trace's allocator took them. Mapped ones are not among
+    /// them.
+    pub fn segments(&self) -> &[(u64, u64)] {
+        &self.segments
+    }
+
+    /// The private pools, by PyTorch's numbers.
+    pub fn pools(&self) -> &[(u64, u64)] {
+        &self.pools
+    }
+
+    /// How many pairs of a stream and a pool it asks for memory in.
+    pub fn homes(&self) -> usize {
+        self.homes
+    }
+
+    /// How many blocks are allocated in all, those that make the state before the trace included.
+    pub fn blocks(&self) -> usize {
+        self.requested_bytes.len()
+    }
+
+    /// The most that is live or pending at once, as it is asked for, in bytes.
+    pub fn peak_live_bytes(&self) -> u64 {
+        self.peak(|requested_bytes| requested_bytes, false)
+    }
+
+    /// What must be reserved at some moment under `settings`, whatever else has happened: the most that is live at once, each block
+    /// rounded as the settings say, in bytes.
+    pub fn least_reserved_bytes(&self, settings: &Settings) -> u64 {
+        self.peak(thalweg_memory::restore::rounding(settings), true)
+    }
+
+    /// The highest sum over live blocks; `at_request`: a block that was freed counts no more, though another stream still uses it.
+    fn peak(&self, bytes: impl Fn(u64) -> u64, at_request: bool) -> u64 {
+        let bytes = |block: u32| match self.requested_bytes(block) {
+            0 => 0,
+            requested_bytes => bytes(requested_bytes),
+        };
+        let (mut live, mut peak) = (0_u64, 0);
+        for step in self.start_steps(StartState::LiveBlocks).iter().chain(&self.steps) {
+            match *step {
+                Step::Allocate { block, .. } => live = live.saturating_add(bytes(block)),
+                Step::Free { block } => live = live.saturating_sub(bytes(block)),
+                Step::FreePending { block } if at_request => live = live.saturating_sub(bytes(block)),
+                Step::Complete { block } if !at_request => live = live.saturating_sub(bytes(block)),
+                _ => {}
+            }
+            peak = live.max(peak);
+        }
+        peak
+    }
+
+    /// More than the recording can have had reserved at once, in bytes.
+    pub(crate) fn recorded_bytes(&self) -> u64 {
+        let laid_out = self.layout.iter().flat_map(|layout| &layout.segments);
+        let laid_out = laid_out.flat_map(|segment| &segment.ranges).map(|(_, bytes)| *bytes);
+        let taken = self.segments.iter().map(|(_, bytes)| *bytes);
+        laid_out.chain(taken).fold(0, u64::saturating_add)
+    }
+
+    /// What was asked for with a block, in bytes; 0 for one that was never asked for, and only stands for free memory while
+    /// the state before the trace is made.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn requested_bytes(&self, number: u32) -> u64 {
+        self.requested_bytes[number as usize]
+    }
+
+    /// The addresses where segments may have begun to grow for a block, by its number.
+    pub(crate) fn mapped(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.mapped_for.iter().copied()
+    }
+
+    /// The segments that were taken for a block, by its number, as (address, bytes).
+    pub(crate) fn opened(&self) -> impl Iterator<Item = (u32, (u64, u64))> {
+        self.opened_for.iter().zip(&self.segments).filter_map(|(block, &segment)| Some(((*block)?, segment)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::replay::{Replay, ReplayUpstream};
+    use thalweg_memory::DeviceAllocator;
+    use thalweg_memory::settings::Settings;
+    use thalweg_snapshot::{Action, BlockState, TraceEntry};
+
+    fn entry(action: Action, address: u64) -> TraceEntry {
+        TraceEntry::new(action, address, 600, StreamId::from_raw(1))
+    }
+
+    fn program(trace: Vec<TraceEntry>) -> Result<Program, SnapshotError> {
+        Program::from_snapshot(&Snapshot { device_traces: vec![trace], ..Snapshot::default() }, 0)
+    }
+
+    #[test]
+    fn frees_are_immediate_or_pending() {
+        use Action::{Alloc, FreeCompleted, FreeRequested};
+        let trace = [
+            (Alloc, 1),
+            (FreeRequested, 1),
+            (Alloc, 2),
+            (FreeRequested, 2),
+            (FreeCompleted, 2),
+            (FreeCompleted, 1),
+        ];
+        let program = program(trace.map(|(action, address)| entry(action, address)).to_vec());
+        let Program { steps, entries, .. } = program.expect("it is a trace");
+        let [first, second] = [0, 1].map(|block| Step::Allocate {
+            block,
+            pool: None,
+            bytes: 600,
+            stream: StreamId::from_raw(1),
+            recorded_address: u64::from(block) + 1,
+        });
+        let expected = [
+            first,
+            Step::FreePending { block: 0 },
+            second,
+            Step::Free { block: 1 },
+            Step::Complete { block: 0 },
+        ];
+        assert_eq!((&steps[..], &entries[..]), (&expected[..], &[0, 1, 2, 3, 5][..]));
+    }
+
+    fn requests(steps: &[Step]) -> Vec<(u64, u64)> {
+        let requests = steps.iter().filter_map(|step| match *step {
+            Step::Allocate { bytes, recorded_address, .. } => Some((bytes, recorded_address)),
+            _ => None,
+        });
+        requests.collect()
+    }
+
+    #[test]
+    fn what_was_there_before_the_trace_is_made_first() {
+        let trace = vec![
+            TraceEntry::new(Action::SegmentFree, 0x20_0000, 2 << 20, StreamId::from_raw(1)),
+            TraceEntry::new(Action::SegmentFree, 0x40_0000, 20 << 20, StreamId::from_raw(1)),
+        ];
+        let program = program(trace).expect("it is a trace");
+        assert_eq!(program.segments(), [(0x20_0000, 2 << 20), (0x40_0000, 20 << 20)]);
+        for start in [StartState::Recorded, StartState::LiveBlocks] {
+            assert_eq!(requests(program.start_steps(start)), [(1, 0), (20 << 20, 0)]);
+        }
+        assert_eq!(program.steps(), [Step::EmptyCache], "two segments went back in one call");
+        assert!(program.without_empty_cache().steps().is_empty());
+    }
+
+    #[test]
+    fn live_blocks_are_put_where_they_were() {
+        const MIB: u64 = 1 << 20;
+        let stream = StreamId::from_raw(1);
+        let free = |address, bytes| TraceEntry::new(Action::FreeCompleted, address, bytes, stream);
+        const HALF: u64 = MIB / 2;
+        let trace = vec![
+            free(64 * MIB, 5 * MIB - 100),
+            // Half a MiB lies between it and the next, which cannot be free on its own: it has that too.
+            free(72 * MIB, 3 * MIB),
+            free(75 * MIB + HALF, 2 * MIB),
+            TraceEntry::new(Action::SegmentFree, 64 * MIB, 20 * MIB, stream),
+        ];
+        let program = program(trace).expect("it is a trace");
+        assert_eq!(program.older_blocks(), 3);
+        assert_eq!(program.start_steps(StartState::Recorded), [], "it is laid out");
+        let upstream = Arc::new(ReplayUpstream::scripted(&program, 1 << 30));
+        let settings = Settings::parse("policy:pytorch").expect("it is one");
+        let allocator = DeviceAllocator::new(upstream.clone(), settings);
+        let mut replay = Replay::new(&program, allocator, upstream);
+        replay.begin().expect("there is room");
+        let segments = replay.allocator().snapshot();
+        let blocks: Vec<_> = segments.iter().flat_map(|segment| &segment.blocks).collect();
+        let sizes: Vec<_> =
+            blocks.iter().map(|block| (block.size_bytes, block.state == BlockState::Inactive)).collect();
+        let (live, free) = (false, true);
+        let expected = [
+            (5 * MIB, live),
+            (3 * MIB, free),
+            (3 * MIB + HALF, live),
+            (2 * MIB, live),
+            (6 * MIB + HALF, free),
+        ];
+        assert_eq!((segments[0].address, sizes), (64 * MIB, expected.to_vec()));
+        assert_eq!((replay.mismatches(), segments.len()), (0, 1));
+        let live = requests(program.start_steps(StartState::LiveBlocks));
+        let expected = [(5 * MIB - 100, 64 * MIB), (3 * MIB, 72 * MIB), (2 * MIB, 75 * MIB + HALF)];
+        assert_eq!(live, expected);
+    }
+
+    #[test]
+    fn memory_that_is_allocated_twice_is_no_trace() {
+        let error =
+            program(vec![entry(Action::Alloc, 512), entry(Action::Alloc, 512)]).expect_err("it is none");
+        assert!(error.to_string().contains("entry 1 of the trace: 0x200 is allocated"), "{error}");
+        assert!(program(vec![]).expect_err("it is none").to_string().contains("no trace of device 0"));
+    }
+}

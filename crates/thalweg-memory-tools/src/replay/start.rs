@@ -1,0 +1,378 @@
+//! The state before a trace, and how an allocator is brought into it.
+//!
+//! What there was is found backwards: the segments after the trace, minus what it took, plus what it gave back. On the way each
+//! allocation is seen in the segment that it came from, whose pool it has. So pools belong to *lifetimes* of segments; an
+//! address may be in one pool today and in another tomorrow.
+//!
+//! Where a trace is replayed under its own settings, that state is laid out as it was ([`Layout`]): each segment at its
+//! address, or with the same distances in it if it grows, and each block where it was. Under other settings only the blocks are
+//! asked for ([`live_blocks`]).
+//!
+//! An entry that frees a block says what was asked for with it and not how large it was. A rest of up to 1 MiB is never free on
+//! its own in a plain segment for large requests, so it belongs to the block before it. Of a larger rest the first allocation in
+//! it says where it begins. Where there is none while the block is live, all of it is taken to be free, until the replay shows that a
+//! part belonged to the block too ([`doubts`](super::doubts)).
+//!
+//! Segments that grow have no beginning in a recording, which shows what is mapped. They begin at the lowest address that was
+//! ever seen mapped; what lay below that, and was never used again, is missed by nobody.
+
+use std::collections::BTreeMap;
+
+use super::program::Step;
+use super::reading::LastSegment;
+use thalweg_memory::{MIN_BLOCK_BYTES, SizeClass, StreamId};
+use thalweg_snapshot::{Action, Event};
+
+/// The segment of small requests, in every version of PyTorch.
+const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+/// The largest small request.
+const SMALL_BYTES: u64 = 1 << 20;
+/// The largest rest that is not cut off a block in a plain segment for large requests.
+pub(super) const LARGEST_REST_BYTES: u64 = 1 << 20;
+/// The page of segments that grow for large requests, by default.
+const LARGE_PAGE_BYTES: u64 = 20 << 20;
+/// The number of the pool that all share.
+const SHARED: (u64, u64) = (0, 0);
+
+/// A segment that was there at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldSegment {
+    bytes: u64,
+    stream: StreamId,
+    class: SizeClass,
+    pool: Option<u16>,
+    pub(super) is_expandable: bool,
+}
+
+/// A block that was live when the trace began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OlderBlock {
+    pub(super) number: u32,
+    pub(super) requested_bytes: u64,
+    /// What it takes in its segment, where that is known.
+    pub(super) size_bytes: Option<u64>,
+    /// The most that it can take.
+    pub(super) room_bytes: u64,
+    pub(super) stream: StreamId,
+    /// The entry of the trace that frees it.
+    pub(super) freed: Option<usize>,
+}
+
+impl OlderBlock {
+    /// Asks for it, wherever it may be.
+    pub(super) fn request(&self, recorded_address: u64, pool: Option<u16>) -> Step {
+        let &Self { number: block, requested_bytes: bytes, stream, .. } = self;
+        Step::Allocate { block, pool, bytes, stream, recorded_address }
+    }
+
+    /// What it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were asked for.
+    pub(super) fn size_in(
+        &self,
+        segment: &LaidSegment,
+        room_bytes: u64,
+        rounded_bytes: u64,
+        is_cut: bool,
+    ) -> u64 {
+        let room_bytes = room_bytes.min(self.room_bytes);
+        let rest_bytes = room_bytes.saturating_sub(rounded_bytes);
+        match self.size_bytes {
+            Some(size) => size,
+            _ if segment.grows => rounded_bytes.min(room_bytes),
+            _ if segment.class == SizeClass::Large && (!is_cut || rest_bytes <= LARGEST_REST_BYTES) => {
+                room_bytes
+            }
+            _ => rounded_bytes.min(room_bytes),
+        }
+    }
+
+    /// Whether it may have more than it is laid out with, where `free_bytes` are free behind it.
+    pub(super) fn may_be_larger(&self, segment: &LaidSegment, is_cut: bool, free_bytes: u64) -> bool {
+        let is_plain_large = segment.class == SizeClass::Large && !segment.grows;
+        self.size_bytes.is_none() && is_plain_large && is_cut && free_bytes > 0
+    }
+
+    /// While it was live, another block began so many bytes behind its beginning.
+    pub(super) fn learn_room(&mut self, distance_bytes: u64) {
+        self.room_bytes = distance_bytes.min(self.room_bytes);
+    }
+}
+
+/// What walking a trace backwards finds.
+#[derive(Default)]
+pub(super) struct Backwards {
+    /// The segments; at the end of the walk those before the trace.
+    pub(super) segments: BTreeMap<u64, HeldSegment>,
+    /// The private pools, by PyTorch's numbers.
+    pub(super) pools: Vec<(u64, u64)>,
+    /// The pools of the allocations, the last one first; empty if there is no private pool.
+    pub(super) of_allocations: Vec<Option<u16>>,
+}
+
+impl Backwards {
+    /// Walks a trace whose last state is known.
+    pub(super) fn over(last: &[LastSegment], trace: impl DoubleEndedIterator<Item = Event> + Clone) -> Self {
+        let mut this = Self::default();
+        for segment in last {
+            let &LastSegment { address, bytes, stream, class, is_expandable, .. } = segment;
+            let pool = this.pool(segment.pool_id);
+            this.segments.insert(address, HeldSegment { bytes, stream, class, pool, is_expandable });
+        }
+        let has_pools =
+            !this.pools.is_empty() || trace.clone().any(|event| event.pool_id.is_some_and(|id| id != SHARED));
+        for event in trace.rev() {
+            if event.action != Action::Alloc {
+                this.undo(&event);
+            } else if has_pools {
+                let pool = match event.pool_id {
+                    Some(id) => this.pool(id),
+                    None => this.home(event.address).and_then(|(_, segment)| segment.pool),
+                };
+                this.of_allocations.push(pool);
+            }
+        }
+        this
+    }
+
+    fn undo(&mut self, event: &Event) {
+        let (address, bytes, stream) = (event.address, event.size_bytes, event.stream);
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => self.cut_out(address, address.saturating_add(bytes)),
+            Action::SegmentFree => {
+                let class = if bytes <= SMALL_SEGMENT_BYTES { SizeClass::Small } else { SizeClass::Large };
+                let pool = event.pool_id.and_then(|id| self.pool(id));
+                self.segments
+                    .insert(address, HeldSegment { bytes, stream, class, pool, is_expandable: false });
+            }
+            Action::SegmentUnmap => {
+                // What a private pool relies on is not given back.
+                let pool = event.pool_id.and_then(|id| self.pool(id));
+                let touched = self.touched(address, address.saturating_add(bytes));
+                let class = touched.unwrap_or_else(|| class_of_pages(bytes));
+                self.segments
+                    .insert(address, HeldSegment { bytes, stream, class, pool, is_expandable: true });
+            }
+            _ => {}
+        }
+    }
+
+    /// The class of a range that is mapped and touches this one.
+    fn touched(&self, start: u64, end: u64) -> Option<SizeClass> {
+        let before = self.last_before(start).filter(|(at, segment)| end_of(*at, segment) == start);
+        let behind = self.segments.get(&end).copied();
+        let touching = before.map(|(_, segment)| segment).into_iter().chain(behind);
+        touching.filter(|segment| segment.is_expandable).map(|segment| segment.class).next()
+    }
+
+    /// Takes a range of addresses out: whole segments, or a part of one that grows.
+    fn cut_out(&mut self, start: u64, end: u64) {
+        while let Some((address, segment)) =
+            self.last_before(end).filter(|(at, segment)| end_of(*at, segment) > start)
+        {
+            self.segments.remove(&address);
+            let segment_end = end_of(address, &segment);
+            if segment_end > end {
+                self.segments.insert(end, HeldSegment { bytes: segment_end - end, ..segment });
+            }
+            if address < start {
+                self.segments.insert(address, HeldSegment { bytes: start - address, ..segment });
+            }
+        }
+    }
+
+    /// The segment that an address lies in, and where it begins.
+    fn home(&self, address: u64) -> Option<(u64, HeldSegment)> {
+        self.last_before(address.saturating_add(1)).filter(|(at, segment)| end_of(*at, segment) > address)
+    }
+
+    fn last_before(&self, end: u64) -> Option<(u64, HeldSegment)> {
+        self.segments.range(..end).next_back().map(|(&address, &segment)| (address, segment))
+    }
+
+    /// The index of a private pool. Of more than 65 535, the others count as the last.
+    fn pool(&mut self, id: (u64, u64)) -> Option<u16> {
+        if id == SHARED {
+            return None;
+        }
+        let index = self.pools.iter().position(|known| *known == id).unwrap_or_else(|| {
+            if self.pools.len() < usize::from(u16::MAX) {
+                self.pools.push(id);
+            }
+            self.pools.len() - 1
+        });
+        Some(index as u16)
+    }
+}
+
+fn end_of(address: u64, segment: &HeldSegment) -> u64 {
+    address.saturating_add(segment.bytes)
+}
+
+/// The state before a trace, as far as it is known.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Layout {
+    /// In the order of their addresses. They do not overlap.
+    pub(super) segments: Vec<LaidSegment>,
+    /// Blocks that are in none of them.
+    pub(super) others: Vec<Step>,
+}
+
+/// A segment of the state before a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct LaidSegment {
+    /// For one that grows, where its addresses begin.
+    pub(super) address: u64,
+    pub(super) stream: StreamId,
+    pub(super) class: SizeClass,
+    pub(super) pool: Option<u16>,
+    pub(super) grows: bool,
+    /// Where memory is, as (address, bytes): all of a plain one.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// By address.
+    pub(super) blocks: Vec<(u64, OlderBlock)>,
+}
+
+impl Layout {
+    pub(super) fn of(found: &Backwards, older: &BTreeMap<u64, OlderBlock>, bases: &Bases) -> Self {
+        let mut this = Self::default();
+        // The ones that grow, by what they are for: there is one of each.
+        let mut growing: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut done = 0;
+        for (&address, segment) in &found.segments {
+            // In a damaged file segments overlap.
+            if address < done || !segment.is_usual() {
+                continue;
+            }
+            this.others.extend(older.range(done..address).map(|(at, block)| request(found, *at, block)));
+            done = end_of(address, segment);
+            let key = segment.key();
+            let at = match growing.get(&key) {
+                Some(&at) if segment.is_expandable => at,
+                _ => {
+                    let address = if segment.is_expandable { bases.base_of(key, address) } else { address };
+                    let &HeldSegment { stream, class, pool, is_expandable: grows, .. } = segment;
+                    let (ranges, blocks) = (Vec::new(), Vec::new());
+                    this.segments.push(LaidSegment { address, stream, class, pool, grows, ranges, blocks });
+                    this.segments.len() - 1
+                }
+            };
+            if segment.is_expandable {
+                growing.insert(key, at);
+            }
+            let laid = &mut this.segments[at];
+            match laid.ranges.last_mut() {
+                Some((start, bytes)) if *start + *bytes == address => *bytes += segment.bytes,
+                _ => laid.ranges.push((address, segment.bytes)),
+            }
+            laid.blocks.extend(older.range(address..done).map(|(at, block)| (*at, *block)));
+        }
+        this.others.extend(older.range(done..).map(|(at, block)| request(found, *at, block)));
+        this
+    }
+}
+
+/// The class of a segment that grows, of so many bytes in pages. Small ones grow by one page of 2 MiB.
+fn class_of_pages(bytes: u64) -> SizeClass {
+    if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
+}
+
+/// What a segment that grows is for.
+pub(super) type Key = (StreamId, Option<u16>, SizeClass);
+
+/// Where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
+#[derive(Default)]
+pub(super) struct Bases(BTreeMap<Key, u64>);
+
+impl Bases {
+    /// What the trace maps in segments that had something mapped before it, and ever since.
+    pub(super) fn over(found: &Backwards, trace: impl Iterator<Item = Event>) -> Self {
+        let mut mapped: BTreeMap<Key, (u64, i128)> = BTreeMap::new();
+        for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.is_expandable) {
+            let (base, bytes) = mapped.entry(segment.key()).or_insert((address, 0));
+            (*base, *bytes) = (address.min(*base), *bytes + i128::from(segment.bytes));
+        }
+        if mapped.is_empty() {
+            return Self::default();
+        }
+        // An entry that maps does not say for which pool; the allocation that follows does.
+        let mut pools = found.of_allocations.iter().rev();
+        let mut waiting: Vec<(u64, u64)> = Vec::new();
+        for event in trace {
+            let (address, size_bytes) = (event.address, event.size_bytes);
+            match event.action {
+                Action::SegmentMap => waiting.push((address, size_bytes)),
+                Action::Alloc => {
+                    let pool = pools.next().copied().flatten();
+                    for (address, bytes) in waiting.drain(..) {
+                        let key = (event.stream, pool, class_of_pages(bytes));
+                        if let Some((base, now)) = mapped.get_mut(&key).filter(|(_, now)| *now > 0) {
+                            (*base, *now) = (address.min(*base), *now + i128::from(bytes));
+                        }
+                    }
+                }
+                Action::SegmentUnmap => {
+                    let key = (event.stream, None, class_of_pages(size_bytes));
+                    if let Some((_, now)) = mapped.get_mut(&key) {
+                        *now -= i128::from(size_bytes);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Self(mapped.into_iter().map(|(key, (base, _))| (key, base)).collect())
+    }
+
+    fn base_of(&self, key: Key, lowest: u64) -> u64 {
+        self.0.get(&key).copied().unwrap_or(lowest).min(lowest)
+    }
+}
+
+fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> Step {
+    older.request(recorded_address, found.home(recorded_address).and_then(|(_, segment)| segment.pool))
+}
+
+/// Requests for the live blocks alone, in the order of their addresses.
+pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) -> Vec<Step> {
+    older.iter().map(|(&address, older)| request(found, address, older)).collect()
+}
+
+/// Segments as (address, bytes), each under the number of the block for which it was taken.
+type Opened = Vec<(u32, (u64, u64))>;
+
+/// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
+/// blocks are numbered from `first` on.
+pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened) {
+    let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
+    // Of each kind of small segments, where the last is: it need not be filled.
+    let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);
+    let last: BTreeMap<Key, u64> = small.map(|(&address, segment)| (segment.key(), address)).collect();
+    let (mut steps, mut opened) = (Vec::new(), Vec::new());
+    let mut block = first;
+    for (&address, segment) in plain() {
+        opened.push((block, (address, segment.bytes)));
+        let requests = match segment.class {
+            SizeClass::Small if last.get(&segment.key()) == Some(&address) => &[1][..],
+            SizeClass::Small => &[SMALL_BYTES; 2],
+            SizeClass::Large => &[segment.bytes],
+        };
+        for &bytes in requests {
+            let (pool, stream) = (segment.pool, segment.stream);
+            steps.push(Step::Allocate { block, pool, bytes, stream, recorded_address: 0 });
+            block += 1;
+        }
+    }
+    steps.extend((first..block).map(|block| Step::Free { block }));
+    (steps, opened)
+}
+
+impl HeldSegment {
+    /// Whether it can be: it is made of whole units, and a small one that does not grow has one size.
+    fn is_usual(&self) -> bool {
+        let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
+        is_whole
+            && (self.is_expandable || self.class == SizeClass::Large || self.bytes == SMALL_SEGMENT_BYTES)
+    }
+
+    fn key(&self) -> Key {
+        (self.stream, self.pool, self.class)
+    }
+}

@@ -1,0 +1,97 @@
+//! The memory of a program over time as one HTML page: `thalweg memory show SNAPSHOT --html OUT` writes it.
+//!
+//! [`write()`] takes a [`PageModel`], plain columns of what happened, and writes one file that needs nothing else: no network
+//! (its content security policy forbids any), no fonts, no framework. A browser opens it from the disk or from an
+//! attachment.
+//!
+//! # How it is built
+//! ```text
+//!  PageModel ─▶ meta   names, figures, findings: JSON in a <script type="application/json">        ┐
+//!           └─▶ encode blocks, segments, times, curves, stacks: columns of varints, in base64      ├─▶ one file
+//!               page/  page.html, style.css and the scripts, each a file of this crate             ┘
+//! ```
+//! The numbers of a device are differences to the row before, in the greatest unit that divides them, seven bits a byte:
+//! some 15 bytes a block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
+//! second. `page/data.js` is the other half of `encode`: who changes one changes both.
+//!
+//! It is a crate of its own because it depends on no other of this workspace: neither the reader of snapshots nor the allocator knows that
+//! there are pages, and its tests (which open pages in a browser) make their models by hand.
+//!
+//! # Invariants
+//! - Texts of a model come from files of strangers. They reach the page only inside JSON with `<` escaped, and the
+//!   document only as text nodes.
+//! - The figures at the head of the page are the model's, written as they are. The curves and the stack are drawn from the
+//!   blocks and segments; the page's self-test (`?selftest`) says what it reckons from these, so that tests can hold the
+//!   one against the other.
+//!
+//! What is not here: finding out anything. What a block's category is, which fragmentation is hard, what another setting
+//! would have reserved, is for the analysis that makes the model.
+
+mod encode;
+mod meta;
+mod model;
+
+use std::io::{self, Write};
+
+pub use model::{
+    BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, Stack,
+    StackFrame, StageRow, Tone,
+};
+
+const TEMPLATE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/style.css");
+
+/// In the order in which they build on each other.
+const SCRIPTS: [&str; 12] = [
+    include_str!("page/text.js"),
+    include_str!("page/data.js"),
+    include_str!("page/profile.js"),
+    include_str!("page/groups.js"),
+    include_str!("page/painter.js"),
+    include_str!("page/chart.js"),
+    include_str!("page/segments.js"),
+    include_str!("page/lists.js"),
+    include_str!("page/flame.js"),
+    include_str!("page/events.js"),
+    include_str!("page/page.js"),
+    include_str!("page/self_test.js"),
+];
+
+/// Writes the page.
+///
+/// # Errors
+/// What `out` says.
+///
+/// # Panics
+/// If the model contradicts itself: an index beyond its table, an event beyond the device's events.
+pub fn write(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
+    let mut rest = TEMPLATE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (name, after) = after.split_once("}}").expect("a place in the template has an end");
+        out.write_all(before.as_bytes())?;
+        match name {
+            "title" => out.write_all(meta::html_text(&model.title).as_bytes())?,
+            "style" => out.write_all(STYLE.as_bytes())?,
+            "data" => data(model, out)?,
+            "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
+            _ => unreachable!("the template has no place {name}"),
+        }
+        rest = after;
+    }
+    out.write_all(rest.as_bytes())
+}
+
+/// The elements that hold the data: `meta`, `stacks`, and `device-0` onwards.
+fn data(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
+    write!(out, "<script type=\"application/json\" id=\"meta\">{}</script>", meta::meta(model))?;
+    let mut column = |name: &str, bytes: &[u8]| {
+        write!(out, "\n<script type=\"text/plain\" id=\"{name}\">")?;
+        encode::base64(bytes, out)?;
+        out.write_all(b"</script>")
+    };
+    column("stacks", &encode::stacks(model))?;
+    for (number, device) in model.devices.iter().enumerate() {
+        column(&format!("device-{number}"), &encode::device(device, model))?;
+    }
+    Ok(())
+}
