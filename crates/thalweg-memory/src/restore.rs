@@ -4,7 +4,7 @@
 //! it there. Requests alone do not lead there:
 //! they are rounded, merged and served from what fits best.
 //!
-//! What is not here: putting a private pool back that a graph has changed ([`checkpoint`](crate::checkpoint)).
+//! What is not here: putting a private pool back that a graph has changed (`checkpoint`).
 
 use std::sync::Arc;
 

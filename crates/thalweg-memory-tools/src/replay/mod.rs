@@ -15,7 +15,7 @@
 //! # How it is modelled
 //!
 //! - A block whose `free_completed` follows its `free_requested` at once was free at once. One whose does not had uses on
-//!   other streams: it gets one, by [`record_stream`](crate::Block::record_stream), on a *lane*, a stream of the replay's own
+//!   other streams: it gets one, by [`record_stream`](thalweg_memory::Block::record_stream), on a *lane*, a stream of the replay's own
 //!   whose event passes when the trace says so.
 //! - The state before the trace is made first: the segments, and the live blocks where they were, or only the latter
 //!   ([`StartState`]). How much of a free piece belonged to a block before it the replay finds out on the way, where the

@@ -30,7 +30,7 @@ pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
 /// Such a segment is a multiple of this.
 const SEGMENT_GRANULE_BYTES: u64 = 2 << 20;
-/// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the [`bins`](crate::bins), and
+/// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the bins, and
 /// sums of sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
 
