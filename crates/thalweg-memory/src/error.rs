@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::advice::Advice;
-use crate::pools::PoolId;
+use crate::device::pools::PoolId;
+use crate::diagnose::advice::Advice;
 use crate::settings::SettingsError;
 use crate::upstream::{MemoryInfo, UpstreamError};
 

@@ -42,28 +42,28 @@
 //!
 //! # The rooms
 //!
-//! | module | knows | never sees |
+//! | folder or file | knows | never sees |
 //! |---|---|---|
-//! | `blocks` | addresses: segments, split and merge | streams, pools, pages, the upstream |
-//! | `bins` | the free blocks by size | everything else |
-//! | `order`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
-//! | `gauges`, `ledger` | sums, exact without a shared counter | why |
+//! | `device/blocks`, `slots` | addresses: segments, split and merge | streams, pools, pages, the upstream |
+//! | `device/bins` | the free blocks by size | everything else |
+//! | `device/pending`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
+//! | `device/gauges`, `ledger` | sums, exact without a shared counter | why |
+//! | `device/arena` | how a block moves through all of these, under one lock | other arenas |
+//! | `device/common` | what all arenas share, and which there are | what is in them |
+//! | `device/expandable`, `spare` | pages, and how they move | where else there is memory |
+//! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |
+//! | `device/directory`, `pools` | which arena serves whom | blocks |
+//! | `device/direct` | the same books for memory that is not cached here | |
+//! | `device/registry`, `raw`, `exact`, `restore` | blocks by address, at an address, and a recorded state laid out again | |
+//! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; who is in a function of the program's with a lock held | |
+//! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held and who hears when one is given back (`vigil`) | graphs |
+//! | `ipc` | memory for other processes, and theirs | |
 //! | `policy` | sizes: rounding, segments, when to split | state |
-//! | `arena` | how a block moves through all of these, under one lock | other arenas |
-//! | `common` | what all arenas share, and which there are | what is in them |
-//! | `grow`, `aliases` | pages, and how they move | where else there is memory |
-//! | `ladder`, `release` | what to do when memory is short, and what goes back; all arenas, one at a time | |
-//! | `directory`, `pools` | which arena serves whom | blocks |
-//! | `direct` | the same books for memory that is not cached here | |
-//! | `registry`, `raw`, `exact`, `checkpoint` | blocks by address, at an address, and pools put back to what they were | the upstream |
-//! | `vigil` | which blocks are held, and who hears when one is given back | graphs |
-//! | `sharing`, `imports` | memory for other processes, and theirs | |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
-//! | [`stats`], `summary` | what happened, and what is there | |
-//! | [`history`], [`observe`] | each event, with its time and its place in the program; who wants to be told | blocks |
-//! | [`host`] | pinned host memory, from end to end | |
-//! | `inbox` | how a drop gets past a lock that is taken | what it brings |
-//! | `reentry` | which threads are in a function of the program's that is called with a lock held | locks |
+//! | `statistics` | what happened, in sums; the table for people | |
+//! | `trace` | each event, with its time and its place in the program ([`history`]); who wants to be told ([`observe`]) | blocks |
+//! | `diagnose` | which setting would have helped | |
+//! | [`pinned`] | pinned host memory, from end to end | |
 //!
 //! `docs/memory.md` says why it is so, and what to do at two in the morning.
 //!
@@ -73,7 +73,7 @@
 //! - A block is handed out on a stream only where its memory's last life is over for that stream: the same stream, or events
 //!   that have passed, or that the stream was made to wait for.
 //! - In steady state an allocation takes no lock that another stream takes, and calls no driver.
-//! - No request fails for want of memory while a legal free block exists (`ladder` says what is legal).
+//! - No request fails for want of memory while a legal free block exists (`device/slow_path` says what is legal).
 //! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and works on.
 //! - Dropping a block neither fails nor waits.
 //! - With the same calls by one thread, the same decisions: nothing depends on hash order or a clock (but to report how long
@@ -106,74 +106,46 @@ mod planted;
 #[macro_use]
 pub mod planted;
 
-mod advice;
-mod aliases;
-mod allocator;
-mod arena;
-mod bins;
-mod blocks;
-mod checkpoint;
-mod common;
-mod direct;
-mod directory;
+mod device;
+mod diagnose;
 mod error;
-mod exact;
-mod failure;
 pub mod fake;
-mod gauges;
-mod grow;
-pub mod history;
-pub mod host;
-mod imports;
-mod inbox;
-mod ladder;
-mod ledger;
-pub mod observe;
-mod order;
+mod graph_pools;
+mod ipc;
+pub mod pinned;
 mod policy;
-mod pools;
-mod raw;
-mod reach;
-mod reentry;
-mod registry;
-mod release;
-#[doc(hidden)]
-pub mod restore;
 pub mod settings;
-mod sharing;
-mod slots;
-mod spare;
-pub mod stats;
-mod summary;
+mod statistics;
 mod sync;
+mod trace;
 pub mod upstream;
-mod vigil;
-mod watch;
 
-pub use advice::Advice;
-pub use aliases::Alias;
-pub use allocator::{Block, DeviceAllocator, FreeMemoryCallback};
-pub use checkpoint::{LiveDifference, PoolCheckpoint, Restored};
+pub use device::allocator::{Block, DeviceAllocator, FreeMemoryCallback};
+pub use device::pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
+pub use device::raw::BaseAllocation;
+pub use device::registry::RawBlock;
+#[doc(hidden)]
+pub use device::restore;
+pub use diagnose::advice::Advice;
 pub use error::{AddressProblem, AllocationError, OutOfMemory};
-pub use host::{
+pub use graph_pools::aliases::Alias;
+pub use graph_pools::checkpoint::{LiveDifference, PoolCheckpoint, Restored};
+pub use graph_pools::vigil::{LiveBlock, Vigil};
+pub use ipc::imports::SharedMemory;
+pub use ipc::sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
+pub use pinned::{
     HostAllocator, HostBlock, HostSettings, HostStatistics, StatisticEntry, Tally, TimeStatistic,
 };
-pub use imports::SharedMemory;
 pub use policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES};
-pub use pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
-pub use raw::BaseAllocation;
-pub use registry::RawBlock;
 pub use settings::{
     Backend, Concerns, CrossStreamReuse, KeyDescription, Policy, PowerTwoDivisions, Reserve, Settings,
     SettingsError, SnapshotValue,
 };
-pub use sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
-pub use stats::{ByPool, DeviceStatistics, Statistic};
+pub use statistics::stats::{self, ByPool, DeviceStatistics, Statistic};
+pub use thalweg_snapshot::{BlockSnapshot, BlockState, PoolId, SegmentSnapshot, SizeClass, StreamId};
+pub use trace::watch::SnapshotOptions;
+pub use trace::{history, observe};
 pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
     SegmentSource, Sharing, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
-pub use vigil::{LiveBlock, Vigil};
-pub use watch::SnapshotOptions;
-
-pub use thalweg_snapshot::{BlockSnapshot, BlockState, PoolId, SegmentSnapshot, SizeClass, StreamId};

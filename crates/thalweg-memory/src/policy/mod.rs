@@ -18,7 +18,7 @@
 //! cut, serve only requests that are oversize themselves, and only when little is wasted.
 
 use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
-use crate::stats::SizeClass;
+use crate::statistics::stats::SizeClass;
 
 /// Every block's size and address is a multiple of this.
 pub const MIN_BLOCK_BYTES: u64 = 512;

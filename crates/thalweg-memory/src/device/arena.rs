@@ -1,0 +1,783 @@
+//! One pool's memory on one stream, behind one lock.
+//!
+//! An [`Arena`] is made of parts that know one thing each and none of the others: [`blocks`](super::blocks) the addresses,
+//! [`bins`](super::bins) the free blocks by size, [`pending`](super::pending) the events, [`gauges`](super::gauges) the sums.
+//! This module moves a block through all of them. Streams do not meet here: each has its own arenas, and an allocation that
+//! the arena can serve touches nothing else.
+//!
+//! Invariants, which hold whenever the upstream is called:
+//!
+//! - A block is free and in exactly one bin, or unmapped and in the map of unmapped blocks, or taken and in neither. A
+//!   taken block is in a caller's hands, or pending, or a *hole*: a range whose pages have moved away, but which work in
+//!   flight may still touch through its old address.
+//! - The gauges are those of the blocks as they are.
+//!
+//! # Locks
+//!
+//! An arena's lock is held for an operation on it, which in steady state calls no driver. Nobody holds two arenas' locks.
+//! Who holds the lock of the slow path ([`slow_path`](super::slow_path)) may take an arena's; never the other way round. A panic
+//! of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own come before
+//! the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
+//! ([`BiasedMutex`]).
+//!
+//! # What an allocation costs
+//!
+//! A block refers to its arena, so that its memory outlives the allocator, and counting references is atomic. So the
+//! reference of a block that is freed is left behind the lock, and the next block gets it. That makes the arena its own
+//! owner; who keeps arenas ([`DeviceAllocator`](crate::DeviceAllocator), [`Pools`](super::pools::Pools)) closes one when he
+//! gives it up ([`Arena::close`]), and from then on it goes with its last block. With that, and a lock that the thread that
+//! uses the arena takes by plain stores, a pair that the arena serves has no atomic read-modify-write. (`docs/record/` has
+//! the figures.)
+//!
+//! Where memory comes from when no free block serves is next door ([`expandable`](super::expandable)).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
+use thalweg_snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
+
+use super::bins::{self, Bins, Entry};
+use super::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
+use super::common::Common;
+use super::expandable::{Hole, Idle, PageTable};
+use super::gauges::{Gauges, Quantity};
+use super::inbox::Inbox;
+use super::pending::{Order, Uses};
+use super::pools::{Owner, PoolId};
+use super::reentry::Outside;
+use crate::error::AllocationError;
+use crate::graph_pools::vigil::Vigil;
+use crate::policy::{self, Policy};
+use crate::statistics::stats::SizeClass;
+use crate::trace::history::StackId;
+use crate::trace::watch::Log;
+use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
+
+/// Whose an arena is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Home {
+    pub(crate) stream: StreamId,
+    pub(crate) owner: Owner,
+}
+
+impl Home {
+    /// What snapshots call the pool.
+    pub(crate) fn pool_id(self) -> (u64, u64) {
+        (0, self.owner.pool().map_or(0, PoolId::raw))
+    }
+}
+
+/// What a segment is; all its blocks carry it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tag {
+    pub(crate) class: SizeClass,
+    /// Its pages come and go one by one.
+    pub(crate) grows: bool,
+    /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
+    pub(crate) registration: u32,
+}
+
+/// A request with everything that is known of it before memory is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) requested_bytes: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) class: SizeClass,
+    /// Where in the program it is made, if that is recorded.
+    pub(crate) stack: Option<StackId>,
+    /// Whether it asks for a certain address.
+    pub(crate) exact_address: bool,
+}
+
+impl Request {
+    /// The same request, rounded to whole granules only.
+    pub(crate) fn unrounded(self) -> Self {
+        let size_bytes = self.requested_bytes.next_multiple_of(policy::MIN_BLOCK_BYTES);
+        Self { size_bytes, class: policy::size_class(size_bytes), ..self }
+    }
+}
+
+/// One pool's memory on one stream.
+pub(crate) struct Arena {
+    pub(crate) number: u64,
+    pub(crate) home: Home,
+    pub(crate) common: Arc<Common>,
+    /// Where its segments come from, if not from the upstream.
+    pub(crate) source: Option<Arc<dyn SegmentSource>>,
+    state: BiasedMutex<ArenaState>,
+    returned: Inbox<(BlockId, Uses, Option<StackId>)>,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        common: &Arc<Common>,
+        home: Home,
+        source: Option<Arc<dyn SegmentSource>>,
+        policy: Policy,
+    ) -> Arc<Self> {
+        common.add(|number| Self {
+            number,
+            home,
+            common: Arc::clone(common),
+            source,
+            state: BiasedMutex::new(ArenaState::new(policy)),
+            returned: Inbox::default(),
+        })
+    }
+
+    /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
+    pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
+        let mut state = self.lock_with_hand();
+        state.empty_hand(self);
+        state
+    }
+
+    /// The same, but for the block that was freed last: it may still be in the hand.
+    #[inline]
+    pub(crate) fn lock_with_hand(&self) -> BiasedMutexGuard<'_, ArenaState> {
+        let mut state = self.state();
+        // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
+        // another arena is exclusive.
+        while !self.common.totals.is_quiet(self.number) {
+            drop(state);
+            self.turn_to();
+            state = self.state();
+        }
+        if !self.returned.is_empty() || state.order.has_ready() {
+            self.take_in(&mut state);
+        }
+        state
+    }
+
+    #[cold]
+    fn turn_to(&self) {
+        let turned = self.common.totals.turn_to(self.number, true, &self.common.with());
+        debug_assert!(turned, "an arena that is used is there");
+    }
+
+    /// The state, if nobody is busy, with the reference that led here.
+    #[inline]
+    fn try_lock(arena: Arc<Self>) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
+        let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
+        match state.owner() {
+            arena if arena.common.totals.is_quiet(arena.number) => Ok(state),
+            _ => Self::try_to_turn_to(state),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_to_turn_to(
+        state: OwnedGuard<Self, ArenaState>,
+    ) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
+        let arena = state.unlock();
+        let with =
+            |number, change: &mut dyn FnMut(&mut Gauges)| arena.common.try_change_gauges(number, change);
+        arena.common.totals.turn_to(arena.number, false, &with);
+        let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
+        match state.owner() {
+            arena if arena.common.totals.is_quiet(arena.number) => Ok(state),
+            _ => Err(state.unlock()),
+        }
+    }
+
+    /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
+    #[inline]
+    pub(crate) fn state(&self) -> BiasedMutexGuard<'_, ArenaState> {
+        self.state.lock()
+    }
+
+    /// The same, unless the lock is taken.
+    #[inline]
+    pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
+        self.state.try_lock()
+    }
+
+    /// Whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.returned.is_empty() || !self.state().order.is_idle()
+    }
+
+    #[cold]
+    fn take_in(&self, state: &mut ArenaState) {
+        while let Some((block, uses, stack)) = self.returned.pop() {
+            state.free(self, block, planted!(InboxLosesUses, uses, Uses::new()), stack);
+        }
+        // Only a panic of the upstream leaves something here.
+        state.collect_ready(self);
+    }
+
+    /// Takes a block back: at once if nobody is busy, else at the next call. The reference that the block held is left for
+    /// the next block, unless the arena is closed.
+    #[inline]
+    pub(crate) fn take_back(arena: Arc<Self>, block: BlockId, uses: Uses) {
+        let stack = arena.common.watch.stack_of_free();
+        match Self::try_lock(arena) {
+            Ok(mut state) => {
+                let (inside, arena) = state.parts();
+                inside.free(arena, block, uses, stack);
+                if !inside.closed {
+                    state.leave(|state| &mut state.references);
+                }
+            }
+            Err(arena) => arena.returned.push((block, uses, stack)),
+        }
+    }
+
+    /// From now on the arena lives as long as something else refers to it: references are not left here any more, and those
+    /// that were are dropped. To be called by whoever keeps arenas, when he gives one up.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let left = state.references.take();
+        drop(state);
+        drop(left);
+    }
+
+    /// What a block's own stream did with it needs no event: the stream's order is enough.
+    pub(crate) fn forget_own_use(&self, uses: &mut Uses) {
+        uses.retain(|one| {
+            let own = one.stream == self.home.stream;
+            if let Some(recorded) = one.event.filter(|_| own) {
+                self.common.upstream.release_event(recorded.event);
+            }
+            !own
+        });
+    }
+
+    /// Work of these streams, too, may touch what is free here: it goes back to the upstream behind that. The upstream is not
+    /// called.
+    pub(crate) fn add_users(&self, streams: &[StreamId]) {
+        let mut state = self.state();
+        for stream in streams.iter().filter(|stream| **stream != self.home.stream) {
+            if !state.users.contains(stream) {
+                state.users.push(*stream);
+            }
+        }
+    }
+
+    /// *Blocks* until nothing touches what is free here.
+    pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
+        let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
+        let unrecorded = self.common.unrecorded_users();
+        let mut streams = state.users.iter().chain([&self.home.stream]);
+        let may_end = |stream: &&StreamId| self.common.upstream.may_end(**stream);
+        if let Some(stream) = streams.clone().chain(&unrecorded).find(may_end) {
+            // That is the whole device, and with it the others.
+            return self.common.synchronize_stream(memory, *stream);
+        }
+        unrecorded.iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
+        streams.try_for_each(|stream| memory.synchronize_stream(*stream))
+    }
+
+    /// This stream was made to wait for these events. The upstream is not called.
+    pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
+        if events.len() > 0 {
+            self.state().order.add_waits(events);
+        }
+    }
+
+    /// To be called when no capture is under way any more.
+    pub(crate) fn end_captures(&self) {
+        let mut state = self.lock();
+        state.order.end_captures(&self.common.surroundings());
+        state.release_deferred(self);
+        state.collect_ready(self);
+    }
+
+    /// *Blocks* until all pending events have passed.
+    ///
+    /// # Errors
+    /// The upstream's; what was passed before is free.
+    pub(crate) fn synchronize(&self) -> Result<(), AllocationError> {
+        let mut state = self.lock();
+        let waited = state.order.synchronize(&self.common.surroundings());
+        state.collect_ready(self);
+        waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
+    }
+
+    /// Whether nothing is left here; then the sums that were kept are taken into the totals.
+    pub(crate) fn forget_if_empty(&self) -> bool {
+        let mut state = self.lock();
+        if state.blocks.segments().next().is_some() {
+            return false;
+        }
+        state.abandon(self);
+        drop(state);
+        self.common.totals.forget(&|change| change(&mut self.state().gauges));
+        true
+    }
+
+    /// Gives everything back, at the end. What the upstream refuses now cannot be offered again, and there is nobody to
+    /// tell: a lost device is the usual reason, and its memory is gone with it. *Blocks*.
+    fn release_everything(&self) {
+        let _gate = self.common.hold_gate();
+        let mut state = self.state();
+        self.take_in(&mut state);
+        state.empty_hand(self);
+        let around = self.common.surroundings();
+        if !around.capturing {
+            // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
+            let _ = state.order.synchronize(&around);
+            state.collect_ready(self);
+        }
+        state.abandon(self);
+        let memory = self.common.upstream.virtual_memory();
+        if !state.pages.is_empty() {
+            let _ = self.wait_for_users(&state);
+        }
+        let had_pages = !state.pages.is_empty();
+        let segments: Vec<_> = state.blocks.segments().collect();
+        for segment in segments {
+            match (memory, segment.tag.grows) {
+                (Some(memory), true) => state.destroy_growing(self, segment, memory),
+                _ => drop(self.return_segment(segment.address, segment.size_bytes)),
+            }
+        }
+        self.common.watch.retire(&state.log.ring);
+        drop(state);
+        // An arena that goes with memory goes after the allocator: nobody counts any more. One that goes without, as that of a
+        // forgotten pool does, leaves the spare pages alone.
+        if let Some(memory) = memory.filter(|_| had_pages) {
+            let _ = self.common.destroy_spare_pages(memory, |_| {});
+        }
+    }
+
+    /// Takes a plain segment from where this arena's segments come from.
+    pub(crate) fn take_segment(&self, bytes: u64) -> Result<u64, UpstreamError> {
+        let address = match &self.source {
+            Some(source) => {
+                let _outside = Outside::enter();
+                source.allocate(bytes, self.home.stream)
+            }
+            None => self.common.upstream.allocate(bytes, self.home.stream),
+        }?;
+        bins::checked(address, bytes, || self.return_segment(address, bytes))
+    }
+
+    /// Gives one back.
+    pub(crate) fn return_segment(&self, address: u64, size_bytes: u64) -> Result<(), UpstreamError> {
+        match &self.source {
+            Some(source) => {
+                let _outside = Outside::enter();
+                source.free(address, size_bytes, self.home.stream)
+            }
+            None => self.common.upstream.free(address, size_bytes, self.home.stream),
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // No block is left, so no thread is inside.
+        self.release_everything();
+        self.common.forget(self.number);
+    }
+}
+
+/// What stands behind an arena's lock.
+pub(crate) struct ArenaState {
+    pub(crate) policy: Policy,
+    pub(crate) blocks: Blocks<Tag>,
+    /// By class, as the fields below.
+    pub(crate) free: [Bins; 2],
+    /// Unmapped blocks by address.
+    pub(crate) unmapped: [BTreeMap<u64, BlockId>; 2],
+    /// How often a free block was looked for, as far as was seen here: the clock by which cached blocks age ([`now`](Self::now)).
+    pub(crate) searches: [u64; 2],
+    /// The physical pages of segments that grow.
+    pub(crate) pages: FxHashMap<SegmentId, PageTable>,
+    /// Ranges whose pages have moved away, but which are still mapped.
+    pub(crate) holes: FxHashMap<BlockId, Hole>,
+    /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::graph_pools::checkpoint)).
+    pub(crate) revoked: FxHashSet<BlockId>,
+    /// Who wants to hear when a block is given back ([`vigil`](crate::graph_pools::vigil)).
+    pub(crate) watched: FxHashMap<BlockId, Vec<Arc<Vigil>>>,
+    pub(crate) order: Order<BlockId>,
+    /// Other streams whose work may touch what is free: those that replay the graphs of a pool.
+    users: Vec<StreamId>,
+    pub(crate) gauges: Gauges,
+    pub(crate) idle: Idle,
+    pub(crate) log: Log,
+    /// Without a cache: what was freed during a capture and must not be given back before its end.
+    pub(crate) deferred: Vec<BlockId>,
+    /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
+    /// is for the same size, and then merging and cutting again would be for nothing.
+    hand: Option<(BlockId, u64)>,
+    /// References to this very arena, of blocks that were freed, for blocks to come: behind the lock they are a plain number.
+    references: Pile<Arena>,
+    /// None are left here any more.
+    closed: bool,
+}
+
+impl ArenaState {
+    fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            blocks: Blocks::default(),
+            free: Default::default(),
+            unmapped: Default::default(),
+            searches: [0; 2],
+            pages: FxHashMap::default(),
+            holes: FxHashMap::default(),
+            revoked: FxHashSet::default(),
+            watched: FxHashMap::default(),
+            order: Order::default(),
+            users: Vec::new(),
+            gauges: Gauges::default(),
+            idle: Idle::default(),
+            log: Log::default(),
+            deferred: Vec::new(),
+            hand: None,
+            references: Pile::default(),
+            closed: false,
+        }
+    }
+
+    /// A reference for a block.
+    #[inline]
+    pub(crate) fn reference(&mut self, arena: &Arc<Arena>) -> Arc<Arena> {
+        self.references.pop().unwrap_or_else(|| Arc::clone(arena))
+    }
+
+    /// Takes the block in the hand, if it is just what is asked for. Whether it was; then `span` says where it is.
+    #[inline]
+    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
+        let Some((block, size_bytes)) = self.hand else { return false };
+        let fits = planted!(TooSmallFromHand, size_bytes == request.size_bytes, true);
+        if !fits {
+            return false;
+        }
+        self.hand = None;
+        let (address, class) = self.blocks.take_again(block, request.requested_bytes);
+        *span = Span { block, address, size_bytes };
+        self.count_taken(arena, class.class, *span, request);
+        true
+    }
+
+    /// Takes the best of the other free blocks, if there is one. Whether there was; then `span` says where it is.
+    #[inline(never)]
+    pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
+        self.empty_hand(arena);
+        let Some(found) = self.cached(arena, request) else { return false };
+        *span = self.hand_out_here(arena, request, found);
+        true
+    }
+
+    /// Puts the block in the hand into its bin.
+    #[inline]
+    pub(crate) fn empty_hand(&mut self, arena: &Arena) {
+        if let Some((block, _)) = self.hand.take() {
+            self.return_to_bins(arena, block);
+        }
+    }
+
+    /// From now on `policy` counts; what is oversize is told anew. Nothing that was dropped is waiting to be taken in.
+    pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
+        self.policy = policy;
+        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        for class in [SizeClass::Small, SizeClass::Large] {
+            let segments = self.blocks.segments().filter(|segment| segment.tag.class == class);
+            let oversize = segments
+                .flat_map(|segment| self.blocks.blocks_of(segment))
+                .filter(|block| self.blocks.requested_bytes(*block).is_some())
+                .filter(|block| !pending.contains(block) && !self.holes.contains_key(block))
+                .filter(|block| self.blocks.span(*block).size_bytes >= self.policy.max_split_bytes)
+                .count() as u64;
+            let before = self.gauges.current_of(class, Quantity::OversizeAllocations);
+            self.gauges.change(class, Quantity::OversizeAllocations, oversize, before);
+            arena.common.totals.changed(arena.number, &mut self.gauges, class);
+        }
+    }
+
+    /// How many plain segments are oversize.
+    pub(crate) fn oversize_segments(&self) -> u64 {
+        let plain = self.blocks.segments().filter(|segment| !segment.tag.grows);
+        plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
+    }
+
+    /// What a request comes to now.
+    #[inline]
+    pub(crate) fn request(&self, requested_bytes: u64) -> Request {
+        let size_bytes = self.policy.round_size(requested_bytes);
+        Request {
+            requested_bytes,
+            size_bytes,
+            class: policy::size_class(size_bytes),
+            stack: None,
+            exact_address: false,
+        }
+    }
+
+    /// Looks how far other streams have come.
+    #[inline]
+    pub(crate) fn process_events(&mut self, arena: &Arena) {
+        if !self.order.is_idle() {
+            self.order.process(arena.home.stream, &arena.common.surroundings());
+            self.collect_ready(arena);
+        }
+    }
+
+    /// Takes the best free block for a request out of its bin.
+    #[inline(always)]
+    pub(crate) fn cached(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
+        let seen = &mut self.searches[request.class as usize];
+        *seen = match self.policy.processes_all && arena.home.owner == Owner::Shared {
+            true => arena.common.count_search(request.class, *seen),
+            false => *seen + 1,
+        };
+        self.search(request)
+    }
+
+    /// The same, where it is the search that led here once more: for the age of blocks it does not count again.
+    #[inline(always)]
+    pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
+        let entry = self.find(request)?;
+        if !self.policy.may_serve(request.size_bytes, entry.size_bytes) {
+            return None;
+        }
+        let bins = &mut self.free[request.class as usize];
+        planted!(StaysInBin, bins.remove(entry.span(), entry.registration), ());
+        Some(entry.span())
+    }
+
+    #[inline(always)]
+    fn find(&self, request: &Request) -> Option<Entry> {
+        let bins = &self.free[request.class as usize];
+        let entry = bins.best_fit(request.size_bytes)?;
+        if !self.blocks.tag(entry.block).grows {
+            return Some(entry);
+        }
+        if !self.policy.expandable {
+            // The setting was turned off meanwhile: only plain segments serve.
+            return bins.at_least(request.size_bytes).find(|entry| !self.blocks.tag(entry.block).grows);
+        }
+        let growable = self.growable_bytes(entry);
+        if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
+    }
+
+    /// A block before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
+    /// grow is preferred. The blocks are taken in order, up to the first that does not improve on the one before it.
+    #[cold]
+    fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
+        let bins = &self.free[request.class as usize];
+        while let Some(next) = bins.after(best)
+            && self.blocks.tag(best.block).grows
+            && self.growable_bytes(next) < self.growable_bytes(best)
+        {
+            best = next;
+        }
+        best
+    }
+
+    fn growable_bytes(&self, entry: Entry) -> u64 {
+        let next = self.blocks.next(entry.block);
+        let unmapped = next.filter(|next| self.blocks.usage(*next) == BlockUse::Unmapped);
+        entry.size_bytes + unmapped.map_or(0, |next| self.blocks.span(next).size_bytes)
+    }
+
+    /// Gives a free block, which is in no bin, to the caller: cuts off what is too much and counts.
+    pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
+        self.hand_out_here(arena, request, found)
+    }
+
+    /// The same, in the caller's own code: spans that go from one function to the next through memory are waited for.
+    #[inline(always)]
+    fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
+        use Quantity::{InactiveSplit, InactiveSplitBytes};
+        let Tag { class, grows, registration } = self.blocks.tag(found.block);
+        let was_split = !grows && self.blocks.is_split(found.block);
+        let rest_bytes = found.size_bytes - request.size_bytes;
+        let mut span = found;
+        let mut inactive = (0, 0);
+        if self.policy.should_split(class, request.size_bytes, rest_bytes) {
+            let rest = self.blocks.split(found.block, request.size_bytes);
+            self.free[class as usize].insert(rest, registration);
+            inactive = (1, rest.size_bytes);
+            span.size_bytes = request.size_bytes;
+        }
+        self.blocks.take(found.block, request.requested_bytes);
+
+        let gauges = &mut self.gauges;
+        if !grows && (was_split || inactive.0 > 0) {
+            let was_inactive = if was_split { (1, found.size_bytes) } else { (0, 0) };
+            gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
+            gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
+        }
+        self.count_taken(arena, class, span, request);
+        span
+    }
+
+    #[inline]
+    fn count_taken(&mut self, arena: &Arena, class: SizeClass, span: Span, request: &Request) {
+        let Span { size_bytes, .. } = span;
+        let gauges = &mut self.gauges;
+        gauges.taken(class, size_bytes, request.requested_bytes);
+        if size_bytes >= self.policy.max_split_bytes {
+            gauges.add(class, Quantity::OversizeAllocations, 1);
+        }
+        arena.common.totals.changed(arena.number, gauges, class);
+        if arena.common.watch.is_on() {
+            self.tell_allocated(arena, span, request);
+        }
+    }
+
+    /// Takes a free block out of its bin.
+    pub(crate) fn take_out(&mut self, span: Span) {
+        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        self.free[class as usize].remove(span, registration);
+    }
+
+    /// The time now, in searches: with `policy:pytorch`, of the shared pool on all streams; else of this arena. It never goes
+    /// back, also where the policy changes.
+    #[inline]
+    pub(crate) fn now(&mut self, arena: &Arena, class: SizeClass) -> u64 {
+        let seen = &mut self.searches[class as usize];
+        if self.policy.processes_all && arena.home.owner == Owner::Shared {
+            *seen = arena.common.searches(class).max(*seen);
+        }
+        *seen
+    }
+
+    /// Since when a block is free, in searches.
+    pub(crate) fn free_since(&self, block: BlockId) -> u64 {
+        match self.blocks.usage(block) {
+            BlockUse::Free { since } => since,
+            other => panic!("a block in a bin is free, not {other:?}"),
+        }
+    }
+
+    /// Takes a block back from the caller. It is used again when its uses are over.
+    #[inline]
+    pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
+        if !self.watched.is_empty() {
+            planted!(VigilNotTold, self.tell_vigils(block), ());
+        }
+        if self.is_revoked(block) {
+            return self.forget_revoked(arena, block, uses);
+        }
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeRequested, block, stack);
+        }
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        let gauges = &mut self.gauges;
+        if size_bytes >= self.policy.max_split_bytes {
+            gauges.subtract(class, Quantity::OversizeAllocations, 1);
+        }
+        if self.policy.direct {
+            gauges.held(class, size_bytes);
+            self.free_directly(arena, block, uses);
+        } else if uses.is_empty() {
+            gauges.returned(class, size_bytes, requested_bytes);
+            if arena.common.watch.is_on() {
+                self.tell_freed(arena, Action::FreeCompleted, block, stack);
+            }
+            if self.policy.keeps_hand {
+                if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
+                    self.return_to_bins(arena, before);
+                }
+            } else {
+                self.return_to_bins(arena, block);
+            }
+        } else {
+            gauges.held(class, size_bytes);
+            let around = arena.common.surroundings();
+            self.order.free(block, planted!(UsesForgotten, uses, Uses::new()), &around);
+            self.collect_ready(arena);
+        }
+        arena.common.totals.changed(arena.number, &mut self.gauges, class);
+    }
+
+    /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
+    /// answered.
+    pub(crate) fn collect_ready(&mut self, arena: &Arena) {
+        while let Some(block) = self.order.first_ready() {
+            if self.is_revoked(block) {
+                self.order.pop_ready();
+                self.forget_revoked(arena, block, Uses::new());
+            } else if self.holes.contains_key(&block) {
+                self.close_first_hole(arena, block);
+            } else if self.policy.direct {
+                self.release_first_directly(arena, block);
+            } else {
+                self.order.pop_ready();
+                if arena.common.watch.is_on() {
+                    self.tell_freed(arena, Action::FreeCompleted, block, None);
+                }
+                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+                self.gauges.passed(class, size_bytes, requested_bytes);
+                self.return_to_bins(arena, block);
+            }
+        }
+    }
+
+    /// Puts a block that nothing uses into its bin, merged with its free neighbours.
+    #[inline]
+    pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
+        let Tag { class, grows, registration } = self.blocks.tag(block);
+        let now = self.now(arena, class);
+        let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
+        let bins = &mut self.free[class as usize];
+        let (mut absorbed, mut absorbed_bytes) = (0, 0);
+        if let Some(before) = before {
+            planted!(NeighbourStaysInBin, bins.remove(before, registration), ());
+            (absorbed, absorbed_bytes) = (1, before.size_bytes);
+        }
+        if let Some(behind) = behind {
+            planted!(NeighbourStaysInBin, bins.remove(behind, registration), ());
+            (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + behind.size_bytes);
+        }
+        bins.insert(span, registration);
+        let gauges = &mut self.gauges;
+        if !grows {
+            let split = self.blocks.is_split(span.block);
+            let (added, added_bytes) = if split { (1, span.size_bytes) } else { (0, 0) };
+            gauges.change(class, Quantity::InactiveSplit, added, absorbed);
+            gauges.change(class, Quantity::InactiveSplitBytes, added_bytes, absorbed_bytes);
+        }
+        arena.common.totals.changed(arena.number, gauges, class);
+    }
+
+    /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
+    pub(crate) fn snapshot(&self, home: Home) -> Vec<SegmentSnapshot> {
+        let pending: FxHashSet<BlockId> = self.order.pending().chain(self.deferred.iter().copied()).collect();
+        let mut shown: Vec<SegmentSnapshot> = Vec::new();
+        for segment in self.blocks.segments() {
+            let mut open = false;
+            for block in self.blocks.blocks_of(segment) {
+                let span = self.blocks.span(block);
+                let state = match self.blocks.usage(block) {
+                    _ if self.holes.contains_key(&block) => None,
+                    BlockUse::Unmapped => None,
+                    BlockUse::Free { .. } => Some(BlockState::Inactive),
+                    BlockUse::Taken { .. } if pending.contains(&block) => Some(BlockState::ActivePendingFree),
+                    BlockUse::Taken { .. } => Some(BlockState::ActiveAllocated),
+                };
+                let Some(state) = state else {
+                    open = false;
+                    continue;
+                };
+                if !open {
+                    shown.push(SegmentSnapshot {
+                        address: span.address,
+                        total_bytes: 0,
+                        stream: home.stream,
+                        class: segment.tag.class,
+                        pool: home.owner.pool(),
+                        is_expandable: segment.tag.grows,
+                        blocks: Vec::new(),
+                    });
+                    open = true;
+                }
+                let last = shown.last_mut().expect("one was pushed");
+                last.total_bytes += span.size_bytes;
+                let Span { address, size_bytes, .. } = span;
+                let requested_bytes = self.blocks.requested_bytes(block).unwrap_or(0);
+                last.blocks.push(BlockSnapshot { address, size_bytes, requested_bytes, state });
+            }
+        }
+        shown
+    }
+}

@@ -1,0 +1,574 @@
+//! Address arithmetic: segments, cut into blocks without a gap.
+//!
+//! A *segment* is a range of addresses. At any time it is tiled by *blocks*: every byte belongs to exactly one, and in
+//! address order each knows its neighbours. A block is in one of three states:
+//!
+//! - *free*: memory stands behind it, and nobody has it;
+//! - *taken*: somebody has it;
+//! - *unmapped*: an address range without memory. Only segments that grow have such blocks.
+//!
+//! No two free blocks touch, and no two unmapped ones. The movements that keep it so:
+//!
+//! ```text
+//! add_segment   [            free            ]        or all unmapped, for one that grows
+//! split         [   free   |      free       ]        then at once:
+//! take          [  taken   |      free       ]
+//! release       [            free            ]        merged with free neighbours
+//! map           [   free   |    unmapped     ]  ->  [ free            ]   merged with free neighbours
+//! unmap         [ free     |    unmapped     ]  ->  [    unmapped     ]   merged with unmapped neighbours
+//! ```
+//!
+//! Between `split` and the next call two equal blocks touch; no caller leaves it there.
+//!
+//! What this module never sees: a stream, a pool, an event, the upstream, a physical page. A block carries the *tag* of
+//! its segment, which is opaque here. Whether a taken block is in use or waits for an event makes no difference to its
+//! address, so that is not known here either.
+
+use std::ops::{Index, IndexMut};
+
+use super::slots::Slots;
+
+/// Names a block as long as it exists.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct BlockId(u32);
+
+impl BlockId {
+    /// No block.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+
+    /// A small number of its own: what else is known of blocks can lie in a vector.
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_index(index: usize) -> Self {
+        Self(u32::try_from(index).expect("a small number"))
+    }
+
+    /// The block, if it is one.
+    #[inline]
+    pub(crate) fn some(self) -> Option<Self> {
+        (self != Self::NONE).then_some(self)
+    }
+}
+
+/// Names a segment as long as it exists.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct SegmentId(u32);
+
+/// A block with the range that it covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub(crate) block: BlockId,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+}
+
+impl Span {
+    /// No memory.
+    pub(crate) const NULL: Self = Self { block: BlockId::NONE, address: 0, size_bytes: 0 };
+
+    pub(crate) fn end(self) -> u64 {
+        self.address + self.size_bytes
+    }
+}
+
+/// Who has a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlockUse {
+    /// Nobody, since this moment of its owner's clock.
+    Free { since: u64 },
+    /// Somebody, who asked for so many bytes of it.
+    Taken { requested_bytes: u64 },
+    /// No memory is there.
+    Unmapped,
+}
+
+/// What became of a block that joined its neighbours.
+#[derive(Debug)]
+pub(crate) struct Merged {
+    /// The block that covers it now. It has the name of the first of the blocks that joined; the names of the others are void.
+    pub(crate) span: Span,
+    /// The neighbours that joined, as they were: the one before, the one behind.
+    pub(crate) absorbed: [Option<Span>; 2],
+}
+
+/// A segment, as seen from outside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentView<Tag> {
+    pub(crate) id: SegmentId,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) tag: Tag,
+    first: BlockId,
+}
+
+#[derive(Debug)]
+struct Segment<Tag> {
+    address: u64,
+    size_bytes: u64,
+    first: BlockId,
+    tag: Tag,
+}
+
+/// Who has a block, without the figures of [`BlockUse`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Taken,
+    Unmapped,
+    /// The record is of no block.
+    Vacant,
+}
+
+/// A block. Allocating and freeing read and write half a dozen of these wherever they lie, so each is in one cache line, and
+/// none is ever moved or copied.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Record<Tag> {
+    address: u64,
+    size_bytes: u64,
+    /// Of a free block, since when it is; of a taken one, how many bytes were asked for.
+    figure: u64,
+    previous: BlockId,
+    /// Of a vacant record, the next vacant one.
+    next: BlockId,
+    segment: SegmentId,
+    tag: Tag,
+    state: State,
+}
+
+/// The records of blocks, by name.
+#[derive(Debug)]
+struct Records<Tag> {
+    records: Vec<Record<Tag>>,
+    /// The one that became vacant last.
+    vacant: BlockId,
+}
+
+impl<Tag> Index<BlockId> for Records<Tag> {
+    type Output = Record<Tag>;
+
+    #[inline]
+    fn index(&self, block: BlockId) -> &Record<Tag> {
+        &self.records[block.0 as usize]
+    }
+}
+
+impl<Tag> IndexMut<BlockId> for Records<Tag> {
+    #[inline]
+    fn index_mut(&mut self, block: BlockId) -> &mut Record<Tag> {
+        &mut self.records[block.0 as usize]
+    }
+}
+
+impl<Tag> Records<Tag> {
+    /// A name for a block.
+    #[inline]
+    fn insert(&mut self, record: Record<Tag>) -> BlockId {
+        let Some(vacant) = self.vacant.some() else { return self.insert_behind(record) };
+        let slot = &mut self[vacant];
+        let next = slot.next;
+        *slot = record;
+        self.vacant = next;
+        vacant
+    }
+
+    #[cold]
+    fn insert_behind(&mut self, record: Record<Tag>) -> BlockId {
+        let name = u32::try_from(self.records.len()).ok().map(BlockId);
+        let name = name.filter(|name| *name != BlockId::NONE).expect("there are fewer than 2^32 blocks");
+        self.records.push(record);
+        name
+    }
+
+    /// From now on the name is void.
+    #[inline]
+    fn vacate(&mut self, block: BlockId) {
+        let vacant = self.vacant;
+        let record = &mut self[block];
+        assert!(record.state != State::Vacant, "a block goes once");
+        (record.state, record.next) = (State::Vacant, vacant);
+        self.vacant = block;
+    }
+}
+
+/// All segments and blocks of one arena.
+#[derive(Debug)]
+pub(crate) struct Blocks<Tag> {
+    segments: Slots<Segment<Tag>>,
+    records: Records<Tag>,
+}
+
+impl<Tag> Default for Blocks<Tag> {
+    fn default() -> Self {
+        Self { segments: Slots::default(), records: Records { records: Vec::new(), vacant: BlockId::NONE } }
+    }
+}
+
+impl<Tag: Copy> Blocks<Tag> {
+    /// Adds a segment as one block, which is free or unmapped.
+    pub(crate) fn add_segment(&mut self, address: u64, size_bytes: u64, usage: BlockUse, tag: Tag) -> Span {
+        assert!(
+            size_bytes > 0 && address.checked_add(size_bytes).is_some(),
+            "a segment is a range of addresses"
+        );
+        let (state, figure) = match usage {
+            BlockUse::Free { since } => (State::Free, since),
+            BlockUse::Unmapped => (State::Unmapped, 0),
+            BlockUse::Taken { .. } => panic!("nobody has a new segment"),
+        };
+        // The two name each other; the block's name is filled in as soon as there is one.
+        let segment =
+            SegmentId(self.segments.insert(Segment { address, size_bytes, first: BlockId::NONE, tag }));
+        let (previous, next) = (BlockId::NONE, BlockId::NONE);
+        let block =
+            self.records.insert(Record { address, size_bytes, figure, previous, next, segment, tag, state });
+        self.segments[segment.0].first = block;
+        Span { block, address, size_bytes }
+    }
+
+    /// Removes the segment that `block` covers alone.
+    ///
+    /// # Panics
+    /// If the block is taken, or is not alone.
+    pub(crate) fn remove_segment(&mut self, block: BlockId) -> SegmentId {
+        let taken = self.requested_bytes(block).is_some();
+        assert!(!taken && !self.is_split(block), "only a segment that nobody has a part of can be removed");
+        let segment = self.records[block].segment;
+        self.records.vacate(block);
+        self.segments.remove(segment.0);
+        segment
+    }
+
+    /// Cuts a free or unmapped block in two and returns the second part. The first keeps the name and has `size_bytes`.
+    ///
+    /// # Panics
+    /// If the block is taken, or not larger than `size_bytes`.
+    #[inline(always)]
+    pub(crate) fn split(&mut self, block: BlockId, size_bytes: u64) -> Span {
+        let record = &mut self.records[block];
+        assert!(
+            matches!(record.state, State::Free | State::Unmapped),
+            "a block that somebody has is not split"
+        );
+        assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
+        let address = record.address + planted!(SplitOverlaps, size_bytes, size_bytes - 512);
+        let rest_bytes = record.size_bytes - size_bytes;
+        let Record { figure, next, segment, tag, state, .. } = *record;
+        record.size_bytes = size_bytes;
+        let previous = block;
+        let rest = self.records.insert(Record {
+            address,
+            size_bytes: rest_bytes,
+            figure,
+            previous,
+            next,
+            segment,
+            tag,
+            state,
+        });
+        self.records[block].next = rest;
+        if let Some(next) = next.some() {
+            self.records[next].previous = rest;
+        }
+        Span { block: rest, address, size_bytes: rest_bytes }
+    }
+
+    /// Marks a free block as taken; `requested_bytes` of it were asked for.
+    ///
+    /// # Panics
+    /// If it is not free, or too small.
+    #[inline]
+    pub(crate) fn take(&mut self, block: BlockId, requested_bytes: u64) {
+        let record = &mut self.records[block];
+        assert!(
+            requested_bytes <= record.size_bytes,
+            "a block is at least as large as the request that it serves"
+        );
+        assert!(record.state == State::Free, "a block is taken once");
+        (record.state, record.figure) = (State::Taken, requested_bytes);
+    }
+
+    /// A taken block changes hands; `requested_bytes` of it were asked for this time. Its address and tag.
+    ///
+    /// # Panics
+    /// If it is not taken, or too small.
+    #[inline]
+    pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) -> (u64, Tag) {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "only what is taken changes hands");
+        assert!(requested_bytes <= record.size_bytes, "a block is at least as large as its request");
+        record.figure = requested_bytes;
+        (record.address, record.tag)
+    }
+
+    /// Marks a taken block as free, since `since`, and merges it with its free neighbours.
+    ///
+    /// # Panics
+    /// If it is not taken.
+    #[inline(always)]
+    pub(crate) fn release(&mut self, block: BlockId, since: u64) -> Merged {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "a block is released once");
+        (record.state, record.figure) = (State::Free, since);
+        self.merge(block)
+    }
+
+    /// Marks a taken block as unmapped and merges it with its unmapped neighbours.
+    ///
+    /// # Panics
+    /// If it is not taken.
+    pub(crate) fn release_unmapped(&mut self, block: BlockId) -> Merged {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "a block is released once");
+        record.state = State::Unmapped;
+        self.merge(block)
+    }
+
+    /// Marks an unmapped block as free and merges it with its free neighbours.
+    ///
+    /// # Panics
+    /// If it is not unmapped.
+    pub(crate) fn map(&mut self, block: BlockId, since: u64) -> Merged {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Unmapped, "only what is unmapped is mapped");
+        (record.state, record.figure) = (State::Free, since);
+        self.merge(block)
+    }
+
+    /// Marks a free block as unmapped and merges it with its unmapped neighbours.
+    ///
+    /// # Panics
+    /// If it is not free.
+    pub(crate) fn unmap(&mut self, block: BlockId) -> Merged {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Free, "only what is free is unmapped");
+        record.state = State::Unmapped;
+        self.merge(block)
+    }
+
+    /// Gives the place of a taken block to a new name, which is returned. The old name has no place and no neighbours from
+    /// then on, until it is [forgotten](Self::forget).
+    ///
+    /// # Panics
+    /// If it is not taken.
+    pub(crate) fn rename(&mut self, block: BlockId) -> BlockId {
+        let record = &mut self.records[block];
+        assert!(record.state == State::Taken, "only what somebody has is taken from him");
+        let Record { address, size_bytes, figure, previous, next, segment, tag, state } = *record;
+        (record.previous, record.next) = (BlockId::NONE, BlockId::NONE);
+        let heir =
+            self.records.insert(Record { address, size_bytes, figure, previous, next, segment, tag, state });
+        match previous.some() {
+            Some(previous) => self.records[previous].next = heir,
+            None => self.segments[segment.0].first = heir,
+        }
+        if let Some(next) = next.some() {
+            self.records[next].previous = heir;
+        }
+        heir
+    }
+
+    /// Forgets a name that has no place.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        self.records.vacate(block);
+    }
+
+    /// Joins a block with those neighbours that are in the same state. The first keeps its name: so nothing before it changes.
+    #[inline(always)]
+    fn merge(&mut self, block: BlockId) -> Merged {
+        let Record { previous, next, state, .. } = self.records[block];
+        let mut first = block;
+        let mut absorbed = [None, None];
+        if let Some(previous) = previous.some().filter(|previous| self.is_alike(*previous, state)) {
+            absorbed[0] = Some(self.span(previous));
+            self.absorb(previous, block);
+            first = planted!(MergesWithTaken, previous, {
+                self.records[previous].state = state;
+                previous
+            });
+        }
+        if let Some(next) = next.some().filter(|next| self.is_alike(*next, state)) {
+            absorbed[1] = Some(self.span(next));
+            self.absorb(first, next);
+        }
+        Merged { span: self.span(first), absorbed }
+    }
+
+    /// Whether a neighbour is in the state of the block that joins it.
+    #[inline]
+    fn is_alike(&self, neighbour: BlockId, state: State) -> bool {
+        let other = self.records[neighbour].state;
+        planted!(
+            MergesWithTaken,
+            other == state,
+            other == state || (other == State::Taken && state == State::Free),
+        )
+    }
+
+    /// Adds the block behind to this one. What is free in part since later is free as a whole since later.
+    #[inline]
+    fn absorb(&mut self, block: BlockId, behind: BlockId) {
+        let Record { size_bytes, figure, next, .. } = self.records[behind];
+        self.records.vacate(behind);
+        let record = &mut self.records[block];
+        record.size_bytes += size_bytes;
+        record.figure = record.figure.max(figure);
+        record.next = next;
+        if let Some(next) = next.some() {
+            self.records[next].previous = block;
+        }
+    }
+
+    /// The range of a block.
+    #[inline]
+    pub(crate) fn span(&self, block: BlockId) -> Span {
+        let record = &self.records[block];
+        Span { block, address: record.address, size_bytes: record.size_bytes }
+    }
+
+    /// Who has a block.
+    pub(crate) fn usage(&self, block: BlockId) -> BlockUse {
+        let Record { state, figure, .. } = self.records[block];
+        match state {
+            State::Free => BlockUse::Free { since: figure },
+            State::Taken => BlockUse::Taken { requested_bytes: figure },
+            State::Unmapped => BlockUse::Unmapped,
+            State::Vacant => panic!("the name of a block that is gone says nothing"),
+        }
+    }
+
+    /// How many bytes of a taken block were asked for; `None` for another.
+    #[inline]
+    pub(crate) fn requested_bytes(&self, block: BlockId) -> Option<u64> {
+        let record = &self.records[block];
+        (record.state == State::Taken).then_some(record.figure)
+    }
+
+    /// The tag of a taken block, its size, and how many bytes of it were asked for.
+    ///
+    /// # Panics
+    /// If it is not taken.
+    #[inline]
+    pub(crate) fn taken(&self, block: BlockId) -> (Tag, u64, u64) {
+        let record = &self.records[block];
+        assert!(record.state == State::Taken, "a block is given back once");
+        (record.tag, record.size_bytes, record.figure)
+    }
+
+    /// Whether a block shares its segment with others.
+    #[inline]
+    pub(crate) fn is_split(&self, block: BlockId) -> bool {
+        let record = &self.records[block];
+        record.previous != BlockId::NONE || record.next != BlockId::NONE
+    }
+
+    /// The block before this one in its segment.
+    pub(crate) fn previous(&self, block: BlockId) -> Option<BlockId> {
+        self.records[block].previous.some()
+    }
+
+    /// The block behind this one in its segment.
+    pub(crate) fn next(&self, block: BlockId) -> Option<BlockId> {
+        self.records[block].next.some()
+    }
+
+    /// The tag of the segment that a block lies in.
+    #[inline]
+    pub(crate) fn tag(&self, block: BlockId) -> Tag {
+        self.records[block].tag
+    }
+
+    /// The segment that a block lies in.
+    pub(crate) fn segment_of(&self, block: BlockId) -> SegmentView<Tag> {
+        self.view(self.records[block].segment)
+    }
+
+    /// All segments, in no particular order.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = SegmentView<Tag>> + '_ {
+        self.segments.indices().map(|index| self.view(SegmentId(index)))
+    }
+
+    fn view(&self, id: SegmentId) -> SegmentView<Tag> {
+        let Segment { address, size_bytes, first, tag } = self.segments[id.0];
+        SegmentView { id, address, size_bytes, tag, first }
+    }
+
+    /// The blocks of a segment, in address order.
+    pub(crate) fn blocks_of(&self, segment: SegmentView<Tag>) -> impl Iterator<Item = BlockId> + '_ {
+        std::iter::successors(segment.first.some(), |block| self.next(*block))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FREE: BlockUse = BlockUse::Free { since: 0 };
+
+    fn sizes(blocks: &Blocks<&'static str>) -> Vec<u64> {
+        let all = blocks.segments().flat_map(|segment| blocks.blocks_of(segment));
+        all.map(|block| blocks.span(block).size_bytes / 512).collect()
+    }
+
+    #[test]
+    fn a_block_in_the_middle_joins_both_neighbours_and_those_behind_a_merged_block_know_it() {
+        let mut blocks = Blocks::default();
+        let mut rest = blocks.add_segment(0, 5 * 512, FREE, "tag").block;
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            let block = rest;
+            rest = blocks.split(block, 512).block;
+            blocks.take(block, 512);
+            taken.push(block);
+        }
+        blocks.take(rest, 512);
+        taken.push(rest);
+        blocks.release(taken[1], 3);
+        blocks.release(taken[3], 9);
+        // 0 taken, 1 free, 2 taken, 3 free, 4 taken: now 2 joins 1 and 3.
+        let merged = blocks.release(taken[2], 7).span;
+        assert_eq!((merged.address, merged.size_bytes), (512, 3 * 512));
+        assert_eq!(
+            blocks.usage(merged.block),
+            BlockUse::Free { since: 9 },
+            "free as a whole since the last part is"
+        );
+        // Both outer neighbours must find it.
+        assert_eq!(blocks.release(taken[4], 0).span.size_bytes, 4 * 512);
+        assert_eq!(blocks.release(taken[0], 0).span.size_bytes, 5 * 512);
+    }
+
+    #[test]
+    fn free_and_unmapped_neighbours_do_not_merge_with_each_other() {
+        let mut blocks = Blocks::default();
+        let all = blocks.add_segment(0, 8 * 512, BlockUse::Unmapped, "grows").block;
+        let rest = blocks.split(all, 2 * 512).block;
+        let mapped = blocks.map(all, 0).span;
+        assert_eq!(sizes(&blocks), [2, 6]);
+        blocks.split(rest, 4 * 512);
+        let merged = blocks.map(rest, 0);
+        assert_eq!(merged.absorbed, [Some(mapped), None]);
+        assert_eq!(sizes(&blocks), [6, 2]);
+        let hole = blocks.split(merged.span.block, 512).block;
+        blocks.split(hole, 3 * 512);
+        blocks.unmap(hole);
+        assert_eq!(sizes(&blocks), [1, 3, 2, 2]);
+        let end = blocks.next(hole).expect("a free block is behind the hole");
+        assert_eq!(blocks.unmap(end).span.size_bytes, 7 * 512, "three unmapped blocks in a row are one");
+        assert_eq!(sizes(&blocks), [1, 7]);
+    }
+
+    #[test]
+    #[should_panic(expected = "released once")]
+    fn releasing_twice_is_a_bug() {
+        let mut blocks = Blocks::default();
+        let block = blocks.add_segment(512, 512, FREE, "tag").block;
+        blocks.take(block, 1);
+        blocks.release(block, 0);
+        blocks.release(block, 0);
+    }
+}

@@ -1,0 +1,290 @@
+//! What the arenas of one allocator share.
+//!
+//! Here is what a block needs when its allocator is gone: the upstream, and the places of events. And here is the list of all
+//! arenas, for those who ask them all: the ladder, the statistics, snapshots. An arena owns this and not the other way
+//! round, so that it goes with its last block.
+//!
+//! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
+//! all streams together. What it reads does not change then.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
+
+use rustc_hash::FxHashSet;
+
+use super::allocator::{Block, DeviceAllocator};
+use super::arena::Arena;
+use super::gauges::{Gauges, Totals};
+use super::pending::Surroundings;
+use super::pools::Owner;
+use super::registry::Registry;
+use super::spare::{SparePage, SparePages};
+use crate::ipc::imports::Imports;
+use crate::statistics::stats::SizeClass;
+use crate::trace::watch::Watch;
+use crate::upstream::{PageId, StreamId, Upstream, UpstreamError, VirtualMemory};
+
+/// What the arenas of one allocator share.
+pub(crate) struct Common {
+    pub(crate) upstream: Arc<dyn Upstream>,
+    pub(crate) totals: Totals,
+    pub(crate) watch: Watch,
+    pub(crate) spare: SparePages,
+    /// How many captures are under way on the device.
+    captures: AtomicUsize,
+    /// Held to read by whoever touches events with no arena's lock held, because it goes, or there is none: no capture begins
+    /// meanwhile.
+    gate: RwLock<()>,
+    /// Places for recorded events.
+    sequence: AtomicU64,
+    /// How often a free block of the shared pool was looked for, by class and on all streams: PyTorch's clock. Only
+    /// `policy:pytorch` goes by it, which looks at all streams each time anyway.
+    searches: [AtomicU64; 2],
+    /// How often one stream was made to wait for another, so that memory could change hands.
+    waits: AtomicU64,
+    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
+    pub(crate) raw: Registry<Block>,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
+    /// Streams whose uses of memory may go unrecorded.
+    unrecorded: RwLock<Vec<StreamId>>,
+    /// All arenas that are alive, by number, so the oldest first. They are not owned here: an arena owns this.
+    arenas: RwLock<BTreeMap<u64, Weak<Arena>>>,
+    /// How many arenas there were.
+    numbered: AtomicU64,
+}
+
+impl Common {
+    pub(crate) fn new(upstream: Arc<dyn Upstream>) -> Arc<Self> {
+        Arc::new(Self {
+            upstream,
+            totals: Totals::default(),
+            watch: Watch::default(),
+            spare: SparePages::default(),
+            captures: AtomicUsize::new(0),
+            gate: RwLock::default(),
+            sequence: AtomicU64::new(1),
+            searches: Default::default(),
+            waits: AtomicU64::new(0),
+            raw: Registry::default(),
+            imports: Imports::default(),
+            unrecorded: RwLock::default(),
+            arenas: RwLock::default(),
+            numbered: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether a capture is under way. One may begin at any moment, but for who holds the lock of the slow path, an arena's, or
+    /// the [gate](Self::hold_gate).
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures.load(Ordering::Acquire) > 0
+    }
+
+    /// To be called when no capture is under way any more: what waited for that is done now.
+    pub(crate) fn end_captures(&self) {
+        for arena in self.all_arenas() {
+            arena.end_captures();
+        }
+    }
+
+    /// From now on a capture is under way. *Waits* for those who have seen that there was none, and still touch events: else one
+    /// could be recorded in the capture, and never pass. The lock of the slow path is held, and no other.
+    pub(crate) fn begin_capture(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+        drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
+        self.all_arenas().iter().for_each(|arena| drop(arena.state()));
+    }
+
+    /// A capture is over; whether it was the last one.
+    pub(crate) fn end_capture(&self) -> bool {
+        self.captures.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// No capture begins as long as this is held.
+    pub(crate) fn hold_gate(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings {
+            events: &*self.upstream,
+            captures: self.upstream.captures(),
+            capturing: self.is_capturing(),
+            sequence: &self.sequence,
+        }
+    }
+
+    /// The searches so far that are counted for all streams together.
+    pub(crate) fn searches(&self, class: SizeClass) -> u64 {
+        self.searches[class as usize].load(Ordering::Relaxed)
+    }
+
+    /// Counts one more, of an arena that has seen `seen` so far. Returns the number.
+    pub(crate) fn count_search(&self, class: SizeClass, seen: u64) -> u64 {
+        let searches = &self.searches[class as usize];
+        searches.fetch_max(seen, Ordering::Relaxed);
+        searches.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn count_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reset_waits(&self) {
+        self.waits.store(0, Ordering::Relaxed);
+    }
+
+    /// How [`Totals`] gets at one arena's gauges.
+    pub(crate) fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
+        |number, change| self.change_gauges(number, change)
+    }
+
+    /// How [`Totals`] gets at the gauges of all arenas.
+    pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
+        |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
+    }
+
+    /// Runs `change` on the gauges of the arena with a number, under its lock.
+    fn change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        if let Some(arena) = self.arena(number) {
+            change(&mut arena.state().gauges);
+        }
+        true
+    }
+
+    /// The same, unless the lock is taken.
+    pub(crate) fn try_change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
+        let Some(arena) = self.arena(number) else { return true };
+        arena.try_state().map(|mut state| change(&mut state.gauges)).is_some()
+    }
+
+    /// Adds the arena that is made for the next number.
+    pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arena) -> Arc<Arena> {
+        let number = self.numbered.fetch_add(1, Ordering::Relaxed);
+        let arena = Arc::new(make(number));
+        let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        arenas.insert(number, Arc::downgrade(&arena));
+        arena
+    }
+
+    /// Forgets the arena of this number, which goes.
+    pub(crate) fn forget(&self, number: u64) {
+        self.arenas.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    pub(crate) fn arena(&self, number: u64) -> Option<Arc<Arena>> {
+        self.arenas.read().unwrap_or_else(PoisonError::into_inner).get(&number)?.upgrade()
+    }
+
+    /// The pages that are mapped in holes.
+    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
+        let arenas = self.all_arenas();
+        arenas
+            .iter()
+            .flat_map(|arena| {
+                arena.state().holes.values().flat_map(|hole| hole.pages.clone()).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// The arenas of one owner that are alive, oldest first.
+    pub(crate) fn arenas_of(&self, owner: Owner) -> Vec<Arc<Arena>> {
+        self.all_arenas().into_iter().filter(|arena| arena.home.owner == owner).collect()
+    }
+
+    /// The streams whose uses of memory may go unrecorded.
+    pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
+        self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
+    /// be using it: no event can be recorded there any more.
+    pub(crate) fn may_hand_on(&self, from: StreamId, to: StreamId) -> bool {
+        let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
+        !unrecorded.iter().chain([&from, &to]).any(|stream| self.upstream.may_end(*stream))
+    }
+
+    /// *Blocks* until the work of a stream is done. A stream that may have ended can be waited for only with the whole device, and
+    /// no capture would survive that.
+    pub(crate) fn synchronize_stream(
+        &self,
+        memory: &dyn VirtualMemory,
+        stream: StreamId,
+    ) -> Result<(), UpstreamError> {
+        if self.upstream.may_end(stream) && self.is_capturing() {
+            let why = "the stream may have ended, and during a capture the device cannot be waited for";
+            return Err(UpstreamError::Other(why.into()));
+        }
+        memory.synchronize_stream(stream)
+    }
+
+    /// Gives spare pages back, and tells `destroyed` of each. See [`SparePages::destroy`].
+    pub(crate) fn destroy_spare_pages(
+        &self,
+        memory: &dyn VirtualMemory,
+        destroyed: impl FnMut(&SparePage),
+    ) -> Result<(), (&'static str, UpstreamError)> {
+        let wait = |stream| self.synchronize_stream(memory, stream);
+        self.spare.destroy(memory, &self.pages_in_holes(), wait, destroyed)
+    }
+
+    /// All arenas that are alive, oldest first.
+    pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
+        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        arenas.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl DeviceAllocator {
+    /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
+    /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
+    /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
+    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done. As soon as
+    /// one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream behind a wait for the device only.
+    pub fn add_unrecorded_user(&self, stream: StreamId) {
+        let mut unrecorded = self.common().unrecorded.write().unwrap_or_else(PoisonError::into_inner);
+        if !unrecorded.contains(&stream) {
+            unrecorded.push(stream);
+        }
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        // No arena is left, so no page is mapped. What is refused now is lost.
+        if let Some(memory) = self.upstream.virtual_memory() {
+            let _ = self.destroy_spare_pages(memory, |_| {});
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::pools::StreamFilter;
+    use super::*;
+    use crate::fake::FakeUpstream;
+    use crate::settings::Settings;
+
+    #[test]
+    fn arenas_that_are_gone_are_not_listed() {
+        let upstream = Arc::new(FakeUpstream::with_virtual_memory(1 << 30));
+        let allocator = DeviceAllocator::new(upstream, Settings::default());
+        let stream = StreamId::from_raw(1);
+        for _ in 0..100 {
+            let pool = allocator.create_pool();
+            allocator.begin_allocate_to_pool(pool, StreamFilter::All).expect("the pool is there");
+            drop(allocator.allocate(1000, stream).expect("there is room"));
+            allocator.end_allocate_to_pool(pool).expect("it was begun");
+            allocator.release_pool(pool).expect("one reference");
+            let listed = allocator.common().arenas.read().expect("nobody panics").len();
+            assert!(listed <= 1, "{listed} arenas are listed, and one pool has memory");
+        }
+        drop(allocator.allocate(1000, stream).expect("there is room"));
+        assert_eq!(allocator.common().all_arenas().len(), 2, "that of the stream, and the last pool's");
+    }
+}

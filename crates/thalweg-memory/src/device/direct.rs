@@ -1,0 +1,179 @@
+//! Without a cache of our own: the driver's stream-ordered allocator, or plain memory.
+//!
+//! `backend:cudaMallocAsync` gives every request to the driver, whose allocator caches and orders by itself; with caching
+//! turned off every request takes a segment of its own and gives it back. Both keep the same books as the caching allocator:
+//! blocks, statistics, snapshots and observers are those of an arena in which every block is a segment.
+//!
+//! A block that other streams used is given back in stream order when its own stream has waited for them, on the device;
+//! plain memory is given back when their events have passed.
+//!
+//! While a capture is under way nothing waits for the device, and what is freed goes back when the capture is over, but for
+//! what the captured graph itself allocates and frees.
+
+use std::sync::Arc;
+
+use thalweg_snapshot::Action;
+
+use super::allocator::DeviceAllocator;
+use super::arena::{Arena, ArenaState, Request, Tag};
+use super::bins;
+use super::blocks::{BlockId, BlockUse, Span};
+use super::expandable::found;
+use super::gauges::Quantity;
+use super::pending::Uses;
+use crate::error::AllocationError;
+use crate::statistics::stats::{ByPool, DeviceStatistics};
+
+impl DeviceAllocator {
+    /// A block of its own for `request`.
+    pub(crate) fn allocate_directly(
+        &self,
+        arena: &Arc<Arena>,
+        request: &Request,
+    ) -> Result<Span, AllocationError> {
+        if let Some(span) = self.try_directly(arena, request)? {
+            return Ok(span);
+        }
+        // The driver may hold memory that was freed in stream order and is not free yet. With the lock held no capture begins.
+        let mut cold = self.cold();
+        cold.ledger.statistics.num_alloc_retries += 1;
+        if !self.common().is_capturing() {
+            for other in self.common().all_arenas() {
+                other.synchronize()?;
+            }
+            self.trim_driver()?;
+            drop(cold);
+            if let Some(span) = self.try_directly(arena, request)? {
+                return Ok(span);
+            }
+            cold = self.cold();
+        }
+        Err(self.out_of_memory(&mut cold, arena, request))
+    }
+
+    /// Gives back what the driver's own allocator has and nobody uses. *Blocks* until the device is idle. No capture may be under
+    /// way, since it would be invalid then.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn trim_driver(&self) -> Result<(), AllocationError> {
+        assert!(!self.common().is_capturing(), "nothing waits for the device while a capture is under way");
+        let settings = self.settings();
+        let stream_ordered = settings.caching() && !settings.is_cached_here();
+        let Some(driver) = self.common().upstream.stream_ordered().filter(|_| stream_ordered) else {
+            return Ok(());
+        };
+        driver.synchronize().map_err(|error| AllocationError::upstream("synchronize", error))?;
+        driver.trim(0).map_err(|error| AllocationError::upstream("trim", error))
+    }
+
+    fn try_directly(&self, arena: &Arc<Arena>, request: &Request) -> Result<Option<Span>, AllocationError> {
+        let upstream = &self.common().upstream;
+        let allowed = self.cold().ledger.allowed_bytes;
+        let live = || -> u64 {
+            let arenas = self.common().all_arenas();
+            arenas.iter().map(|arena| arena.lock().gauges.current(Quantity::ActiveBytes)).sum()
+        };
+        if allowed.is_some_and(|allowed| live().saturating_add(request.size_bytes) > allowed) {
+            return Ok(None);
+        }
+        let (bytes, stream) = (request.size_bytes, arena.home.stream);
+        let address = match upstream.stream_ordered().filter(|_| arena.lock().policy.stream_ordered) {
+            Some(driver) => {
+                let checked = |address| bins::checked(address, bytes, || driver.free_async(address, stream));
+                found("allocate_async", driver.allocate_async(bytes, stream).and_then(checked))?
+            }
+            None => {
+                let checked =
+                    |address| bins::checked(address, bytes, || upstream.free(address, bytes, stream));
+                found("allocate", upstream.allocate(bytes, stream).and_then(checked))?
+            }
+        };
+        let Some(address) = address else { return Ok(None) };
+        let mut state = arena.lock();
+        let tag = Tag { class: request.class, grows: false, registration: 0 };
+        let usage = BlockUse::Free { since: 0 };
+        let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
+        state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
+        Ok(Some(state.hand_out(arena, request, span)))
+    }
+
+    /// What is reserved is what the driver's pool holds, or what is allocated.
+    pub(crate) fn complete_directly(&self, statistics: &mut DeviceStatistics) {
+        let settings = self.settings();
+        if settings.is_cached_here() {
+            return;
+        }
+        // Every block is a segment of its own.
+        statistics.reserved_bytes = statistics.active_bytes;
+        statistics.segment = statistics.active;
+        statistics.num_device_alloc = statistics.active.all.allocated;
+        statistics.num_device_free = statistics.active.all.freed;
+        if let Some(driver) = self.common().upstream.stream_ordered().filter(|_| settings.caching())
+            && let Ok(bytes) = driver.reserved_bytes()
+        {
+            let ByPool { all, .. } = &mut statistics.reserved_bytes;
+            all.current = bytes;
+            all.peak = all.peak.max(bytes);
+        }
+    }
+}
+
+impl ArenaState {
+    /// Takes a block back that no cache will hold.
+    pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+        let around = arena.common.surroundings();
+        self.order.free(block, uses, &around);
+        if self.policy.stream_ordered {
+            // If the stream cannot be made to wait, the events are polled for.
+            let _ = self.order.order_before(block, arena.home.stream, &around);
+        }
+        self.collect_ready(arena);
+    }
+
+    /// Gives the block back that is ready first.
+    pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
+        if arena.common.is_capturing() && !self.frees_in_graph(arena) {
+            self.order.pop_ready();
+            self.deferred.push(block);
+            return;
+        }
+        let Span { address, size_bytes, .. } = self.blocks.span(block);
+        let upstream = &arena.common.upstream;
+        let freed = match upstream.stream_ordered().filter(|_| self.policy.stream_ordered) {
+            Some(driver) => driver.free_async(address, arena.home.stream),
+            None => upstream.free(address, size_bytes, arena.home.stream),
+        };
+        self.order.pop_ready();
+        // The driver refuses what no launch has left allocated, and what went with the graph: such memory is the graph's own.
+        if freed.is_err() && !self.frees_in_graph(arena) {
+            // It is tried again behind a later event.
+            let again = vec![super::pending::Use::noted(arena.home.stream)];
+            self.order.free(block, again, &arena.common.surroundings());
+            return;
+        }
+        if arena.common.watch.is_on() {
+            self.tell_freed(arena, Action::FreeCompleted, block, None);
+        }
+        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        self.gauges.passed(class, size_bytes, requested_bytes);
+        self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
+        self.blocks.release(block, 0);
+        self.blocks.remove_segment(block);
+        arena.common.totals.changed(arena.number, &mut self.gauges, class);
+    }
+
+    /// Whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
+    /// does, on its own stream. Anything else would be freed by every replay.
+    fn frees_in_graph(&self, arena: &Arena) -> bool {
+        self.policy.stream_ordered && arena.home.owner.pool().is_some()
+    }
+
+    /// Gives back what had to wait for the end of a capture.
+    pub(crate) fn release_deferred(&mut self, arena: &Arena) {
+        for block in std::mem::take(&mut self.deferred) {
+            self.order.free(block, Uses::new(), &arena.common.surroundings());
+        }
+        self.collect_ready(arena);
+    }
+}

@@ -1,0 +1,727 @@
+//! Where an arena's memory comes from, and where it goes.
+//!
+//! There are two kinds of segments. A *plain* one is taken from the upstream as it is, and goes back when all of it is free.
+//! One that *grows* is a large range of addresses, in which physical pages are mapped as they are needed, the lowest
+//! address first; any of its pages can go back as soon as it is free. Fragmentation of addresses costs nothing then.
+//!
+//! # Stitching
+//!
+//! A page that is free can also move. If no free block is large enough, but there are enough free pages in pieces, they are
+//! mapped side by side behind a range that is short of them, before any more is taken from the upstream. The page is mapped
+//! at its new address at once, and stays mapped at the old one (the same memory, seen twice) until work in flight that may
+//! touch it there is done: so moving waits for nothing. Meanwhile the old range is a *hole*, which nobody gets.
+//!
+//! ```text
+//! before    [ live ][free A][ live ][free B][ live ][    unmapped     ]
+//! after     [ live ][ hole ][ live ][ hole ][ live ][ A  B ][unmapped ]     holes are unmapped when their event has passed
+//! ```
+//!
+//! The smallest free blocks give first: they are the least likely to serve anyone.
+//!
+//! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
+//! on the same stream, or the second stream waits for the first ([`Idle`]).
+//!
+//! Mapping costs, some 30 us a page on an H100 and as much to unmap it, whether the page is new or moves. A program that
+//! repeats itself may move the same pages in every step, and be slower for it for as long as it runs. So pages are made,
+//! not moved, as long as that costs next to no memory (`stitching_slack`): then there is soon a free block for everything.
+//!
+//! In pools of graphs, whose addresses must not lose their pages, the old range stays mapped for good
+//! ([`aliases`](crate::graph_pools::aliases)).
+//!
+//! # Idle
+//!
+//! What is free on one stream may serve another when the first is done with it. That is found out without a mark at every
+//! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
+//! free at that time, and still is, may go to anyone.
+
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+use thalweg_snapshot::Action;
+
+use super::allocator::Cold;
+use super::arena::{Arena, ArenaState, Request, Tag};
+use super::bins;
+use super::blocks::{BlockId, BlockUse, Span};
+use super::gauges::Quantity;
+use super::ledger::Ledger;
+use super::pending::Use;
+use super::spare::SparePage;
+use crate::error::AllocationError;
+use crate::statistics::stats::SizeClass;
+use crate::upstream::{EventId, PageId, Upstream, UpstreamError, VirtualMemory};
+
+/// The physical pages of one segment that grows.
+#[derive(Debug)]
+pub(crate) struct PageTable {
+    address: u64,
+    page_bytes: u64,
+    /// As many as reach to the last that was ever there: a segment has addresses for far more.
+    pages: Vec<Option<PageId>>,
+}
+
+impl PageTable {
+    fn range(&self, span: Span) -> Range<usize> {
+        let page = |address: u64| ((address - self.address) / self.page_bytes) as usize;
+        debug_assert!((span.address - self.address).is_multiple_of(self.page_bytes));
+        page(span.address)..page(span.end())
+    }
+
+    fn put(&mut self, span: Span, pages: &[PageId]) {
+        let range = self.range(span);
+        if range.end > self.pages.len() {
+            self.pages.resize(range.end, None);
+        }
+        for (slot, page) in self.pages[range].iter_mut().zip(pages) {
+            assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
+        }
+    }
+
+    fn take(&mut self, span: Span) -> Vec<PageId> {
+        let range = self.range(span);
+        self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
+    }
+
+    /// The pages with their addresses.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (PageId, u64)> + '_ {
+        let places = (0u64..).map(|place| self.address + place * self.page_bytes);
+        self.pages.iter().zip(places).filter_map(|(page, address)| Some(((*page)?, address)))
+    }
+
+    /// The whole pages within a free block.
+    fn whole_pages(&self, span: Span) -> Option<Span> {
+        let from = (span.address - self.address).next_multiple_of(self.page_bytes);
+        let end = span.end() - self.address;
+        let to =
+            planted!(PageInUseMoves, end / self.page_bytes, end.div_ceil(self.page_bytes)) * self.page_bytes;
+        (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
+    }
+}
+
+/// How far the host knows this stream to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    /// Events on the way, and the clocks of the classes when they were recorded.
+    fence: Option<Fence>,
+    /// What became free before these has passed.
+    passed: Option<[u64; 2]>,
+}
+
+#[derive(Debug)]
+struct Fence {
+    events: SmallVec<[EventId; 1]>,
+    searches: [u64; 2],
+}
+
+impl Fence {
+    /// Behind what the arena's stream, and all others that may touch what is free there, were given so far; `None` where there are
+    /// no events.
+    fn record(arena: &Arena, searches: [u64; 2]) -> Option<Self> {
+        let around = arena.common.surroundings();
+        let mut events = smallvec![around.record(arena.home.stream).ok()?.event];
+        let others =
+            arena.common.unrecorded_users().into_iter().filter(|stream| *stream != arena.home.stream);
+        events.extend(others.filter_map(|stream| Some(around.record(stream).ok()?.event)));
+        Some(Self { events, searches })
+    }
+
+    fn is_over(&self, upstream: &dyn Upstream) -> bool {
+        self.events.iter().all(|event| upstream.query_event(*event).unwrap_or(false))
+    }
+
+    fn release(self, upstream: &dyn Upstream) {
+        self.events.into_iter().for_each(|event| upstream.release_event(event));
+    }
+}
+
+/// A range whose pages have moved away. It is a taken block, which nobody has.
+#[derive(Debug)]
+pub(crate) struct Hole {
+    /// What is still mapped there.
+    pub(crate) pages: Vec<PageId>,
+    /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
+    pub(crate) is_alias: bool,
+}
+
+/// Which blocks of an arena may serve another stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Legal {
+    /// Those that the arena's stream is done with.
+    Idle([u64; 2]),
+    /// All: the other stream waits for this one, or is this one.
+    Ordered,
+    /// All, for this stream; and their addresses keep their pages.
+    Aliased,
+}
+
+/// Pages that somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageOrder {
+    /// What they are for.
+    pub(crate) request: Request,
+    /// Which blocks may be taken apart.
+    pub(crate) legal: Legal,
+    /// Whether they are for the very arena that gives them.
+    pub(crate) own: bool,
+    /// How many at most.
+    pub(crate) wanted: usize,
+}
+
+/// Where an arena could grow.
+struct Plan {
+    /// The first block of the range: free, or unmapped.
+    first: BlockId,
+    /// Where the range ends.
+    end: u64,
+    pages: usize,
+}
+
+/// An answer of the upstream: want of memory is not an error here, but leads on.
+pub(crate) fn found<T>(
+    call: &'static str,
+    answer: Result<T, UpstreamError>,
+) -> Result<Option<T>, AllocationError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(UpstreamError::OutOfMemory) => Ok(None),
+        Err(error) => Err(AllocationError::upstream(call, error)),
+    }
+}
+
+/// Plain segments.
+impl ArenaState {
+    /// Makes a range from the upstream a free block, which is in no bin yet.
+    pub(crate) fn add_plain(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        class: SizeClass,
+        address: u64,
+        size_bytes: u64,
+    ) -> Span {
+        let registration = match arena.source {
+            // Addresses of a foreign source mean nothing; what was registered first is used first.
+            Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
+            None => 0,
+        };
+        let tag = Tag { class, grows: false, registration };
+        let since = self.now(arena, class);
+        let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
+        let oversize = size_bytes >= self.policy.max_split_bytes;
+        ledger.segment_taken(arena.home.owner, class, size_bytes, oversize);
+        span
+    }
+
+    /// Gives the plain segment back that a free block covers alone.
+    pub(crate) fn release_plain(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        span: Span,
+    ) -> Result<(), AllocationError> {
+        assert!(!self.blocks.is_split(span.block), "only whole segments go back");
+        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        arena
+            .return_segment(span.address, span.size_bytes)
+            .map_err(|error| AllocationError::upstream("free", error))?;
+        self.tell_lost(arena, Action::SegmentFree, span, ledger.given_back_at);
+        self.free[class as usize].remove(span, registration);
+        self.blocks.remove_segment(span.block);
+        let oversize = span.size_bytes >= self.policy.max_split_bytes;
+        ledger.segment_returned(arena.home.owner, class, span.size_bytes, oversize);
+        Ok(())
+    }
+}
+
+/// Segments that grow.
+impl ArenaState {
+    /// Adds a range of addresses without memory, to grow in.
+    pub(crate) fn add_growing(
+        &mut self,
+        class: SizeClass,
+        bytes: u64,
+        memory: &dyn VirtualMemory,
+    ) -> Result<bool, AllocationError> {
+        let page_bytes = self.policy.page_bytes[class as usize];
+        let bytes = bytes.next_multiple_of(page_bytes);
+        let checked = |address| bins::checked(address, bytes, || memory.free_addresses(address, bytes));
+        let reserved = memory.reserve_addresses(bytes).and_then(checked);
+        let Some(address) = found("reserve_addresses", reserved)? else { return Ok(false) };
+        let tag = Tag { class, grows: true, registration: 0 };
+        let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
+        let segment = self.blocks.segment_of(span.block).id;
+        self.pages.insert(segment, PageTable { address, page_bytes, pages: Vec::new() });
+        self.unmapped[class as usize].insert(address, span.block);
+        Ok(true)
+    }
+
+    /// Where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
+    /// several. PyTorch takes the lowest of all.
+    fn plan(&self, request: &Request) -> Option<Plan> {
+        let unmapped = self.unmapped[request.class as usize].values();
+        let mut plans = unmapped.filter_map(|&unmapped| self.plan_at(request, unmapped));
+        if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
+    }
+
+    /// How `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is one.
+    fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<Plan> {
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        if self.page_bytes_of(unmapped) != page_bytes {
+            return None;
+        }
+        let is_free = |block: &BlockId| matches!(self.blocks.usage(*block), BlockUse::Free { .. });
+        let first = self.blocks.previous(unmapped).filter(is_free).unwrap_or(unmapped);
+        let (mut covered, mut pages) = (0, 0);
+        let (mut next, mut end) = (Some(first), 0);
+        while covered < request.size_bytes {
+            let block = next?;
+            let span = self.blocks.span(block);
+            let size_bytes = span.size_bytes;
+            end = span.end();
+            match self.blocks.usage(block) {
+                BlockUse::Taken { .. } => return None,
+                BlockUse::Free { .. } => covered += size_bytes,
+                BlockUse::Unmapped => {
+                    let missing = (request.size_bytes - covered).next_multiple_of(page_bytes);
+                    let mapped = missing.min(size_bytes);
+                    covered += mapped;
+                    pages += (mapped / page_bytes) as usize;
+                }
+            }
+            next = self.blocks.next(block);
+        }
+        Some(Plan { first, end, pages })
+    }
+
+    /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
+    /// they are.
+    pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
+        let span = self.blocks.span(block);
+        let table = &self.pages[&self.blocks.segment_of(block).id];
+        let from = (span.address - table.address) / table.page_bytes;
+        let to = (span.end() - table.address).div_ceil(table.page_bytes);
+        let slots = &table.pages[from as usize..to as usize];
+        let pages = slots.iter().map(|page| page.expect("a mapped address has a page")).collect();
+        (table.address + from * table.page_bytes, table.page_bytes, pages)
+    }
+
+    fn page_bytes_of(&self, block: BlockId) -> u64 {
+        self.pages[&self.blocks.segment_of(block).id].page_bytes
+    }
+
+    /// How many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
+        self.plan(request).map(|plan| plan.pages)
+    }
+
+    /// Maps pages where they serve `request`, and returns the free block that does, which is in no bin, and in how many ranges
+    /// pages were mapped. What it does not take of `supply` stays there.
+    ///
+    /// # Errors
+    /// The upstream's. Pages that were mapped before it are free memory now.
+    pub(crate) fn grow(
+        &mut self,
+        arena: &Arena,
+        request: &Request,
+        supply: &mut Vec<PageId>,
+        memory: &dyn VirtualMemory,
+    ) -> Result<Option<(Span, u64)>, AllocationError> {
+        let class = request.class as usize;
+        let page_bytes = self.policy.page_bytes[class];
+        let plan = self.plan(request).filter(|plan| plan.pages <= supply.len());
+        let Some(plan) = plan else { return Ok(None) };
+        let (mut span, mut ranges) = (self.blocks.span(plan.first), 0);
+        loop {
+            let is_unmapped = self.blocks.usage(span.block) == BlockUse::Unmapped;
+            if !is_unmapped && span.size_bytes >= request.size_bytes {
+                break;
+            }
+            let target =
+                if is_unmapped { span.block } else { self.blocks.next(span.block).expect("planned") };
+            let target = self.blocks.span(target);
+            let covered = if is_unmapped { 0 } else { span.size_bytes };
+            let bytes = (request.size_bytes - covered).next_multiple_of(page_bytes).min(target.size_bytes);
+            let pages = supply.len() - (bytes / page_bytes) as usize;
+            let mapped = found("map", memory.map(target.address, page_bytes, &supply[pages..]))?;
+            if mapped.is_none() {
+                return Ok(None);
+            }
+            let part = Span { size_bytes: bytes, ..target };
+            span = self.mapped(part, &supply[pages..]);
+            supply.truncate(pages);
+            let part = Span { block: span.block, ..part };
+            self.tell_gained(arena, Action::SegmentMap, part, request.stack);
+            ranges += 1;
+        }
+        self.free[class].remove(span, 0);
+        Ok(Some((span, ranges)))
+    }
+
+    /// Where the unmapped addresses of a class begin that are highest.
+    pub(crate) fn last_unmapped(&self, class: SizeClass) -> Option<u64> {
+        self.unmapped[class as usize].keys().next_back().copied()
+    }
+
+    /// Maps new pages from `address` on. Whether that could be: they are whole pages and unmapped, and the upstream has room.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub(crate) fn map_at(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        class: SizeClass,
+        memory: &dyn VirtualMemory,
+    ) -> Result<bool, AllocationError> {
+        let unmapped = &mut self.unmapped[class as usize];
+        let Some((_, &block)) = unmapped.range(..=address).next_back() else { return Ok(false) };
+        let whole = self.blocks.span(block);
+        let page_bytes = self.pages[&self.blocks.segment_of(block).id].page_bytes;
+        let offset = address - whole.address;
+        let is_whole = offset.is_multiple_of(page_bytes) && bytes.is_multiple_of(page_bytes) && bytes > 0;
+        if !is_whole || offset.saturating_add(bytes) > whole.size_bytes {
+            return Ok(false);
+        }
+        let mut pages = Vec::new();
+        for _ in 0..bytes / page_bytes {
+            match found("create_page", memory.create_page(page_bytes))? {
+                Some(page) => pages.push(page),
+                None => return Ok(false),
+            }
+        }
+        if found("map", memory.map(address, page_bytes, &pages))?.is_none() {
+            return Ok(false);
+        }
+        let mut target = whole;
+        if offset > 0 {
+            target = self.blocks.split(block, offset);
+            self.unmapped[class as usize].insert(target.address, target.block);
+        }
+        self.mapped(Span { size_bytes: bytes, ..target }, &pages);
+        Ok(true)
+    }
+
+    /// Takes note that pages were mapped at the beginning of an unmapped block: it is free now.
+    fn mapped(&mut self, span: Span, pages: &[PageId]) -> Span {
+        let class = self.blocks.tag(span.block).class as usize;
+        let segment = self.blocks.segment_of(span.block).id;
+        self.pages.get_mut(&segment).expect("a segment that grows has pages").put(span, pages);
+        self.unmapped[class].remove(&span.address);
+        if span.size_bytes < self.blocks.span(span.block).size_bytes {
+            let rest = self.blocks.split(span.block, span.size_bytes);
+            self.unmapped[class].insert(rest.address, rest.block);
+        }
+        let merged = self.blocks.map(span.block, self.searches[class]);
+        for neighbour in merged.absorbed.into_iter().flatten() {
+            self.free[class].remove(neighbour, 0);
+        }
+        self.free[class].insert(merged.span, 0);
+        merged.span
+    }
+
+    /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
+    pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
+        let Tag { class, grows, registration } = self.blocks.tag(whole.block);
+        let was_split = self.blocks.is_split(whole.block);
+        let bins = &mut self.free[class as usize];
+        bins.remove(whole, registration);
+        let (mut block, mut parts) = (whole.block, 1);
+        if part.address > whole.address {
+            let before_bytes = part.address - whole.address;
+            bins.insert(Span { size_bytes: before_bytes, ..whole }, registration);
+            block = self.blocks.split(block, before_bytes).block;
+            parts += 1;
+        }
+        if part.end() < whole.end() {
+            bins.insert(self.blocks.split(block, part.size_bytes), registration);
+            parts += 1;
+        }
+        if !grows && parts > 1 {
+            let (before, before_bytes) = if was_split { (1, whole.size_bytes) } else { (0, 0) };
+            self.gauges.change(class, Quantity::InactiveSplit, parts, before);
+            self.gauges.change(class, Quantity::InactiveSplitBytes, whole.size_bytes, before_bytes);
+        }
+        block
+    }
+
+    /// Takes the pages out of a free block that is in no bin: its addresses are unmapped now.
+    fn unmapped(&mut self, block: BlockId) -> Vec<PageId> {
+        let span = self.blocks.span(block);
+        let segment = self.blocks.segment_of(block).id;
+        let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(span);
+        let merged = self.blocks.unmap(block);
+        self.note_unmapped(merged);
+        pages
+    }
+
+    pub(crate) fn note_unmapped(&mut self, merged: super::blocks::Merged) {
+        let unmapped = &mut self.unmapped[self.blocks.tag(merged.span.block).class as usize];
+        for neighbour in merged.absorbed.into_iter().flatten() {
+            unmapped.remove(&neighbour.address);
+        }
+        unmapped.insert(merged.span.address, merged.span.block);
+    }
+
+    /// The whole pages for requests of a class within free blocks that may be taken away, each with its block. What lies in the
+    /// range `keep` is left alone.
+    fn movable(
+        &self,
+        class: SizeClass,
+        legal: Legal,
+        keep: Range<u64>,
+    ) -> impl Iterator<Item = (Span, Span)> + '_ {
+        let page_bytes = self.policy.page_bytes[class as usize];
+        let both = self.free[0].iter().chain(self.free[1].iter());
+        both.filter(move |entry| !keep.contains(&entry.address) && self.is_legal(entry.block, legal))
+            .filter(|entry| self.blocks.tag(entry.block).grows)
+            .filter_map(move |entry| {
+                let table = &self.pages[&self.blocks.segment_of(entry.block).id];
+                let pages = table.whole_pages(entry.span()).filter(|_| table.page_bytes == page_bytes);
+                pages.map(|pages| (entry.span(), pages))
+            })
+    }
+
+    /// How many pages this arena could give, as `order` says; no more are counted than are wanted.
+    pub(crate) fn count_pages(&self, order: &PageOrder) -> usize {
+        let PageOrder { request, legal, own, wanted } = *order;
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        let movable = self.movable(request.class, legal, self.kept_for(&request, own));
+        let bytes: u64 = movable.map(|(_, pages)| pages.size_bytes).sum();
+        wanted.min((bytes / page_bytes) as usize)
+    }
+
+    /// The addresses where a request of this very arena will be served when there are pages: nothing is taken away there.
+    fn kept_for(&self, request: &Request, own: bool) -> Range<u64> {
+        let plan = if own { self.plan(request) } else { None };
+        plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
+    }
+
+    /// Takes free pages away, as `order` says, from the smallest blocks first. Where the request itself will grow, if that is
+    /// in this arena, they are left alone. Nothing waits.
+    pub(crate) fn give_pages(
+        &mut self,
+        arena: &Arena,
+        ledger: &mut Ledger,
+        order: &PageOrder,
+        pages: &mut Vec<PageId>,
+    ) {
+        let PageOrder { request, legal, own, wanted } = *order;
+        let page_bytes = self.policy.page_bytes[request.class as usize];
+        let keep = self.kept_for(&request, own);
+        let mut movable: Vec<(Span, Span)> = self.movable(request.class, legal, keep).collect();
+        movable.sort_by_key(|(whole, _)| (whole.size_bytes, whole.address));
+        let mut missing = wanted;
+        for (whole, mut part) in movable {
+            if missing == 0 {
+                break;
+            }
+            // From the end, so that what is left of the block stays in one piece at its beginning.
+            let bytes = part.size_bytes.min(missing as u64 * page_bytes);
+            part = Span { address: part.end() - bytes, size_bytes: bytes, ..part };
+            let class = self.blocks.tag(whole.block).class;
+            match legal {
+                Legal::Idle(_) => {
+                    let Some(memory) = arena.common.upstream.virtual_memory() else { return };
+                    if memory.unmap(part.address, part.size_bytes).is_err() {
+                        continue;
+                    }
+                    let block = self.carve(whole, part);
+                    self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+                    pages.extend(self.unmapped(block));
+                    ledger.bytes_moved(class, request.class, bytes);
+                }
+                Legal::Ordered | Legal::Aliased => {
+                    ledger.bytes_moved(class, request.class, bytes);
+                    self.make_hole(arena, whole, part, matches!(legal, Legal::Aliased), pages);
+                }
+            }
+            missing -= (bytes / page_bytes) as usize;
+        }
+        self.process_events(arena);
+    }
+
+    /// Takes the pages out of a range that work in flight may still touch; or, if it is to be an alias, work to come.
+    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, is_alias: bool, pages: &mut Vec<PageId>) {
+        let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
+        let segment = self.blocks.segment_of(block).id;
+        let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
+        pages.extend(&moved);
+        self.blocks.take(block, 0);
+        self.holes.insert(block, Hole { pages: moved, is_alias });
+        if planted!(AliasUnmapped, !is_alias, true) {
+            let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
+            self.order.free(block, uses, &arena.common.surroundings());
+        }
+    }
+
+    /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
+    pub(crate) fn close_first_hole(&mut self, arena: &Arena, block: BlockId) {
+        let Span { address, size_bytes, .. } = self.blocks.span(block);
+        let memory = arena.common.upstream.virtual_memory().expect("who made the hole had virtual memory");
+        let unmapped = memory.unmap(address, size_bytes);
+        self.order.pop_ready();
+        if unmapped.is_err() {
+            // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
+            self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
+            return;
+        }
+        self.holes.remove(&block);
+        let merged = self.blocks.release_unmapped(block);
+        self.note_unmapped(merged);
+    }
+
+    /// Unmaps whole pages of a free block of a segment that grows, from its end, until they make up `bytes`: they are spare then.
+    /// No work in flight touches them. Returns how many bytes it were.
+    pub(crate) fn release_pages(
+        &mut self,
+        arena: &Arena,
+        cold: &mut Cold,
+        whole: Span,
+        bytes: u64,
+        memory: &dyn VirtualMemory,
+    ) -> Result<u64, AllocationError> {
+        let table = &self.pages[&self.blocks.segment_of(whole.block).id];
+        let Some(all) = table.whole_pages(whole) else { return Ok(0) };
+        let size_bytes =
+            bytes.checked_next_multiple_of(table.page_bytes).unwrap_or(u64::MAX).min(all.size_bytes);
+        let part = Span { address: all.end() - size_bytes, size_bytes, ..all };
+        memory
+            .unmap(part.address, part.size_bytes)
+            .map_err(|error| AllocationError::upstream("unmap", error))?;
+        let class = self.blocks.tag(whole.block).class;
+        let block = self.carve(whole, part);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, cold.ledger.given_back_at);
+        let pages = self.unmapped(block);
+        let page_bytes = part.size_bytes / pages.len() as u64;
+        cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);
+        let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
+        arena.common.spare.add(pages.into_iter().map(spare));
+        cold.ledger.statistics.num_device_free += 1;
+        Ok(part.size_bytes)
+    }
+
+    /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.
+    pub(crate) fn destroy_growing(
+        &mut self,
+        arena: &Arena,
+        segment: super::blocks::SegmentView<Tag>,
+        memory: &dyn VirtualMemory,
+    ) {
+        let holes = self.blocks.blocks_of(segment).filter(|block| self.holes.contains_key(block));
+        for Span { address, size_bytes, .. } in holes.map(|block| self.blocks.span(block)) {
+            let _ = memory.unmap(address, size_bytes);
+        }
+        let table = self.pages.remove(&segment.id).expect("a segment that grows has pages");
+        for (place, _) in (0u64..).zip(&table.pages).filter(|(_, page)| page.is_some()) {
+            let _ = memory.unmap(segment.address + place * table.page_bytes, table.page_bytes);
+        }
+        let spare = |page| SparePage {
+            page,
+            bytes: table.page_bytes,
+            class: segment.tag.class,
+            after: None,
+            pool: None,
+        };
+        arena.common.spare.add(table.pages.iter().copied().flatten().map(spare));
+        let _ = memory.free_addresses(segment.address, segment.size_bytes);
+    }
+
+    /// Gives the addresses of segments back that have no memory left.
+    pub(crate) fn release_addresses(&mut self, memory: &dyn VirtualMemory) -> Result<(), AllocationError> {
+        for class in 0..2 {
+            let empty: Vec<Span> = self.unmapped[class]
+                .values()
+                .filter(|block| !self.blocks.is_split(**block))
+                .map(|block| self.blocks.span(*block))
+                .collect();
+            for span in empty {
+                memory
+                    .free_addresses(span.address, span.size_bytes)
+                    .map_err(|error| AllocationError::upstream("free_addresses", error))?;
+                self.unmapped[class].remove(&span.address);
+                let segment = self.blocks.remove_segment(span.block);
+                self.pages.remove(&segment);
+                self.forget_segment(segment);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What may go to another stream.
+impl ArenaState {
+    fn is_legal(&self, block: BlockId, legal: Legal) -> bool {
+        match (legal, self.blocks.usage(block)) {
+            (Legal::Ordered | Legal::Aliased, _) => true,
+            (Legal::Idle(passed), BlockUse::Free { since }) => {
+                let passed = passed[self.blocks.tag(block).class as usize];
+                planted!(FreedSinceIsIdle, since <= passed, true)
+            }
+            (Legal::Idle(_), _) => false,
+        }
+    }
+
+    /// What this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
+    pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Legal> {
+        if arena.common.is_capturing() {
+            return None;
+        }
+        if self.idle.fence.is_none() {
+            let bins = self.free.iter().flat_map(|bins| bins.iter());
+            let legal = self.idle.passed.map(Legal::Idle);
+            let mut unknown =
+                bins.filter(|entry| !legal.is_some_and(|legal| self.is_legal(entry.block, legal)));
+            if unknown.next().is_some()
+                && let Some(fence) = Fence::record(arena, self.searches)
+            {
+                self.idle.fence = Some(fence);
+                // What becomes free from now on is free since later.
+                planted!(ClockStandsStill, self.searches = self.searches.map(|searches| searches + 1), ());
+            }
+        }
+        let upstream = &*arena.common.upstream;
+        if let Some(fence) =
+            self.idle.fence.take_if(|fence| planted!(FenceNotAwaited, fence.is_over(upstream), true))
+        {
+            self.idle.passed = Some(fence.searches);
+            fence.release(upstream);
+        }
+        self.idle.passed.map(Legal::Idle)
+    }
+
+    /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages for
+    /// requests of `class` to be had for it, or the stream cannot be waited for, as one that captures cannot.
+    pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Legal> {
+        let must_wait = self.movable(class, Legal::Ordered, 0..0).next().is_some();
+        if !must_wait || planted!(TakenWhileBusy, arena.wait_for_users(self), Ok(())).is_err() {
+            return None;
+        }
+        let passed = self.searches;
+        // What becomes free from now on is free since later.
+        self.searches = passed.map(|searches| searches + 1);
+        self.idle.passed = Some(passed);
+        Some(Legal::Idle(passed))
+    }
+
+    /// Gives the fence's event back, at the end.
+    pub(crate) fn abandon(&mut self, arena: &Arena) {
+        self.order.abandon(&*arena.common.upstream);
+        if let Some(fence) = self.idle.fence.take() {
+            fence.release(&*arena.common.upstream);
+        }
+    }
+
+    /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
+    /// enough, whatever its class and size.
+    pub(crate) fn find_to_lend(&self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
+        let classes = [request.class, request.class.other()];
+        let entry = classes[..if lenient { 2 } else { 1 }].iter().find_map(|class| {
+            self.free[*class as usize].at_least(request.size_bytes).find(|entry| {
+                self.is_legal(entry.block, legal)
+                    && (lenient || self.policy.may_serve(request.size_bytes, entry.size_bytes))
+            })
+        })?;
+        Some(entry.span())
+    }
+}

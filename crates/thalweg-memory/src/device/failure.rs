@@ -1,0 +1,133 @@
+//! What is left to do when a request cannot be served: to say why, and to whom.
+//!
+//! The figures and the advice are made from one look at the state, under the lock of the slow path. Observers are told, and
+//! snapshots written, when no lock is held any more: an observer may free memory, or allocate some.
+
+use std::sync::Arc;
+
+use thalweg_snapshot::Action;
+
+use super::allocator::{Cold, DeviceAllocator};
+use super::arena::{Arena, Request};
+use super::gauges::Quantity;
+use super::pools::Owner;
+use super::reentry;
+use crate::diagnose::advice::Situation;
+use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::trace::history::Event;
+use crate::trace::observe::OutOfMemoryEvent;
+
+impl DeviceAllocator {
+    /// The error for a request that cannot be served. It is counted, and an event.
+    pub(crate) fn out_of_memory(
+        &self,
+        cold: &mut Cold,
+        arena: &Arc<Arena>,
+        request: &Request,
+    ) -> AllocationError {
+        cold.ledger.statistics.num_ooms += 1;
+        let figures = self.figures(cold, arena, request, false);
+        let watch = &self.common().watch;
+        if watch.is_on() {
+            let event = Event {
+                pool_id: arena.home.pool_id(),
+                stack: request.stack,
+                ..Event::new(
+                    Action::Oom,
+                    figures.device.map_or(0, |device| device.free_bytes),
+                    request.size_bytes,
+                    arena.home.stream,
+                )
+            };
+            watch.tell(&mut cold.ring, &event);
+        }
+        Kind::OutOfMemory(Box::new(figures)).into()
+    }
+
+    /// The error for a request that is refused for the memory fraction alone.
+    pub(crate) fn rejected(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> AllocationError {
+        cold.ledger.statistics.num_oom_rejections += 1;
+        Kind::OutOfMemory(Box::new(self.figures(cold, arena, request, true))).into()
+    }
+
+    /// Tells whoever wants to know of a failed request. No lock is held.
+    #[cold]
+    pub(crate) fn tell_of_failure(&self, mut error: AllocationError) -> AllocationError {
+        let Some(figures) = error.figures_mut() else { return error };
+        let device = figures.device;
+        let total_bytes = device.map_or(0, |device| device.total_bytes);
+        let event = OutOfMemoryEvent {
+            device: figures.device_number,
+            size_bytes: figures.segment_bytes,
+            allowed_bytes: figures.allowed_bytes.unwrap_or(total_bytes),
+            free_bytes: device.map_or(0, |device| device.free_bytes),
+        };
+        let watch = &self.common().watch;
+        reentry::tell_of_failure(|| {
+            if figures.rejected {
+                return watch.rejections.notify(&event);
+            }
+            watch.failures.notify(&event);
+            if let Some(files) = watch.files() {
+                let written = files.write(|| self.memory_snapshot());
+                figures.snapshot = written.map_err(|error| error.to_string()).transpose();
+            }
+        });
+        error
+    }
+
+    /// Whether a request that was not served would be now: others may have freed memory meanwhile.
+    pub(crate) fn would_fit_now(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> bool {
+        self.look(cold, arena, request, false).1.fits()
+    }
+
+    fn figures(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request, rejected: bool) -> OutOfMemory {
+        let (mut figures, situation) = self.look(cold, arena, request, rejected);
+        figures.segment_bytes = situation.segment_bytes();
+        figures.advice = situation.advice();
+        figures
+    }
+
+    /// What the memory looks like to a request that cannot be served.
+    fn look(
+        &self,
+        cold: &mut Cold,
+        arena: &Arc<Arena>,
+        request: &Request,
+        rejected: bool,
+    ) -> (OutOfMemory, Situation) {
+        let settings = self.settings();
+        let mut figures = OutOfMemory {
+            label: settings.label().to_owned(),
+            device_number: settings.device_number(),
+            requested_bytes: request.requested_bytes,
+            allowed_bytes: cold.ledger.allowed_bytes,
+            device: self.common().upstream.memory_info().ok(),
+            capturing: self.common().is_capturing(),
+            rejected,
+            ..OutOfMemory::default()
+        };
+        for one in self.common().all_arenas() {
+            let state = one.lock();
+            let active_bytes = state.gauges.current(Quantity::ActiveBytes);
+            figures.allocated_bytes += state.gauges.current(Quantity::AllocatedBytes);
+            figures.pending_bytes += active_bytes - state.gauges.current(Quantity::AllocatedBytes);
+            let free = || state.free.iter().flat_map(|bins| bins.iter()).map(|entry| entry.size_bytes);
+            let free_bytes: u64 = free().sum();
+            if one.home.owner != Owner::Shared {
+                figures.private_pool_bytes += active_bytes;
+                figures.private_pool_cached_bytes += free_bytes;
+            } else if one.number != arena.number {
+                figures.other_streams_cached_bytes += free_bytes;
+            }
+            let largest_bytes = free().max().unwrap_or(0);
+            figures.largest_free_block_bytes = figures.largest_free_block_bytes.max(largest_bytes);
+        }
+        figures.reserved_bytes = match settings.is_cached_here() {
+            true => cold.ledger.reserved_bytes(),
+            false => figures.allocated_bytes + figures.pending_bytes,
+        };
+        let situation = Situation::of(self, cold, arena, request, &figures);
+        (figures, situation)
+    }
+}

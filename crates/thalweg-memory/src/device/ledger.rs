@@ -1,0 +1,142 @@
+//! What was taken from the upstream, and how much more may be.
+//!
+//! Segments come and go in the slow path only, which has one lock; so these figures are plain numbers behind it, and exact
+//! whatever the number of threads.
+
+use std::collections::BTreeMap;
+
+use super::pools::{Owner, PoolId};
+use crate::statistics::stats::{DeviceStatistics, SizeClass, Statistic};
+use crate::trace::history::StackId;
+
+/// So many entries of private pools are kept, and more only of pools that have memory.
+const MOST_PRIVATE: usize = 1024;
+
+/// The figures of the slow path.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Those fields that concern segments and driver calls. The others are summed from the arenas when asked for.
+    pub(crate) statistics: DeviceStatistics,
+    /// What private pools have taken. A pool's entry outlives it, until the next reset, or until there are many such.
+    pub(crate) private: BTreeMap<PoolId, Statistic>,
+    /// The most that may be taken from the upstream.
+    pub(crate) allowed_bytes: Option<u64>,
+    /// The most that was found active when memory was looked for, since everything free was given back last.
+    pub(crate) most_active_bytes: u64,
+    /// Where in the program memory is being given back from, if that is wanted.
+    pub(crate) given_back_at: Option<StackId>,
+}
+
+impl Ledger {
+    /// What has been taken and not given back.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.statistics.reserved_bytes.all.current
+    }
+
+    /// Sets every peak to what there is now. Pools that have nothing any more are forgotten.
+    pub(crate) fn reset_peak(&mut self) {
+        self.statistics.reset_peak();
+        self.private.retain(|_, statistic| statistic.current > 0);
+        self.private.values_mut().for_each(Statistic::reset_peak);
+    }
+
+    /// Sets every sum and every counter to 0.
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.statistics.reset_accumulated();
+        self.private.values_mut().for_each(Statistic::reset_accumulated);
+    }
+
+    /// What is oversize was told anew.
+    pub(crate) fn recount_oversize(&mut self, segments: u64) {
+        let statistic = &mut self.statistics.oversize_segments;
+        if segments > statistic.current {
+            statistic.increase(segments - statistic.current);
+        } else {
+            statistic.decrease(statistic.current - segments);
+        }
+    }
+
+    /// Whether `bytes` more would be too many.
+    pub(crate) fn would_exceed(&self, bytes: u64) -> bool {
+        self.allowed_bytes.is_some_and(|allowed| self.reserved_bytes().saturating_add(bytes) > allowed)
+    }
+
+    /// A plain segment was taken.
+    pub(crate) fn segment_taken(&mut self, owner: Owner, class: SizeClass, bytes: u64, oversize: bool) {
+        self.statistics.segment.increase(class, 1);
+        if oversize {
+            self.statistics.oversize_segments.increase(1);
+        }
+        self.bytes_taken(owner, class, bytes);
+    }
+
+    /// A plain segment was given back.
+    pub(crate) fn segment_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64, oversize: bool) {
+        self.statistics.segment.decrease(class, 1);
+        if oversize {
+            self.statistics.oversize_segments.decrease(1);
+        }
+        self.bytes_returned(owner, class, bytes);
+    }
+
+    /// Pages were made and mapped, in one go.
+    pub(crate) fn bytes_taken(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
+        self.statistics.reserved_bytes.increase(class, bytes);
+        self.statistics.num_device_alloc += 1;
+        if let Owner::Private(pool) = owner {
+            self.of_pool(pool).increase(bytes);
+        }
+    }
+
+    /// A pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
+    fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
+        if self.private.len() >= MOST_PRIVATE && !self.private.contains_key(&pool) {
+            let mut surplus = self.private.len() / 2;
+            self.private.retain(|_, statistic| {
+                let stays = statistic.current > 0 || surplus == 0;
+                surplus -= usize::from(!stays);
+                stays
+            });
+        }
+        self.private.entry(pool).or_default()
+    }
+
+    /// Pages of `owner` are nobody's now; they are not given back yet.
+    pub(crate) fn bytes_spared(&mut self, owner: Owner, bytes: u64) {
+        if let Owner::Private(pool) = owner {
+            self.private.entry(pool).or_default().decrease(bytes);
+        }
+    }
+
+    /// Pages that were nobody's are those of `owner` now.
+    pub(crate) fn bytes_adopted(&mut self, owner: Owner, bytes: u64) {
+        if let Owner::Private(pool) = owner {
+            self.of_pool(pool).increase(bytes);
+        }
+    }
+
+    /// A page that was nobody's was given back.
+    pub(crate) fn page_destroyed(&mut self, class: SizeClass, bytes: u64) {
+        self.statistics.reserved_bytes.decrease(class, bytes);
+    }
+
+    fn bytes_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
+        self.statistics.reserved_bytes.decrease(class, bytes);
+        self.statistics.num_device_free += 1;
+        if let Owner::Private(pool) = owner {
+            self.private.entry(pool).or_default().decrease(bytes);
+        }
+    }
+
+    /// Pages changed from one class to the other.
+    pub(crate) fn bytes_moved(&mut self, from: SizeClass, to: SizeClass, bytes: u64) {
+        self.statistics.num_pages_moved += 1;
+        if from != to {
+            let reserved = &mut self.statistics.reserved_bytes;
+            let (small, large) = (&mut reserved.small_pool, &mut reserved.large_pool);
+            let (source, target) = if from == SizeClass::Small { (small, large) } else { (large, small) };
+            source.decrease(bytes);
+            target.increase(bytes);
+        }
+    }
+}

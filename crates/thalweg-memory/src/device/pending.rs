@@ -1,0 +1,474 @@
+//! When may a freed thing be used again?
+//!
+//! A block belongs to one stream, its *home*. Freed there, it may be handed out on the same stream at once: the stream's own
+//! order puts the new use behind the old one. If other streams used it too, each of them must be past that use first, or be
+//! *ordered before* the reuse: the home stream is made to wait, on the device, for the event behind the use.
+//!
+//! There are two ways to tell of a use:
+//!
+//! - `record_stream`: the stream is noted, and when the block is freed an event is recorded there, behind all its work so
+//!   far. Late, so behind more work than need be.
+//! - `record_use`: the event is recorded at the call, behind the use and nothing else. A later one on the same stream
+//!   replaces it, so there is never more than one a stream.
+//!
+//! ```text
+//!              no uses                                        ┌──────────────┐
+//! free ────────────────────────────────────────────────────▶  │              │
+//!   │  uses                 record                all passed  │  may be used │
+//!   └─────────▶ unrecorded ────────▶ events queued ─────────▶ │    again     │
+//!                  ▲    │      │          │   home waits      │              │
+//!                  └────┘      │          └─────────────────▶ │              │
+//!      a capture is under way, │   home has waited for, or    │              │
+//!      or recording failed     └────────────────────────────▶ │              │
+//!                                  the host has seen, a later └──────────────┘
+//!                                  event of the same stream
+//! ```
+//!
+//! Invariants:
+//!
+//! - What waits is in `pending`, with the number of its queued events and the uses that have no event yet; it becomes
+//!   `ready` when both are none.
+//! - The events of one stream stand in its queue in the order in which they were recorded, so that only the head is asked
+//!   for, and none that has passed waits behind one that has not.
+//! - While a capture is under way no event is recorded, queried or waited for: a recorded event would become part of the
+//!   graph. Uses by streams of the capture are known by the graph's own nodes instead (*marks*), and are over when those
+//!   are ordered before the home stream's next command ([`Reach`]), or with the capture. Other uses wait, unrecorded, until
+//!   it ends; an event recorded later stands behind more work than needed, never less.
+//! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
+//!
+//! What this module never sees: an address, a size, a pool. `T` is a name that its owner understands.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::reach::Reach;
+use crate::upstream::{Captures, EventId, Events, NodeId, StreamId, UpstreamError};
+
+/// An event, with its place among all events that one allocator recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) event: EventId,
+    pub(crate) sequence: u64,
+}
+
+/// What the orders of all arenas of an allocator share.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) events: &'a dyn Events,
+    pub(crate) captures: Option<&'a dyn Captures>,
+    /// Whether a capture is under way anywhere on the device.
+    pub(crate) capturing: bool,
+    /// Gives recorded events their places.
+    pub(crate) sequence: &'a AtomicU64,
+}
+
+impl Surroundings<'_> {
+    pub(crate) fn record(&self, stream: StreamId) -> Result<Recorded, UpstreamError> {
+        // The place is taken first: two threads that record on one stream at the same time are ordered by neither, but one
+        // thread's second event is behind its first.
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let event = self.events.record_event(stream)?;
+        Ok(Recorded { event, sequence })
+    }
+
+    /// The nodes behind which the next command of `stream` stands, if it is part of a capture.
+    pub(crate) fn marks(&self, stream: StreamId) -> Option<Vec<NodeId>> {
+        let captures = self.captures?;
+        captures.capture_of(stream).ok()??;
+        captures.terminals(stream).ok()
+    }
+}
+
+/// How one stream, other than its own, used a block.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) stream: StreamId,
+    /// An event is to be recorded when the block is freed.
+    pub(crate) at_free: bool,
+    /// Some of that was outside a capture: no graph orders it.
+    pub(crate) eager: bool,
+    /// The event behind the last use that was told of precisely.
+    pub(crate) event: Option<Recorded>,
+    /// The same during a capture: nodes of the graph.
+    pub(crate) marks: Vec<NodeId>,
+}
+
+impl Use {
+    pub(crate) fn noted(stream: StreamId) -> Self {
+        Self { stream, at_free: true, eager: true, event: None, marks: Vec::new() }
+    }
+
+    /// The stream uses the block from now until it is freed, at most.
+    pub(crate) fn note(&mut self, capturing: bool) {
+        self.at_free = true;
+        self.eager |= !capturing;
+    }
+}
+
+/// The uses of a block by other streams than its own. No stream twice.
+pub(crate) type Uses = Vec<Use>;
+
+/// The entry of `stream`, made if there is none.
+pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
+    let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
+        uses.push(Use { stream, at_free: false, eager: false, event: None, marks: Vec::new() });
+        uses.len() - 1
+    });
+    &mut uses[position]
+}
+
+#[derive(Debug)]
+struct Pending<T> {
+    freed: T,
+    queued_events: usize,
+    /// Streams whose event is still to be recorded.
+    unrecorded: SmallVec<[StreamId; 2]>,
+    /// Nodes of a capture that must be ordered before a reuse within it.
+    marks: Vec<NodeId>,
+}
+
+#[derive(Debug)]
+struct Queued {
+    recorded: Recorded,
+    ticket: u64,
+}
+
+/// The frees of one home stream that wait.
+#[derive(Debug)]
+pub(crate) struct Order<T> {
+    /// By ticket, so the oldest free is first.
+    pending: BTreeMap<u64, Pending<T>>,
+    next_ticket: u64,
+    /// Those of `pending` that have uses without an event, oldest first.
+    unrecorded: VecDeque<u64>,
+    queues: BTreeMap<StreamId, VecDeque<Queued>>,
+    /// For each stream, the last of its events that the host has seen pass or that home has waited for.
+    settled: FxHashMap<StreamId, u64>,
+    /// Events that home was made to wait for and that have not been seen to pass.
+    waits: VecDeque<EventId>,
+    /// Some of `pending` have marks.
+    marked: usize,
+    reach: Reach,
+    ready: VecDeque<T>,
+}
+
+impl<T> Default for Order<T> {
+    fn default() -> Self {
+        Self {
+            pending: BTreeMap::new(),
+            next_ticket: 0,
+            unrecorded: VecDeque::new(),
+            queues: BTreeMap::new(),
+            settled: FxHashMap::default(),
+            waits: VecDeque::new(),
+            marked: 0,
+            reach: Reach::default(),
+            ready: VecDeque::new(),
+        }
+    }
+}
+
+impl<T: Copy + Eq> Order<T> {
+    /// Frees `freed` behind its uses. It comes out of [`pop_ready`](Self::pop_ready), some day.
+    pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
+        let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
+        let ticket = self.next_ticket;
+        let mut unmarked = SmallVec::<[StreamId; 2]>::new();
+        let told = planted!(OnlyFirstUse, uses, uses.into_iter().take(1).collect::<Uses>());
+        for Use { stream, at_free, eager, event, marks } in told {
+            let in_capture = around.capturing && !eager;
+            if let Some(recorded) = event {
+                // An event that is to come on the same stream stands behind this one; a place in a graph does not.
+                if (at_free && !in_capture) || self.is_settled(stream, recorded) {
+                    around.events.release_event(recorded.event);
+                } else {
+                    self.enqueue(stream, recorded, ticket);
+                    pending.queued_events += 1;
+                }
+            }
+            if at_free {
+                pending.unrecorded.push(stream);
+                if in_capture {
+                    unmarked.push(stream);
+                }
+            } else {
+                pending.marks.extend(marks);
+            }
+        }
+        if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
+            self.ready.push_back(freed);
+            return;
+        }
+        self.next_ticket += 1;
+        self.marked += usize::from(!pending.marks.is_empty());
+        let unrecorded = !pending.unrecorded.is_empty();
+        self.pending.insert(ticket, pending);
+        if !unrecorded {
+            return;
+        }
+        self.unrecorded.push_back(ticket);
+        // From here on the upstream is asked, and nothing is lost if it fails.
+        for stream in unmarked {
+            self.mark(ticket, stream, around);
+        }
+        let has_unrecorded = self.pending.get(&ticket).is_some_and(|pending| !pending.unrecorded.is_empty());
+        if !has_unrecorded || (!around.capturing && self.record_uses(ticket, around)) {
+            self.unrecorded.pop_back();
+        }
+    }
+
+    /// If `stream` is part of a capture, the use by it is known by nodes of the graph instead of an event.
+    fn mark(&mut self, ticket: u64, stream: StreamId, around: &Surroundings<'_>) {
+        let Some(marks) = around.marks(stream) else { return };
+        let pending = self.pending.get_mut(&ticket).expect("it was just put there");
+        self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
+        pending.marks.extend(planted!(MarksForgotten, marks, Vec::new()));
+        pending.unrecorded.retain(|other| *other != stream);
+        self.finish(ticket);
+    }
+
+    /// What may be used again now; the oldest first. The caller empties this after every call that may add to it.
+    #[inline]
+    pub(crate) fn pop_ready(&mut self) -> Option<T> {
+        self.ready.pop_front()
+    }
+
+    /// The same, left where it is.
+    #[inline]
+    pub(crate) fn first_ready(&self) -> Option<T> {
+        self.ready.front().copied()
+    }
+
+    /// Whether something is ready that was not taken out yet.
+    #[inline]
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether nothing waits, and there is nothing to look after.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.waits.is_empty()
+    }
+
+    /// What waits, the oldest first.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = T> + '_ {
+        self.pending.values().map(|pending| pending.freed)
+    }
+
+    /// How many device-side waits have not been seen to pass.
+    pub(crate) fn waits_in_flight(&self) -> usize {
+        self.waits.len()
+    }
+
+    /// Home was made to wait for these, for another reason. They are given back when they have passed.
+    pub(crate) fn add_waits(&mut self, events: impl Iterator<Item = EventId>) {
+        self.waits.extend(events);
+    }
+
+    /// Looks how far the streams have come, without waiting. While a capture is under way that is how far its graph has.
+    ///
+    /// An event that cannot be asked for counts as not passed: this is housekeeping on the way to something else, which must
+    /// not fail for it.
+    pub(crate) fn process(&mut self, home: StreamId, around: &Surroundings<'_>) {
+        if around.capturing {
+            self.process_marks(home, around);
+            return;
+        }
+        self.end_captures(around);
+        while let Some(&event) = self.waits.front()
+            && matches!(around.events.query_event(event), Ok(true))
+        {
+            self.waits.pop_front();
+            around.events.release_event(event);
+        }
+        for stream in self.streams() {
+            while let Some(&Queued { recorded, .. }) = self.head(stream)
+                && let Ok(is_over) = around.events.query_event(recorded.event)
+                && planted!(NotReadyIsReady, is_over, true)
+            {
+                self.settle_head(stream);
+                around.events.release_event(recorded.event);
+            }
+        }
+    }
+
+    /// To be called when no capture is under way any more: what waited for that is recorded now.
+    pub(crate) fn end_captures(&mut self, around: &Surroundings<'_>) {
+        self.drop_marks();
+        self.record_all(around);
+    }
+
+    /// *Blocks* until all queued events have passed. A use whose event cannot be recorded goes on waiting.
+    ///
+    /// # Errors
+    /// The first failure to wait; what was passed before is ready, the rest stays queued.
+    ///
+    /// # Panics
+    /// While a capture is under way.
+    pub(crate) fn synchronize(&mut self, around: &Surroundings<'_>) -> Result<(), UpstreamError> {
+        assert!(!around.capturing, "nothing waits for an event while a capture is under way");
+        self.end_captures(around);
+        for stream in self.streams() {
+            while let Some(&Queued { recorded, .. }) = self.head(stream) {
+                planted!(SynchronizeReturns, around.events.synchronize_event(recorded.event)?, ());
+                self.settle_head(stream);
+                around.events.release_event(recorded.event);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `home` wait, on the device, for all uses of `freed`, which is ready then; and so is whatever waited for earlier
+    /// events of the same streams. `false` if that cannot be: a use has no event, or `freed` does not wait.
+    ///
+    /// # Errors
+    /// The upstream's; what was ordered before stays so.
+    pub(crate) fn order_before(
+        &mut self,
+        freed: T,
+        home: StreamId,
+        around: &Surroundings<'_>,
+    ) -> Result<bool, UpstreamError> {
+        let Some((&ticket, pending)) = self.pending.iter().find(|(_, pending)| pending.freed == freed) else {
+            return Ok(false);
+        };
+        if around.capturing || !pending.unrecorded.is_empty() || !pending.marks.is_empty() {
+            return Ok(false);
+        }
+        for stream in self.streams() {
+            let queue = &self.queues[&stream];
+            let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
+            let last = last.recorded;
+            let waiting = planted!(WaitOnUser, home, stream);
+            planted!(OrderWithoutWait, around.events.wait_event(waiting, last.event)?, ());
+            // The event is kept until it has passed, so that waits in flight can be counted.
+            self.waits.push_back(last.event);
+            while let Some(&Queued { recorded, .. }) = self.head(stream)
+                && planted!(SettlesTooMuch, recorded.sequence <= last.sequence, true)
+            {
+                self.settle_head(stream);
+                if recorded.event != last.event {
+                    around.events.release_event(recorded.event);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives all events back, passed or not. What waited for them waits for ever: this is for the end only.
+    pub(crate) fn abandon(&mut self, events: &dyn Events) {
+        while let Some((_, queue)) = self.queues.pop_first() {
+            queue.into_iter().for_each(|queued| events.release_event(queued.recorded.event));
+        }
+        self.waits.drain(..).for_each(|event| events.release_event(event));
+    }
+
+    fn is_settled(&self, stream: StreamId, recorded: Recorded) -> bool {
+        self.settled
+            .get(&stream)
+            .is_some_and(|&last| planted!(LaterIsSettled, recorded.sequence <= last, true))
+    }
+
+    /// Puts an event into its queue, behind those that were recorded before it.
+    fn enqueue(&mut self, stream: StreamId, recorded: Recorded, ticket: u64) {
+        let queue = self.queues.entry(stream).or_default();
+        let behind =
+            queue.iter().rev().take_while(|other| other.recorded.sequence > recorded.sequence).count();
+        queue.insert(queue.len() - behind, Queued { recorded, ticket });
+    }
+
+    /// The streams that have queues, copied, so that the queues may change while they are gone through.
+    fn streams(&self) -> SmallVec<[StreamId; 4]> {
+        self.queues.keys().copied().collect()
+    }
+
+    fn head(&self, stream: StreamId) -> Option<&Queued> {
+        self.queues.get(&stream)?.front()
+    }
+
+    /// The head of a queue has passed, or home waits for it.
+    fn settle_head(&mut self, stream: StreamId) {
+        let queue = self.queues.get_mut(&stream).expect("a queue with a head");
+        let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");
+        if queue.is_empty() {
+            self.queues.remove(&stream);
+        }
+        let last = self.settled.entry(stream).or_default();
+        *last = recorded.sequence.max(*last);
+        let pending = self.pending.get_mut(&ticket).expect("what has a queued event is pending");
+        pending.queued_events -= 1;
+        self.finish(ticket);
+    }
+
+    /// Makes a pending free ready if nothing holds it any more.
+    fn finish(&mut self, ticket: u64) {
+        let pending = &self.pending[&ticket];
+        if pending.queued_events == 0 && pending.unrecorded.is_empty() && pending.marks.is_empty() {
+            self.ready.push_back(pending.freed);
+            self.pending.remove(&ticket);
+        }
+    }
+
+    fn record_all(&mut self, around: &Surroundings<'_>) {
+        for _ in 0..self.unrecorded.len() {
+            let ticket = self.unrecorded[0];
+            if self.record_uses(ticket, around) {
+                self.unrecorded.pop_front();
+            } else {
+                self.unrecorded.rotate_left(1);
+            }
+        }
+    }
+
+    /// Records the events that a free lacks; whether it has them all now.
+    fn record_uses(&mut self, ticket: u64, around: &Surroundings<'_>) -> bool {
+        loop {
+            // All its uses may be known by a graph meanwhile, and those be over.
+            let Some(pending) = self.pending.get_mut(&ticket) else { return true };
+            let Some(&stream) = pending.unrecorded.last() else { return true };
+            let Ok(recorded) = around.record(stream) else { return false };
+            let left = pending.unrecorded.len() - 1;
+            pending.unrecorded.truncate(planted!(OnlyOneRecorded, left, 0));
+            pending.queued_events += 1;
+            self.enqueue(stream, recorded, ticket);
+        }
+    }
+
+    /// Frees what the graph under capture orders before the next command of `home`.
+    fn process_marks(&mut self, home: StreamId, around: &Surroundings<'_>) {
+        let Some(captures) = around.captures else { return };
+        if self.marked == 0 || !self.reach.advance(home, captures) {
+            return;
+        }
+        let tickets: Vec<u64> = self.pending.keys().copied().collect();
+        for ticket in tickets {
+            let pending = self.pending.get_mut(&ticket).expect("it was just seen");
+            let mut nodes = pending.marks.iter();
+            let is_reached = |node: &NodeId| self.reach.contains(*node);
+            if !pending.marks.is_empty()
+                && planted!(AnyMarkWillDo, nodes.all(is_reached), nodes.any(is_reached))
+            {
+                pending.marks.clear();
+                self.marked -= 1;
+                self.finish(ticket);
+            }
+        }
+    }
+
+    /// Forgets the nodes of captures that are over: they imply that all streams were joined.
+    fn drop_marks(&mut self) {
+        if self.marked == 0 {
+            return;
+        }
+        self.marked = 0;
+        self.reach = Reach::default();
+        let tickets: Vec<u64> = self.pending.keys().copied().collect();
+        for ticket in tickets {
+            self.pending.get_mut(&ticket).expect("it was just seen").marks.clear();
+            self.finish(ticket);
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Which pool serves a request: the shared one, or a private one.
+//!
+//! A captured graph replays its work at the addresses that it was captured with. So its memory must stay put, and nothing
+//! outside the graph may get it, for as long as the graph lives. That is what a *private pool* is for: while allocations go
+//! to it ([`begin_allocate_to_pool`](crate::DeviceAllocator::begin_allocate_to_pool)), the requests that match the filter
+//! get blocks from the pool's own segments, and a block that came from a pool goes back to it whenever it is freed.
+//!
+//! A private pool is counted: created and retained by those who need its addresses, and held by the scope that allocates to
+//! it. After the last release its blocks may live on, but its free segments may go back to the upstream, and when the last
+//! has gone the pool is forgotten.
+//!
+//! Scopes nest: the one begun last that the request falls into serves. A scope takes the requests of some streams, or those of one
+//! thread. It need not be a capture: a program may want a pool to itself ([`use_pool`](crate::DeviceAllocator::use_pool)), and
+//! while nothing is captured, events and waits are as ever.
+//!
+//! What is not here: the deferral of frees during a capture ([`pending`](super::pending)).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::ThreadId;
+
+use super::allocator::{Cold, DeviceAllocator};
+use super::arena::Arena;
+use crate::error::{AllocationError, Kind};
+use crate::upstream::{SegmentSource, StreamId};
+pub use thalweg_snapshot::PoolId;
+
+/// Which requests a private pool serves while allocations go to it.
+#[derive(Clone)]
+pub enum StreamFilter {
+    /// Those on every stream. Memory that a bystander allocates meanwhile is overwritten by the next replay, if the capture
+    /// had used it before: choose this only if there is no bystander.
+    All,
+    /// Those on one stream.
+    Stream(StreamId),
+    /// Those on the streams for which the function holds: the streams that a capture has spread to, say. It is called
+    /// with the allocator's lock held and must not call the allocator.
+    Matching(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
+}
+
+impl StreamFilter {
+    pub(crate) fn matches(&self, stream: StreamId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Stream(one) => *one == stream,
+            Self::Matching(matches) => matches(stream),
+        }
+    }
+}
+
+impl fmt::Debug for StreamFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("All"),
+            Self::Stream(stream) => f.debug_tuple("Stream").field(stream).finish(),
+            Self::Matching(_) => f.write_str("Matching(..)"),
+        }
+    }
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) enum Owner {
+    Shared,
+    Private(PoolId),
+}
+
+impl Owner {
+    pub(crate) fn pool(self) -> Option<PoolId> {
+        match self {
+            Self::Shared => None,
+            Self::Private(id) => Some(id),
+        }
+    }
+}
+
+/// What a private pool is for (`torch.cuda.MemPool`).
+#[derive(Clone, Default)]
+pub struct PoolOptions {
+    /// Where its segments come from; the allocator's upstream if `None`.
+    pub source: Option<Arc<dyn SegmentSource>>,
+    /// When memory is short, its free blocks serve requests that go to no pool.
+    pub use_on_oom: bool,
+    /// Its blocks are never cut: a request gets a whole segment.
+    pub no_split: bool,
+    /// Where free pages are needed in one piece (`stitching`), they are mapped there and stay mapped where they are: the same
+    /// memory at two addresses, for as long as the pool is held. For who relies on the pool's addresses, as graphs do, but
+    /// not on it that different addresses are different memory. It ends with the first
+    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or when
+    /// [asked for](crate::DeviceAllocator::keep_pool_in_place).
+    pub may_alias: bool,
+}
+
+impl fmt::Debug for PoolOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, use_on_oom, no_split, may_alias } = self;
+        f.debug_struct("PoolOptions")
+            .field("has_source", &source.is_some())
+            .field("use_on_oom", use_on_oom)
+            .field("no_split", no_split)
+            .field("may_alias", may_alias)
+            .finish()
+    }
+}
+
+#[derive(Default)]
+struct PrivatePool {
+    options: PoolOptions,
+    references: usize,
+    /// No address may lose its page any more, even if that stays mapped there.
+    stays_in_place: bool,
+    arenas: BTreeMap<StreamId, Arc<Arena>>,
+}
+
+/// The private pools. Which requests go to them is a matter of [`Scopes`].
+#[derive(Default)]
+pub(crate) struct Pools {
+    private: BTreeMap<PoolId, PrivatePool>,
+}
+
+impl Pools {
+    /// A new private pool with one reference.
+    pub(crate) fn create(&mut self, options: PoolOptions) -> PoolId {
+        let id = PoolId::unique();
+        self.private.insert(id, PrivatePool { options, references: 1, ..PrivatePool::default() });
+        id
+    }
+
+    pub(crate) fn retain(&mut self, id: PoolId) -> Result<(), Kind> {
+        self.referenced(id)?.references += 1;
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, id: PoolId) -> Result<(), Kind> {
+        self.referenced(id)?.references -= 1;
+        self.forget_done();
+        Ok(())
+    }
+
+    /// The same for a pool whose memory work of these streams may still touch.
+    pub(crate) fn release_behind(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
+        self.referenced(id)?.arenas.values().for_each(|arena| arena.add_users(streams));
+        self.release(id)
+    }
+
+    /// Gives a pool whose last reference has gone one again, if it has not been forgotten yet. Whether it did.
+    pub(crate) fn revive(&mut self, id: PoolId) -> bool {
+        let found = self.private.get_mut(&id).filter(|private| private.references == 0);
+        found.map(|private| (private.references, private.stays_in_place) = (1, false)).is_some()
+    }
+
+    /// How many references a pool has; 0 if there is no such pool.
+    pub(crate) fn references(&self, id: PoolId) -> usize {
+        self.private.get(&id).map_or(0, |private| private.references)
+    }
+
+    /// The arena of a pool for a stream, made by `make` if there is none. A pool whose last reference goes while a request is
+    /// on its way to it gives `None`.
+    pub(crate) fn arena(
+        &mut self,
+        id: PoolId,
+        stream: StreamId,
+        make: impl FnOnce(&PoolOptions) -> Arc<Arena>,
+    ) -> Option<Arc<Arena>> {
+        let private = self.private.get_mut(&id)?;
+        let arena = private.arenas.entry(stream).or_insert_with(|| make(&private.options));
+        Some(Arc::clone(arena))
+    }
+
+    /// Whether free memory of `owner` may be taken away from where it is: nobody relies on its addresses.
+    pub(crate) fn is_releasable(&self, owner: Owner) -> bool {
+        match owner {
+            Owner::Shared => true,
+            Owner::Private(id) => planted!(PoolNotKept, self.references(id) == 0, true),
+        }
+    }
+
+    /// Whether free memory of `owner`, who is held, may be mapped at a second address.
+    pub(crate) fn may_alias(&self, owner: Owner) -> bool {
+        let held = owner.pool().and_then(|id| self.private.get(&id)).filter(|pool| pool.references > 0);
+        held.is_some_and(|pool| pool.options.may_alias && !pool.options.no_split && !pool.stays_in_place)
+    }
+
+    /// From now on a pool's free memory stays where it is.
+    pub(crate) fn keep_in_place(&mut self, id: PoolId) {
+        if let Some(pool) = self.private.get_mut(&id) {
+            pool.stays_in_place = true;
+        }
+    }
+
+    /// The arenas of pools that help out when memory is short, for one stream.
+    pub(crate) fn helping_out(&self, stream: StreamId) -> Vec<Arc<Arena>> {
+        let helping = self.private.values().filter(|private| private.options.use_on_oom);
+        helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
+    }
+
+    /// The arenas of pools that nobody holds any more: they are here as long as they have memory.
+    pub(crate) fn of_nobody(&self) -> Vec<Arc<Arena>> {
+        let left = self.private.values().filter(|private| private.references == 0);
+        left.flat_map(|private| private.arenas.values().cloned()).collect()
+    }
+
+    /// Changes what a pool is for; the source of its segments is for life. Its arenas, whose policy may depend on it.
+    pub(crate) fn change_options(
+        &mut self,
+        id: PoolId,
+        change: impl FnOnce(&mut PoolOptions),
+    ) -> Result<Vec<Arc<Arena>>, Kind> {
+        let private = self.referenced(id)?;
+        change(&mut private.options);
+        Ok(private.arenas.values().cloned().collect())
+    }
+
+    /// Whether a pool's blocks are never cut.
+    pub(crate) fn no_split(&self, owner: Owner) -> bool {
+        owner.pool().and_then(|id| self.private.get(&id)).is_some_and(|private| private.options.no_split)
+    }
+
+    /// Forgets the pools that nobody refers to and that hold nothing.
+    pub(crate) fn forget_done(&mut self) {
+        self.private.retain(|_, private| {
+            let keeps =
+                private.references > 0 || private.arenas.values().any(|arena| !arena.forget_if_empty());
+            if !keeps {
+                private.arenas.values().for_each(|arena| arena.close());
+            }
+            keeps
+        });
+    }
+
+    /// A pool that somebody still holds.
+    fn referenced(&mut self, id: PoolId) -> Result<&mut PrivatePool, Kind> {
+        self.private.get_mut(&id).filter(|private| private.references > 0).ok_or(Kind::UnknownPool(id))
+    }
+}
+
+/// Requests that go to a private pool: those of one thread, or those on some streams.
+#[derive(Clone, Debug)]
+pub(crate) enum Requests {
+    OnStreams(StreamFilter),
+    OfThread(ThreadId),
+}
+
+#[derive(Debug)]
+struct Scope {
+    pool: PoolId,
+    requests: Requests,
+}
+
+/// The scopes that are open. Nearly always there are none, which is seen by one load.
+#[derive(Debug, Default)]
+pub(crate) struct Scopes {
+    open: AtomicUsize,
+    scopes: RwLock<Vec<Scope>>,
+}
+
+impl Scopes {
+    /// Who serves a request on `stream` by the calling thread now.
+    #[inline]
+    pub(crate) fn owner_for(&self, stream: StreamId) -> Owner {
+        if self.open.load(Ordering::Acquire) == 0 { Owner::Shared } else { self.search(stream) }
+    }
+
+    #[cold]
+    fn search(&self, stream: StreamId) -> Owner {
+        let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
+        let matches = |scope: &&Scope| match &scope.requests {
+            Requests::OnStreams(filter) => planted!(ScopeIgnored, filter.matches(stream), false),
+            Requests::OfThread(thread) => *thread == std::thread::current().id(),
+        };
+        scopes.iter().rev().find(matches).map_or(Owner::Shared, |scope| Owner::Private(scope.pool))
+    }
+
+    /// Opens a scope.
+    ///
+    /// # Errors
+    /// If requests on streams go to this pool already: which of the two a call to `end` means could not be told.
+    pub(crate) fn begin(&self, pool: PoolId, requests: Requests) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let streams = |requests: &Requests| matches!(requests, Requests::OnStreams(_));
+        if streams(&requests) && scopes.iter().any(|scope| scope.pool == pool && streams(&scope.requests)) {
+            return Err(Kind::PoolInUse(pool));
+        }
+        scopes.push(Scope { pool, requests });
+        self.open.store(scopes.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Closes the scope of streams that allocates to `pool`.
+    pub(crate) fn end_streams(&self, pool: PoolId) -> Result<(), Kind> {
+        self.end(pool, |requests| matches!(requests, Requests::OnStreams(_)))
+    }
+
+    /// Closes the innermost scope of `thread` that allocates to `pool`.
+    pub(crate) fn end_thread(&self, pool: PoolId, thread: ThreadId) -> Result<(), Kind> {
+        self.end(pool, |requests| matches!(requests, Requests::OfThread(of) if *of == thread))
+    }
+
+    fn end(&self, pool: PoolId, matches: impl Fn(&Requests) -> bool) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let position = scopes.iter().rposition(|scope| scope.pool == pool && matches(&scope.requests));
+        scopes.remove(position.ok_or(Kind::PoolNotInUse(pool))?);
+        self.open.store(scopes.len(), Ordering::Release);
+        Ok(())
+    }
+}
+
+impl DeviceAllocator {
+    /// Retains a pool and opens a scope that allocates to it.
+    pub(crate) fn open_scope(
+        &self,
+        cold: &mut Cold,
+        pool: PoolId,
+        requests: Requests,
+    ) -> Result<(), AllocationError> {
+        cold.pools.retain(pool)?;
+        if let Err(error) = self.scopes.begin(pool, requests) {
+            cold.pools.release(pool)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
+    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
+        let thread = std::thread::current().id();
+        self.open_scope(&mut *self.enter()?, pool, Requests::OfThread(thread))?;
+        Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
+    }
+
+    /// The same for requests that match `filter`, until [`end_use_pool`](Self::end_use_pool). If it is for a capture, that is to be
+    /// said too ([`begin_capture`](Self::begin_capture)).
+    ///
+    /// # Errors
+    /// If there is no such pool, or requests on streams go to it already.
+    pub fn begin_use_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
+        self.open_scope(&mut *self.enter()?, pool, Requests::OnStreams(filter))
+    }
+
+    /// Ends what [`begin_use_pool`](Self::begin_use_pool) began.
+    ///
+    /// # Errors
+    /// If no requests on streams go to this pool.
+    pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
+        let mut cold = self.enter()?;
+        self.scopes.end_streams(pool)?;
+        Ok(cold.pools.release(pool)?)
+    }
+
+    /// Until the answer is dropped a capture counts as under way, with what that means
+    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
+    /// begins, and dropped after it has ended.
+    pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
+        self.announce_capture(&mut self.cold());
+        CaptureScope { allocator: Arc::clone(self) }
+    }
+
+    /// From now on a capture is under way. If it is the first, what is left of pools that nobody holds goes back before.
+    pub(crate) fn announce_capture(&self, cold: &mut Cold) {
+        if !self.common.is_capturing() {
+            self.release_pools_of_nobody(cold);
+        }
+        self.common.begin_capture();
+    }
+}
+
+/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
+#[derive(Debug)]
+pub struct PoolScope {
+    allocator: Arc<DeviceAllocator>,
+    pool: PoolId,
+    thread: ThreadId,
+}
+
+impl Drop for PoolScope {
+    fn drop(&mut self) {
+        let ended = self.allocator.scopes.end_thread(self.pool, self.thread);
+        debug_assert!(ended.is_ok(), "a scope ends once: {ended:?}");
+        let released = self.allocator.release_pool(self.pool);
+        debug_assert!(released.is_ok(), "a scope holds its pool: {released:?}");
+    }
+}
+
+/// While it lives, a capture counts as under way. See [`DeviceAllocator::begin_capture`].
+#[derive(Debug)]
+#[must_use = "the capture ends when it is dropped"]
+pub struct CaptureScope {
+    allocator: Arc<DeviceAllocator>,
+}
+
+impl Drop for CaptureScope {
+    fn drop(&mut self) {
+        // Held to the end, so that no other capture begins before the events are recorded.
+        let _cold = self.allocator.enter();
+        let common = &self.allocator.common;
+        if common.end_capture() {
+            common.end_captures();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scope_begun_last_serves() {
+        let (scopes, mut pools) = (Scopes::default(), Pools::default());
+        let [outer, inner] = [(); 2].map(|()| pools.create(PoolOptions::default()));
+        let (one, two) = (StreamId::from_raw(1), StreamId::from_raw(2));
+        scopes.begin(outer, Requests::OnStreams(StreamFilter::All)).expect("it is not open");
+        let second = StreamFilter::Matching(Arc::new(move |stream| stream == two));
+        scopes.begin(inner, Requests::OnStreams(second)).expect("it is not open");
+        assert_eq!(scopes.owner_for(one), Owner::Private(outer));
+        assert_eq!(scopes.owner_for(two), Owner::Private(inner));
+        scopes.end_streams(outer).expect("the scope is open");
+        assert_eq!(scopes.owner_for(one), Owner::Shared);
+        assert_eq!(scopes.owner_for(two), Owner::Private(inner));
+    }
+
+    #[test]
+    fn a_scope_of_a_thread_is_nobody_elses() {
+        let (scopes, mut pools) = (Scopes::default(), Pools::default());
+        let pool = pools.create(PoolOptions::default());
+        let (stream, thread) = (StreamId::from_raw(1), std::thread::current().id());
+        scopes.begin(pool, Requests::OfThread(thread)).expect("scopes of a thread nest");
+        scopes.begin(pool, Requests::OfThread(thread)).expect("scopes of a thread nest");
+        assert_eq!(scopes.owner_for(stream), Owner::Private(pool));
+        let elsewhere = std::thread::scope(|scope| scope.spawn(|| scopes.owner_for(stream)).join());
+        assert_eq!(elsewhere.expect("it does not panic"), Owner::Shared);
+        scopes.end_thread(pool, thread).expect("it is open twice");
+        assert_eq!(scopes.owner_for(stream), Owner::Private(pool));
+        scopes.end_thread(pool, thread).expect("it is open");
+        assert!(matches!(scopes.end_thread(pool, thread), Err(Kind::PoolNotInUse(_))));
+    }
+
+    #[test]
+    fn a_pool_is_forgotten_with_its_last_reference() {
+        let mut pools = Pools::default();
+        let id = pools.create(PoolOptions::default());
+        pools.retain(id).expect("the pool exists");
+        pools.release(id).expect("two references");
+        assert!(!pools.is_releasable(Owner::Private(id)));
+        pools.release(id).expect("one reference");
+        assert!(matches!(pools.release(id), Err(Kind::UnknownPool(_))));
+        assert!(matches!(pools.retain(id), Err(Kind::UnknownPool(_))));
+    }
+}

@@ -1,0 +1,139 @@
+//! Making a state that was recorded: segments where there are none, and blocks where they were.
+//!
+//! A replay of `thalweg-memory-tools` begins with it where its trace does not begin with its program, and for nothing else is
+//! it there. Requests alone do not lead there:
+//! they are rounded, merged and served from what fits best.
+//!
+//! What is not here: putting a private pool back that a graph has changed (`checkpoint`).
+
+use std::sync::Arc;
+
+use super::allocator::{Block, DeviceAllocator};
+use super::arena::{Arena, Request};
+use super::blocks::{BlockId, BlockUse};
+use crate::error::AllocationError;
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
+use crate::settings::Settings;
+use crate::statistics::stats::SizeClass;
+use crate::upstream::StreamId;
+
+/// Returns the rule by which `settings` round the size of a request.
+pub fn rounding(settings: &Settings) -> impl Fn(u64) -> u64 {
+    let policy = Policy::new(settings, true, false);
+    move |requested_bytes| policy.round_size(requested_bytes.min(MAX_REQUEST_BYTES))
+}
+
+/// The arena that serves a stream, in the pool that allocations go to now.
+#[derive(Clone)]
+pub struct RestoreArena(Arc<Arena>);
+
+impl RestoreArena {
+    /// The size of a block for so many bytes, and whether what it does not need is cut off.
+    pub fn rounding(&self, requested_bytes: u64) -> (u64, bool) {
+        let state = self.0.lock();
+        let size_bytes = state.request(requested_bytes.clamp(1, MAX_REQUEST_BYTES)).size_bytes;
+        (size_bytes, size_bytes < state.policy.max_split_bytes)
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> StreamId {
+        self.0.home.stream
+    }
+}
+
+impl DeviceAllocator {
+    /// Returns the arena that serves a stream.
+    ///
+    /// # Errors
+    /// If the pool that allocations go to has lost its last reference.
+    pub fn restore_arena(&self, stream: StreamId) -> Result<RestoreArena, AllocationError> {
+        self.arena_for(stream).map(RestoreArena)
+    }
+
+    /// Returns the arena of a block.
+    pub fn restore_arena_of(&self, block: &Block) -> RestoreArena {
+        RestoreArena(Arc::clone(block.place().0))
+    }
+
+    /// Takes a plain segment from the upstream; all of it is free.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub fn restore_plain(
+        &self,
+        arena: &RestoreArena,
+        class: SizeClass,
+        bytes: u64,
+    ) -> Result<u64, AllocationError> {
+        let arena = &arena.0;
+        let address =
+            arena.take_segment(bytes).map_err(|error| AllocationError::upstream("allocate", error))?;
+        let mut cold = self.cold();
+        let mut state = arena.lock();
+        let span = state.add_plain(arena, &mut cold.ledger, class, address, bytes);
+        let registration = state.blocks.tag(span.block).registration;
+        state.free[class as usize].insert(span, registration);
+        Ok(address)
+    }
+
+    /// Takes addresses for a segment that grows, and maps these ranges of it, as (offset, bytes); they are free. Returns where
+    /// it begins; `None` if the ranges are no whole pages or do not fit, or the upstream has no room. What was mapped stays.
+    ///
+    /// # Errors
+    /// The upstream's.
+    pub fn restore_growing(
+        &self,
+        arena: &RestoreArena,
+        class: SizeClass,
+        ranges: &[(u64, u64)],
+    ) -> Result<Option<u64>, AllocationError> {
+        let arena = &arena.0;
+        let upstream = Arc::clone(&arena.common.upstream);
+        let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
+        let ends = ranges.iter().map(|(offset, bytes)| offset.saturating_add(*bytes));
+        let reserve_bytes = self.segment_reserve_bytes(arena.home.stream, ends.max().unwrap_or(0));
+        let Some(reserve_bytes) = reserve_bytes else { return Ok(None) };
+        let mut cold = self.cold();
+        let mut state = arena.lock();
+        if !state.add_growing(class, reserve_bytes, memory)? {
+            return Ok(None);
+        }
+        let Some(base) = state.last_unmapped(class) else { return Ok(None) };
+        for &(offset, bytes) in ranges {
+            if !state.map_at(base + offset, bytes, class, memory)? {
+                return Ok(None);
+            }
+            cold.ledger.bytes_taken(arena.home.owner, class, bytes);
+        }
+        Ok(Some(base))
+    }
+
+    /// Hands out `size_bytes` at `address`, not rounded, if that is free and enough for what was asked for.
+    pub fn restore_block(
+        &self,
+        arena: &RestoreArena,
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+        stream: StreamId,
+    ) -> Option<Block> {
+        let arena = &arena.0;
+        let size_bytes = size_bytes.checked_next_multiple_of(MIN_BLOCK_BYTES)?;
+        if size_bytes < requested_bytes || !address.is_multiple_of(MIN_BLOCK_BYTES) {
+            return None;
+        }
+        let mut state = arena.lock();
+        let request = Request { size_bytes, ..state.request(requested_bytes.max(1)) };
+        let span = state.take_at(arena, &request, address).ok()?;
+        drop(state);
+        Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
+    }
+
+    /// How much is free right behind a block.
+    pub fn restore_free_behind(&self, block: &Block) -> u64 {
+        let (arena, Some(block)) = block.place() else { return 0 };
+        let state = arena.lock();
+        let is_free = |block: &BlockId| matches!(state.blocks.usage(*block), BlockUse::Free { .. });
+        state.blocks.next(block).filter(is_free).map_or(0, |next| state.blocks.span(next).size_bytes)
+    }
+}

@@ -1,0 +1,797 @@
+//! Finding memory for a request that nothing cached serves, from the cheapest way to the last.
+//!
+//! | rung | what is tried | PyTorch |
+//! |---|---|---|
+//! | 1 | a free block after all; another thread may have freed it, or a callback frees one | yes |
+//! | 2 | a block that waits for uses elsewhere: the stream is made to wait for the oldest | |
+//! | 3 | above the threshold, old cached segments go back first | yes |
+//! | 4 | stitching: new pages while there is slack, then free ones of this stream, then of idle ones | |
+//! | 5 | a free block of another stream that is done with it | |
+//! | 6 | more from the upstream | yes |
+//! | 7 | pools that help out | yes |
+//! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
+//! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
+//! | 10 | as much as is missing goes back, of pages of the other size if there are any, and 6 again | |
+//! | | the host waits for all events, all that is free goes back, and 6 again | yes |
+//! | | then a free block after all: part of a segment, say, that somebody still uses | |
+//! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::graph_pools::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
+//! | 12 | an error that says what the memory looks like | yes |
+//!
+//! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
+//! be waited for or given back, so rungs 2 to 5 and 8 to 10 are left out, and rung 11 looks at the
+//! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are stitched then too.
+//!
+//! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
+//! way the state is as valid as before.
+//!
+//! One lock is held for the whole climb, and an arena's only for a step: what other threads do between two steps may make
+//! the climb longer, never wrong, since each step ends with the block in the caller's hands or with nothing.
+
+use std::sync::{Arc, MutexGuard};
+
+use thalweg_snapshot::Action;
+
+use super::allocator::{Cold, DeviceAllocator};
+use super::arena::{Arena, ArenaState, Home, Request};
+use super::blocks::{BlockId, Span};
+use super::expandable::{Legal, PageOrder, found};
+use super::gauges::Quantity;
+use super::pools::Owner;
+use super::reentry::Outside;
+use super::spare::SparePage;
+use crate::error::AllocationError;
+use crate::policy::Policy;
+use crate::settings::CrossStreamReuse;
+use crate::statistics::stats::SizeClass;
+use crate::upstream::{EventId, PageId, StreamId, VirtualMemory};
+
+/// A block in the caller's hands, and where it belongs.
+pub(crate) type Obtained = (Arc<Arena>, Span);
+
+/// One climb.
+pub(crate) struct Climb<'a> {
+    allocator: &'a DeviceAllocator,
+    /// `None` only while the upstream is asked without the lock.
+    cold: Option<MutexGuard<'a, Cold>>,
+    arena: &'a Arc<Arena>,
+    request: Request,
+    policy: Policy,
+    /// Pages that are mapped nowhere, on their way to where they are needed.
+    pages: Vec<PageId>,
+    /// Pages that were just made and are not counted yet.
+    made: Vec<PageId>,
+    /// Events that this stream was made to wait for.
+    waits: Vec<EventId>,
+    /// How many more it may be made to wait for before memory is short.
+    waits_left: usize,
+    /// All else has been tried.
+    is_last_resort: bool,
+}
+
+type Step = Result<Option<Obtained>, AllocationError>;
+
+impl<'a> Climb<'a> {
+    pub(crate) fn new(allocator: &'a DeviceAllocator, arena: &'a Arc<Arena>, request: Request) -> Self {
+        let cold = Some(allocator.cold());
+        let state = arena.lock();
+        let policy = state.policy.clone();
+        let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
+        drop(state);
+        let (pages, made, waits) = (Vec::new(), Vec::new(), Vec::new());
+        let is_last_resort = false;
+        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left, is_last_resort }
+    }
+
+    fn cold(&mut self) -> &mut Cold {
+        self.cold.as_mut().expect("the lock is held between two steps")
+    }
+
+    /// The whole climb; and once more, if others have freed enough meanwhile.
+    pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
+        self.cold().ledger.given_back_at = self.request.stack;
+        let obtained = self.climb_twice();
+        self.cold().ledger.given_back_at = None;
+        obtained
+    }
+
+    fn climb_twice(&mut self) -> Result<Obtained, AllocationError> {
+        let (allocator, arena, request) = (self.allocator, self.arena, self.request);
+        if let Some(obtained) = self.climb()? {
+            return Ok(obtained);
+        }
+        // PyTorch does not look again.
+        if !self.policy.processes_all
+            && allocator.would_fit_now(self.cold(), arena, &request)
+            && let Some(obtained) = self.climb()?
+        {
+            return Ok(obtained);
+        }
+        Err(allocator.out_of_memory(self.cold(), arena, &request))
+    }
+
+    fn climb(&mut self) -> Step {
+        self.is_last_resort = false;
+        self.cold().addresses_are_short = false;
+        let rungs: [fn(&mut Self) -> Step; 13] = [
+            Self::cached,
+            Self::after_callbacks,
+            Self::order_oldest,
+            Self::collect_garbage,
+            Self::stitch,
+            Self::borrow_idle,
+            Self::take_more,
+            Self::helping_pools,
+            Self::release_oversize,
+            Self::order_anything,
+            Self::release_some,
+            Self::release_cached,
+            Self::last_resort,
+        ];
+        for rung in rungs {
+            if let Some(obtained) = rung(self)? {
+                return Ok(Some(obtained));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a capture is under way. Each rung that waits, or gives anything back, asks for itself: the lock may have been given
+    /// up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
+    fn is_capturing(&self) -> bool {
+        self.arena.common.is_capturing()
+    }
+
+    /// Hands a found block out of `arena`.
+    fn hand_out(&self, arena: &Arc<Arena>, state: &mut ArenaState, span: Span) -> Obtained {
+        (Arc::clone(arena), state.hand_out(arena, &self.request, span))
+    }
+
+    fn cached(&mut self) -> Step {
+        let mut state = self.arena.lock();
+        state.process_events(self.arena);
+        let found = state.search(&self.request);
+        Ok(found.map(|span| self.hand_out(self.arena, &mut state, span)))
+    }
+
+    fn after_callbacks(&mut self) -> Step {
+        let callbacks = self.cold().free_memory_callbacks.clone();
+        let outside = Outside::enter();
+        // Every one is called: each may free what the others cannot.
+        let freed = callbacks.iter().filter(|callback| callback()).count();
+        drop(outside);
+        if freed > 0 { self.cached() } else { Ok(None) }
+    }
+
+    /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
+    /// blocks that the device is kept busy meanwhile.
+    fn order_oldest(&mut self) -> Step {
+        let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
+        let mut state = self.arena.lock();
+        let candidates = waiting(&state, &self.request);
+        if candidates.is_empty() || candidates.len() < depth || self.waits_left == 0 {
+            return Ok(None);
+        }
+        self.order_before(&mut state, candidates[0])
+    }
+
+    fn order_before(&self, state: &mut ArenaState, block: BlockId) -> Step {
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        let around = self.arena.common.surroundings();
+        // Who cannot be waited for on the device is waited for by the host, some rungs below.
+        let ordered = state.order.order_before(block, self.arena.home.stream, &around).unwrap_or(false);
+        state.collect_ready(self.arena);
+        if !ordered {
+            return Ok(None);
+        }
+        self.arena.common.count_wait();
+        let found = state.cached(self.arena, &self.request);
+        Ok(found.map(|span| self.hand_out(self.arena, state, span)))
+    }
+
+    /// Gives old cached segments back if there is a limit and the cache is near it, as PyTorch does: those that are older
+    /// than the average, again and again, until there is enough.
+    fn collect_garbage(&mut self) -> Step {
+        let threshold = self.policy.garbage_collection_threshold;
+        let allowed = self.cold().ledger.allowed_bytes.filter(|_| threshold > 0.0 && !self.is_capturing());
+        let Some(allowed) = allowed else { return Ok(None) };
+        let limit = (threshold * allowed as f64) as u64;
+        let reserved = self.cold().ledger.reserved_bytes();
+        if reserved <= limit {
+            return Ok(None);
+        }
+        let mut missing = (reserved - limit) as i64;
+        let mut segments = Vec::new();
+        for arena in self.arena.common.arenas_of(Owner::Shared) {
+            let mut state = arena.lock();
+            let now = state.now(&arena, SizeClass::Large);
+            let whole = state.free[SizeClass::Large as usize]
+                .iter()
+                .filter(|entry| !state.blocks.tag(entry.block).grows && !state.blocks.is_split(entry.block));
+            let aged = whole.map(|entry| (entry.span(), now - state.free_since(entry.block)));
+            segments.extend(aged.map(|(span, age)| (Arc::clone(&arena), span, age)));
+        }
+        let mut total_age: u64 = segments.iter().map(|(.., age)| age).sum();
+        let mut freed = true;
+        while missing > 0 && freed && !segments.is_empty() {
+            let average = total_age as f64 / segments.len() as f64;
+            let (old, young): (Vec<_>, Vec<_>) =
+                segments.into_iter().partition(|(.., age)| *age as f64 >= average);
+            freed = !old.is_empty();
+            for (arena, span, age) in old {
+                missing -= span.size_bytes as i64;
+                total_age -= age;
+                let ledger = &mut self.cold().ledger;
+                arena.lock().release_plain(&arena, ledger, span)?;
+            }
+            segments = young;
+        }
+        Ok(None)
+    }
+
+    /// Free pages side by side, of this stream and of those that are known to be idle; what is still missing is made.
+    fn stitch(&mut self) -> Step {
+        let owner = self.arena.home.owner;
+        if !self.policy.stitching {
+            Ok(None)
+        } else if self.cold().pools.may_alias(owner) {
+            self.grow_with(Donors::Own)
+        } else if self.is_capturing() {
+            // A page leaves its old address when an event has passed, and there are none now.
+            Ok(None)
+        } else {
+            self.grow_with(Donors::Idle)
+        }
+    }
+
+    /// Whether so many pages may be made although free ones could move: what is reserved is hardly more then than what was
+    /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
+    fn has_slack(&mut self, pages: usize) -> bool {
+        let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
+        let arenas = self.arena.common.all_arenas();
+        let active = |arena: &Arc<Arena>| arena.state().gauges.current(Quantity::ActiveBytes);
+        let active_bytes = arenas.iter().map(active).sum::<u64>() + self.request.size_bytes;
+        let ledger = &mut self.cold().ledger;
+        ledger.most_active_bytes = ledger.most_active_bytes.max(active_bytes);
+        let allowed_bytes = (ledger.most_active_bytes as f64 * (1.0 + slack)) as u64;
+        slack > 0.0 && ledger.reserved_bytes() + bytes <= allowed_bytes && !ledger.would_exceed(bytes)
+    }
+
+    /// Maps pages where the request fits best: first those that `donors` can spare, then new ones.
+    fn grow_with(&mut self, donors: Donors) -> Step {
+        let upstream = Arc::clone(&self.arena.common.upstream);
+        let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
+        let Some(missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
+        let within_slack = matches!(donors, Donors::Idle | Donors::Own) && self.has_slack(missing);
+        let enough = within_slack && self.create_pages(memory, missing)?
+            || self.gather_pages(memory, donors, missing)?;
+        let obtained = if enough { self.map_pages(memory) } else { Ok(None) };
+        self.spare_pages();
+        obtained
+    }
+
+    /// Free pages of `donors`, and new ones for what these lack. Whether there are `wanted`. Nobody's free memory is taken apart
+    /// for a growth that does not come about: so what is lacking is made first.
+    fn gather_pages(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        donors: Donors,
+        wanted: usize,
+    ) -> Result<bool, AllocationError> {
+        let (mut offers, mut offered) = (Vec::new(), 0);
+        for donor in self.donors(donors) {
+            if offered >= wanted {
+                break;
+            }
+            if let Some((order, pages)) = self.look_for_pages(&donor, donors, wanted - offered) {
+                offers.push((donor, order));
+                offered += pages;
+            }
+        }
+        if !self.create_pages(memory, wanted - offered)? {
+            return Ok(false);
+        }
+        for (donor, order) in offers {
+            let missing = wanted - self.pages.len();
+            if missing > 0 {
+                self.collect_pages(&donor, PageOrder { wanted: missing, ..order });
+            }
+        }
+        // Fewer came than were there if a stream could not be waited for, say.
+        let missing = wanted - self.pages.len();
+        self.create_pages(memory, missing)
+    }
+
+    /// Keeps the pages that found no place.
+    fn spare_pages(&mut self) {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        if let Some(cold) = &mut self.cold {
+            let made_bytes = self.made.len() as u64 * page_bytes;
+            if made_bytes > 0 {
+                cold.ledger.bytes_taken(owner, class, made_bytes);
+                self.pages.append(&mut self.made);
+            }
+            cold.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
+            // Some may come from streams that this one was made to wait for, and no other.
+            let after = Some(self.arena.home.stream);
+            let pool = owner.pool().filter(|_| cold.pools.may_alias(owner));
+            let spare = |page| SparePage { page, bytes: page_bytes, class, after, pool };
+            self.arena.common.spare.add(self.pages.drain(..).map(spare));
+        }
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.policy.page_bytes[self.request.class as usize]
+    }
+
+    fn grows(&self) -> bool {
+        self.policy.expandable && self.arena.source.is_none()
+    }
+
+    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large as
+    /// it may be and there is.
+    fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
+        let missing = self.arena.lock().missing_pages(&self.request);
+        if missing.is_some() {
+            return Ok(missing);
+        }
+        let size_bytes = self.request.size_bytes;
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream, size_bytes);
+        let Some(mut reserve_bytes) = reserve_bytes else { return Ok(None) };
+        let mut state = self.arena.lock();
+        while !state.add_growing(self.request.class, reserve_bytes, memory)? {
+            // Addresses are short. Fewer serve as well, as long as the request fits in.
+            if !self.policy.stitching || reserve_bytes == size_bytes {
+                self.cold().addresses_are_short = true;
+                return Ok(None);
+            }
+            reserve_bytes = (reserve_bytes / 2).max(size_bytes);
+        }
+        Ok(state.missing_pages(&self.request))
+    }
+
+    fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
+        let mut state = self.arena.lock();
+        let Some((span, ranges)) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
+            return Ok(None);
+        };
+        if !self.policy.stitching {
+            // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
+            self.cold
+                .as_mut()
+                .expect("the lock is held between two steps")
+                .ledger
+                .statistics
+                .num_device_alloc += ranges.saturating_sub(1);
+        }
+        Ok(Some(self.hand_out(self.arena, &mut state, span)))
+    }
+
+    /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
+    fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        // They stay where they are until the others are there.
+        let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.home);
+        if spare < wanted && !self.make_pages(memory, wanted - spare)? {
+            return Ok(false);
+        }
+        let spare = self.arena.common.spare.take(spare, page_bytes, self.arena.home);
+        for SparePage { page, bytes, class: from, .. } in spare {
+            let ledger = &mut self.cold().ledger;
+            ledger.bytes_moved(from, class, bytes);
+            ledger.bytes_adopted(owner, bytes);
+            self.pages.push(page);
+        }
+        Ok(true)
+    }
+
+    /// New pages. `false`, and none, if the limit or the upstream has no room for all of them.
+    fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
+            return Ok(false);
+        }
+        let made = loop {
+            if self.made.len() == wanted {
+                break Ok(true);
+            }
+            match found("create_page", memory.create_page(page_bytes)) {
+                Ok(Some(page)) => self.made.push(page),
+                Ok(None) => break Ok(false),
+                Err(error) => break Err(error),
+            }
+        };
+        if matches!(made, Ok(true)) {
+            self.cold().ledger.bytes_taken(owner, class, wanted as u64 * page_bytes);
+            self.pages.append(&mut self.made);
+        } else {
+            // Too few are none. One that cannot be given back is spare.
+            planted!(
+                MadePagesLost,
+                self.made.retain(|page| memory.destroy_page(*page).is_err()),
+                self.made.clear()
+            );
+        }
+        made
+    }
+
+    /// Whether `bytes` more would pass the memory fraction.
+    ///
+    /// # Errors
+    /// If that is so and is to be refused at once, without an attempt to make room.
+    fn exceeds_limit(&mut self, bytes: u64) -> Result<bool, AllocationError> {
+        let exceeds = self.cold().ledger.would_exceed(bytes);
+        if exceeds && self.policy.throw_on_cudamalloc_oom {
+            let (allocator, arena, request) = (self.allocator, self.arena, self.request);
+            return Err(allocator.rejected(self.cold(), arena, &request));
+        }
+        Ok(exceeds)
+    }
+
+    /// The arenas that may give pages to this one: its own first. Nobody's addresses lose their pages while somebody relies on
+    /// them.
+    fn donors(&mut self, donors: Donors) -> Vec<Arc<Arena>> {
+        let owner = self.arena.home.owner;
+        match donors {
+            Donors::Nobody => Vec::new(),
+            Donors::Own => {
+                let mut all = Vec::new();
+                if self.may_alias_more() {
+                    all.push(Arc::clone(self.arena));
+                }
+                if self.is_capturing() {
+                    all.extend(self.arena.common.arenas_of(Owner::Shared));
+                }
+                all
+            }
+            Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(),
+            Donors::Idle | Donors::Anybody => Vec::new(),
+        }
+    }
+
+    /// Whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held, so
+    /// that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
+    fn may_alias_more(&mut self) -> bool {
+        if self.is_last_resort {
+            return true;
+        }
+        let alias_bytes = self.arena.lock().alias_bytes();
+        let pool = self.arena.home.owner.pool();
+        let reserved = pool.and_then(|pool| self.cold().ledger.private.get(&pool));
+        alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
+    }
+
+    /// The arenas that may lend blocks to this one: its own first.
+    fn lenders(&self) -> Vec<Arc<Arena>> {
+        let mut lenders = vec![Arc::clone(self.arena)];
+        // What makes another stream's memory legal is an event, and there are none while a capture is under way.
+        if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
+            let Home { owner, .. } = self.arena.home;
+            let all = self.arena.common.all_arenas().into_iter();
+            lenders.extend(all.filter(|one| one.home.owner == owner && one.number != self.arena.number));
+        }
+        lenders
+    }
+
+    /// What of `donor` may be taken now.
+    fn legal(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Legal> {
+        let own = donor.number == self.arena.number;
+        match (own, donors) {
+            (true, Donors::Own) => return Some(Legal::Aliased),
+            (true, _) => return Some(Legal::Ordered),
+            (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
+            (false, _) if !self.arena.common.may_hand_on(donor.home.stream, self.arena.home.stream) => {
+                return None;
+            }
+            (false, _) => {}
+        }
+        let idle = state.look_how_idle(donor);
+        match (donors, self.policy.cross_stream_reuse) {
+            (Donors::Anybody, _) => Some(Legal::Ordered),
+            (Donors::Idle, CrossStreamReuse::Ordered) if self.waits_left > 0 => Some(Legal::Ordered),
+            _ => idle,
+        }
+    }
+
+    /// How many of `wanted` pages `donor` could give now, and how to ask for them.
+    fn look_for_pages(
+        &self,
+        donor: &Arc<Arena>,
+        donors: Donors,
+        wanted: usize,
+    ) -> Option<(PageOrder, usize)> {
+        let mut state = donor.lock();
+        let legal = self.legal(donor, &mut state, donors)?;
+        let own = donor.number == self.arena.number;
+        let order = PageOrder { request: self.request, legal, own, wanted };
+        let pages = state.count_pages(&order);
+        (pages > 0).then_some((order, pages))
+    }
+
+    fn collect_pages(&mut self, donor: &Arc<Arena>, order: PageOrder) {
+        let mut state = donor.lock();
+        let must_wait = !order.own && matches!(order.legal, Legal::Ordered);
+        if planted!(PagesWithoutWait, must_wait, false) && !self.wait_for(donor) {
+            return;
+        }
+        let (owner, before) = (self.arena.home.owner, self.pages.len());
+        let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
+        state.give_pages(donor, ledger, &order, &mut self.pages);
+        if donor.home.owner != owner {
+            let adopted_bytes = (self.pages.len() - before) as u64 * self.page_bytes();
+            self.cold().ledger.bytes_adopted(owner, adopted_bytes);
+        }
+    }
+
+    /// Makes this stream wait for all that `donor`'s stream, and others that may use its memory, were given so far; whether it could
+    /// be.
+    fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
+        let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
+        if !self.wait_for_stream(lender) {
+            return false;
+        }
+        for stream in self.arena.common.unrecorded_users() {
+            let is_waited_for = stream == lender || stream == self.arena.home.stream;
+            // One that the driver does not know any more counts as done.
+            let _ = is_waited_for || self.wait_for_stream(stream);
+        }
+        self.arena.common.count_wait();
+        self.waits_left = self.waits_left.saturating_sub(1);
+        true
+    }
+
+    fn wait_for_stream(&mut self, stream: StreamId) -> bool {
+        let around = self.arena.common.surroundings();
+        let Ok(recorded) = around.record(stream) else { return false };
+        // Kept first, so that it is not lost in a panic.
+        self.waits.push(recorded.event);
+        if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
+            self.waits.pop();
+            around.events.release_event(recorded.event);
+            return false;
+        }
+        true
+    }
+
+    /// A free block of a stream that is done with it.
+    fn borrow_idle(&mut self) -> Step {
+        let reuse = self.policy.cross_stream_reuse;
+        if reuse == CrossStreamReuse::Never || self.is_capturing() {
+            return Ok(None);
+        }
+        self.borrow(Donors::Idle, false)
+    }
+
+    fn borrow(&mut self, donors: Donors, lenient: bool) -> Step {
+        for donor in self.lenders() {
+            let own = donor.number == self.arena.number;
+            if own && !lenient {
+                continue;
+            }
+            let mut state = donor.lock();
+            let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
+            let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
+            let must_wait = !own && matches!(legal, Legal::Ordered);
+            if planted!(LoanWithoutWait, must_wait, false) && !self.wait_for(&donor) {
+                continue;
+            }
+            state.take_out(span);
+            return Ok(Some(self.hand_out(&donor, &mut state, span)));
+        }
+        Ok(None)
+    }
+
+    /// More memory from the upstream: a plain segment, or pages.
+    fn take_more(&mut self) -> Step {
+        let grows = self.grows() && self.arena.common.upstream.virtual_memory().is_some();
+        let bytes = self.policy.segment_size(self.request.size_bytes);
+        // PyTorch asks for the limit with the size of a plain segment, be it for one page. Who moves pages knows what it lacks.
+        let asks_later = grows && self.policy.stitching;
+        if !asks_later && self.exceeds_limit(bytes)? {
+            return Ok(None);
+        }
+        if grows {
+            let grown = self.grow_with(Donors::Nobody)?;
+            if grown.is_some() || !self.cold().addresses_are_short {
+                return Ok(grown);
+            }
+            // There is no range of addresses left to grow in. The driver may have a segment all the same.
+            if asks_later && self.exceeds_limit(bytes)? {
+                return Ok(None);
+            }
+        }
+        if self.policy.release_lock_on_cudamalloc {
+            self.cold = None;
+        }
+        let address = self.arena.take_segment(bytes);
+        if self.cold.is_none() {
+            self.cold = Some(self.allocator.cold());
+            self.cold().ledger.given_back_at = self.request.stack;
+        }
+        let Some(address) = found("allocate", address)? else { return Ok(None) };
+        let mut state = self.arena.lock();
+        let ledger = &mut self.cold.as_mut().expect("it was just taken").ledger;
+        let span = state.add_plain(self.arena, ledger, self.request.class, address, bytes);
+        state.tell_gained(self.arena, Action::SegmentAlloc, span, self.request.stack);
+        Ok(Some(self.hand_out(self.arena, &mut state, span)))
+    }
+
+    /// Cached blocks of pools that help out. Only what goes to no pool is helped.
+    fn helping_pools(&mut self) -> Step {
+        if self.arena.home.owner.pool().is_some() {
+            return Ok(None);
+        }
+        let stream = self.arena.home.stream;
+        for arena in self.cold().pools.helping_out(stream) {
+            let mut state = arena.lock();
+            if let Some(span) = state.cached(&arena, &self.request) {
+                return Ok(Some(self.hand_out(&arena, &mut state, span)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives oversize blocks of the request's stream back: the smallest that alone makes enough room, or else the largest
+    /// ones until there is enough; then asks the upstream again.
+    fn release_oversize(&mut self) -> Step {
+        let max_split_bytes = self.policy.max_split_bytes;
+        let owner = self.arena.home.owner;
+        if self.is_capturing() || max_split_bytes == u64::MAX || !self.cold().pools.is_releasable(owner) {
+            return Ok(None);
+        }
+        let needed_bytes = self.request.size_bytes.max(max_split_bytes);
+        let mut released_bytes = 0;
+        {
+            let mut state = self.arena.lock();
+            let bins = &state.free[self.request.class as usize];
+            let is_plain =
+                |span: &Span| !state.blocks.tag(span.block).grows && !state.blocks.is_split(span.block);
+            let single = bins.best_fit(needed_bytes).map(|entry| entry.span()).filter(is_plain);
+            let chosen: Vec<Span> = match single {
+                Some(span) => vec![span],
+                None => {
+                    let largest = bins.iter().rev().filter(|entry| entry.size_bytes < needed_bytes);
+                    let oversize = largest.take_while(|entry| entry.size_bytes >= max_split_bytes);
+                    oversize.map(|entry| entry.span()).filter(is_plain).collect()
+                }
+            };
+            let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
+            for span in chosen {
+                if released_bytes >= needed_bytes {
+                    break;
+                }
+                state.release_plain(self.arena, ledger, span)?;
+                released_bytes += span.size_bytes;
+            }
+        }
+        if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
+    }
+
+    /// What becomes legal if this stream waits, on the device: the alternative is to let the host wait for everything.
+    fn order_anything(&mut self) -> Step {
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        if self.policy.record_use_depth.is_some() {
+            let mut state = self.arena.lock();
+            for block in waiting(&state, &self.request) {
+                if let Some(obtained) = self.order_before(&mut state, block)? {
+                    return Ok(Some(obtained));
+                }
+            }
+        }
+        if self.policy.cross_stream_reuse == CrossStreamReuse::Never {
+            return Ok(None);
+        }
+        if let Some(obtained) = self.borrow(Donors::Anybody, false)? {
+            return Ok(Some(obtained));
+        }
+        if self.policy.stitching { self.grow_with(Donors::Anybody) } else { Ok(None) }
+    }
+
+    /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
+    fn release_some(&mut self) -> Step {
+        if self.is_capturing() || !self.policy.stitching || !self.grows() {
+            return Ok(None);
+        }
+        let (request, page_bytes) = (self.request, self.page_bytes());
+        let missing = self.arena.lock().missing_pages(&request).map(|pages| pages as u64 * page_bytes);
+        let bytes = missing.unwrap_or(request.size_bytes.next_multiple_of(page_bytes));
+        let allocator = self.allocator;
+        if allocator.release_some(self.cold(), bytes, request.class)? == 0 {
+            return Ok(None);
+        }
+        let obtained = self.take_more()?;
+        self.cold().ledger.statistics.num_alloc_retries += u64::from(obtained.is_some());
+        Ok(obtained)
+    }
+
+    /// Waits for all events, gives all that is free back, and asks the upstream again. *Blocks*.
+    fn release_cached(&mut self) -> Step {
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        let allocator = self.allocator;
+        allocator.release_cached(self.cold(), None)?;
+        self.cold().ledger.statistics.num_alloc_retries += 1;
+        if let Some(obtained) = self.take_more()? {
+            return Ok(Some(obtained));
+        }
+        // PyTorch does not look again at what the wait has made free.
+        if self.policy.processes_all { Ok(None) } else { self.cached() }
+    }
+
+    /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
+    /// which is no reason to fail; nor is it that the pages of large requests are large.
+    fn last_resort(&mut self) -> Step {
+        if !self.policy.last_resort {
+            return Ok(None);
+        }
+        self.is_last_resort = true;
+        let rounded = self.request;
+        self.request = rounded.unrounded();
+        let owner = self.arena.home.owner;
+        if (self.request.size_bytes < rounded.size_bytes || self.cold().pools.may_alias(owner))
+            && let Some(obtained) = self.find_or_grow()?
+        {
+            return Ok(Some(obtained));
+        }
+        let class = self.request.class;
+        if self.policy.stitching && class == SizeClass::Large {
+            // Blocks are counted, and go back, by the class of their segment.
+            self.request.class = SizeClass::Small;
+            if let Some(obtained) = self.find_or_grow()? {
+                return Ok(Some(obtained));
+            }
+            self.request.class = class;
+        }
+        let obtained = self.borrow(Donors::Anybody, true)?;
+        if obtained.is_none() {
+            self.request = rounded;
+        }
+        Ok(obtained)
+    }
+
+    fn find_or_grow(&mut self) -> Step {
+        for rung in [Self::cached, Self::stitch, Self::take_more] {
+            if let Some(obtained) = rung(self)? {
+                return Ok(Some(obtained));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Climb<'_> {
+    /// Whatever ended the climb, nothing that it had in its hands is lost. The upstream is not called.
+    fn drop(&mut self) {
+        self.spare_pages();
+        self.arena.add_waits(self.waits.drain(..));
+    }
+}
+
+/// Who may give pages away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Donors {
+    /// None: new pages are made.
+    Nobody,
+    /// This stream, whose pages stay mapped where they are as well; and, for a capture, shared memory that the host finds idle.
+    Own,
+    /// This stream, and the blocks of others that they are done with.
+    Idle,
+    /// Everybody; this stream waits for them.
+    Anybody,
+}
+
+/// The blocks that wait for uses elsewhere and would serve, the oldest first.
+fn waiting(state: &ArenaState, request: &Request) -> Vec<BlockId> {
+    let serves = |block: &BlockId| {
+        let size_bytes = state.blocks.span(*block).size_bytes;
+        !state.holes.contains_key(block)
+            && state.blocks.tag(*block).class == request.class
+            && size_bytes >= request.size_bytes
+            && state.policy.may_serve(request.size_bytes, size_bytes)
+    };
+    state.order.pending().filter(serves).collect()
+}

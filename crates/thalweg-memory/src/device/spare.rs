@@ -1,0 +1,114 @@
+//! Pages that are in no arena.
+//!
+//! A page is *spare* when it was made, or taken from where it was, for a growth that did not come about; or when it was
+//! unmapped to be given back. Two things are to be minded before it is used again or given back:
+//!
+//! - Work in flight may still touch it. Whoever collects pages from other streams waits for them on the device; so such a
+//!   page is free for the work that comes later *on that stream*, and for no other until the host knows that to be done.
+//! - It may still be mapped where it was: a hole ([`expandable`](super::expandable)) that has not been closed. Then it is kept; and if
+//!   that hole stays for as long as a pool does, the page serves that pool alone.
+//!
+//! What is not here: the figures. Spare pages are reserved memory, of no pool.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashSet;
+
+use super::arena::Home;
+use super::pools::{Owner, PoolId};
+use crate::statistics::stats::SizeClass;
+use crate::upstream::{PageId, StreamId, UpstreamError, VirtualMemory};
+
+/// A page in no arena.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SparePage {
+    pub(crate) page: PageId,
+    pub(crate) bytes: u64,
+    /// The class that it is counted in.
+    pub(crate) class: SizeClass,
+    /// The stream whose later work may use it; any if `None`.
+    pub(crate) after: Option<StreamId>,
+    /// The pool that it must stay in, since it may be mapped there at an address that a graph relies on.
+    pub(crate) pool: Option<PoolId>,
+}
+
+impl SparePage {
+    /// Whether the arena at `home` may use it as a page of `bytes`.
+    pub(crate) fn serves(&self, bytes: u64, home: Home) -> bool {
+        self.bytes == bytes
+            && self.after.is_none_or(|after| after == home.stream)
+            && self.pool.is_none_or(|pool| home.owner == Owner::Private(pool))
+    }
+}
+
+/// The spare pages of one allocator. Nothing is called with their lock held.
+#[derive(Debug, Default)]
+pub(crate) struct SparePages {
+    pages: Mutex<Vec<SparePage>>,
+}
+
+impl SparePages {
+    fn lock(&self) -> MutexGuard<'_, Vec<SparePage>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, pages: impl IntoIterator<Item = SparePage>) {
+        self.lock().extend(pages);
+    }
+
+    /// All of them, as they are now.
+    pub(crate) fn copy(&self) -> Vec<SparePage> {
+        self.lock().clone()
+    }
+
+    /// How many pages there are, of up to `wanted`, that the arena at `home` may use.
+    pub(crate) fn count(&self, wanted: usize, bytes: u64, home: Home) -> usize {
+        self.lock().iter().filter(|spare| spare.serves(bytes, home)).take(wanted).count()
+    }
+
+    /// Takes up to `wanted` of them out.
+    pub(crate) fn take(&self, wanted: usize, bytes: u64, home: Home) -> Vec<SparePage> {
+        let serves = |spare: &mut SparePage| spare.serves(bytes, home);
+        self.lock().extract_if(.., serves).take(wanted).collect()
+    }
+
+    /// Gives back all pages but those that are still `mapped` somewhere, and tells `destroyed` of each. *Blocks* until work
+    /// that may touch them is done, by `wait`.
+    ///
+    /// # Errors
+    /// The upstream's, with the call that failed; the rest is still spare.
+    pub(crate) fn destroy(
+        &self,
+        memory: &dyn VirtualMemory,
+        mapped: &FxHashSet<PageId>,
+        wait: impl Fn(StreamId) -> Result<(), UpstreamError>,
+        mut destroyed: impl FnMut(&SparePage),
+    ) -> Result<(), (&'static str, UpstreamError)> {
+        let streams: FxHashSet<StreamId> = self.lock().iter().filter_map(|spare| spare.after).collect();
+        for stream in streams {
+            wait(stream).map_err(|error| ("synchronize_stream", error))?;
+            let mut pages = self.lock();
+            pages.iter_mut().filter(|spare| spare.after == Some(stream)).for_each(|spare| spare.after = None);
+        }
+        let free = |spare: &mut SparePage| !mapped.contains(&spare.page);
+        let mut leaving = Leaving { from: self, pages: self.lock().extract_if(.., free).collect() };
+        while let Some(spare) = leaving.pages.last() {
+            memory.destroy_page(spare.page).map_err(|error| ("destroy_page", error))?;
+            destroyed(spare);
+            leaving.pages.pop();
+        }
+        Ok(())
+    }
+}
+
+/// Pages on their way out. Those that do not get there, for whatever reason, are spare again.
+struct Leaving<'a> {
+    from: &'a SparePages,
+    pages: Vec<SparePage>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.from.add(self.pages.drain(..));
+    }
+}

@@ -1,0 +1,688 @@
+//! The one change with which a failed request would have been served.
+//!
+//! An error that lists what might help helps nobody. So the state is copied, as plain numbers, and the changes that a user can
+//! make are tried on the copy, from the cheapest to the dearest: is there a block then, or room in the driver? The first with
+//! which the request fits is the advice. What is on already, or changes nothing, is never advised, since the request did not
+//! fit with it.
+//!
+//! | change | what it costs |
+//! |---|---|
+//! | wait for uses on other streams | time |
+//! | `empty_cache`, where nothing is given back now | time |
+//! | end the capture, which holds frees back | the capture |
+//! | release a private pool that nobody uses | its addresses |
+//! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
+//! | `expandable_segments:True`, `expandable_page_mb:2` | a setting, from the start of the program |
+//! | a larger memory fraction | other people's memory |
+//! | an end to what others have on the device | other people's work |
+//! | less at a time | a smaller batch |
+//! | freeing live memory | a smaller model |
+//!
+//! `stitching` is not among them: whatever it can move, the last attempt before failure has given back to the driver and
+//! asked for again.
+//!
+//! The simulation knows what the ladder knows ([`slow_path`](crate::device::slow_path)) as arithmetic, and errs on the side of no advice:
+//! a change is only advised if the copy says that it is enough by itself. Settings that shape segments from the start of a
+//! program (`expandable_segments`, `expandable_page_mb`) are judged by the segments as they are.
+//!
+//! What is not here: the figures of the error, and who is told of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::allocator::{Cold, DeviceAllocator};
+use crate::device::arena::{Arena, ArenaState, Home, Request};
+use crate::device::blocks::{BlockId, BlockUse};
+use crate::device::pools::{Owner, PoolId};
+use crate::device::spare::SparePage;
+use crate::error::{OutOfMemory, Size};
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
+use crate::settings::CrossStreamReuse;
+use crate::statistics::stats::SizeClass;
+use crate::upstream::MemoryInfo;
+
+const MIB: u64 = 1 << 20;
+
+/// A change with which a request would have been served. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Let other streams finish with memory that was freed.
+    WaitForUses {
+        /// What they hold.
+        bytes: u64,
+    },
+    /// Give cached memory back, where that is not done by itself: before a capture begins, or before a request that
+    /// `throw_on_cudamalloc_oom` would refuse.
+    EmptyCache,
+    /// End the capture, which keeps what was freed during it.
+    EndCapture {
+        /// What it keeps.
+        bytes: u64,
+    },
+    /// Release a private pool that has free memory and nothing else.
+    ReleasePool {
+        /// Which.
+        pool: PoolId,
+        /// What it keeps.
+        bytes: u64,
+    },
+    /// Set `cross_stream_reuse:ordered`.
+    ReuseAcrossStreams,
+    /// Set `last_resort:True`.
+    LastResort,
+    /// Raise `max_split_size_mb`.
+    RaiseMaxSplitSize {
+        /// To this, in MiB.
+        mebibytes: u64,
+    },
+    /// Set `expandable_segments:True` from the start.
+    ExpandableSegments,
+    /// Set `expandable_page_mb:2` from the start.
+    SmallPages,
+    /// Raise the memory fraction.
+    RaiseMemoryFraction {
+        /// To this, in hundredths of the device.
+        percent: u32,
+    },
+    /// Free memory that others have on the device.
+    FreeOutside {
+        /// This much.
+        bytes: u64,
+    },
+    /// Ask for less.
+    AskForLess {
+        /// By this much.
+        bytes: u64,
+    },
+    /// Free memory that is in use here.
+    FreeLive {
+        /// This much.
+        bytes: u64,
+    },
+    /// Ask in parts: the request alone is larger than the device.
+    Divide,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::WaitForUses { bytes } => write!(
+                f,
+                "It would fit when other streams are done with the {} that was freed: synchronise them first.",
+                Size(bytes)
+            ),
+            Self::EmptyCache => f.write_str(
+                "It would fit if empty_cache were called first, before the capture begins if there is one: cached \
+                 memory is not given back by itself here.",
+            ),
+            Self::EndCapture { bytes } => write!(
+                f,
+                "It would fit after the capture, which holds {} that was freed: capture less at a time.",
+                Size(bytes)
+            ),
+            Self::ReleasePool { pool, bytes } => write!(
+                f,
+                "It would fit without the {} that private pool (0, {}) caches and nobody uses: release the pool, or \
+                 call empty_pool_cache if no graph relies on it.",
+                Size(bytes),
+                pool.raw()
+            ),
+            Self::ReuseAcrossStreams => f.write_str(
+                "It would fit in memory that is free on another stream: set cross_stream_reuse:ordered.",
+            ),
+            Self::LastResort => f.write_str(
+                "It would fit in a free block that is kept for other sizes: set last_resort:True.",
+            ),
+            Self::RaiseMaxSplitSize { mebibytes } => write!(
+                f,
+                "It would fit in a free block that max_split_size_mb keeps whole: set it to {mebibytes} or more."
+            ),
+            Self::ExpandableSegments => f.write_str(
+                "It would fit if the free memory between live blocks were one piece: set expandable_segments:True \
+                 before the program begins to allocate.",
+            ),
+            Self::SmallPages => f.write_str(
+                "It would fit if live blocks kept smaller pages where they are: set expandable_page_mb:2 before the \
+                 program begins to allocate.",
+            ),
+            Self::RaiseMemoryFraction { percent } => write!(
+                f,
+                "It would fit under a larger limit: set per_process_memory_fraction to {}.{:02} or more.",
+                percent / 100,
+                percent % 100
+            ),
+            Self::FreeOutside { bytes } => write!(
+                f,
+                "It would fit if others on the device, processes or libraries, freed {}.",
+                Size(bytes)
+            ),
+            Self::AskForLess { bytes } => write!(f, "It would fit if it were {} less.", Size(bytes)),
+            Self::FreeLive { bytes } => {
+                write!(f, "It would fit if {} of what is in use here were freed first.", Size(bytes))
+            }
+            Self::Divide => f.write_str(
+                "No freeing helps, since the request alone is larger than the device: ask for it in parts.",
+            ),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Live,
+    Pending,
+    Free,
+    Unmapped,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BlockCopy {
+    size_bytes: u64,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+struct SegmentCopy {
+    class: SizeClass,
+    /// Of a segment that grows.
+    page_bytes: Option<u64>,
+    blocks: Vec<BlockCopy>,
+}
+
+#[derive(Clone, Debug)]
+struct ArenaCopy {
+    owner: Owner,
+    /// The request is for this one.
+    own: bool,
+    /// Its free memory may be given back.
+    releasable: bool,
+    /// Its free blocks serve requests that go to no pool.
+    helps: bool,
+    /// It takes segments from elsewhere: what it gives back is not the device's.
+    foreign: bool,
+    segments: Vec<SegmentCopy>,
+}
+
+/// What decides whether a request fits, as plain numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Situation {
+    size_bytes: u64,
+    requested_bytes: u64,
+    class: SizeClass,
+    home: Home,
+    foreign: bool,
+    policy: Policy,
+    has_virtual_memory: bool,
+    /// The largest range of addresses to grow in.
+    reserve_bytes: u64,
+    arenas: Vec<ArenaCopy>,
+    /// Pages that are in no arena.
+    spare: Vec<SparePage>,
+    reserved_bytes: u64,
+    allowed_bytes: Option<u64>,
+    device: MemoryInfo,
+    capturing: bool,
+    rejected: bool,
+}
+
+/// The copy.
+impl Situation {
+    pub(crate) fn of(
+        allocator: &DeviceAllocator,
+        cold: &mut Cold,
+        arena: &Arc<Arena>,
+        request: &Request,
+        figures: &OutOfMemory,
+    ) -> Self {
+        let common = allocator.common();
+        let policy = arena.lock().policy.clone();
+        let helping = cold.pools.helping_out(arena.home.stream);
+        let copy = |one: Arc<Arena>| ArenaCopy {
+            owner: one.home.owner,
+            own: one.number == arena.number,
+            releasable: cold.pools.is_releasable(one.home.owner),
+            helps: helping.iter().any(|helper| helper.number == one.number),
+            foreign: one.source.is_some(),
+            segments: copy_segments(&one.lock()),
+        };
+        Self {
+            size_bytes: request.size_bytes,
+            requested_bytes: request.requested_bytes,
+            class: request.class,
+            home: arena.home,
+            foreign: arena.source.is_some(),
+            policy,
+            has_virtual_memory: common.upstream.virtual_memory().is_some(),
+            reserve_bytes: match cold.addresses_are_short {
+                true => 0,
+                false => allocator.full_reserve_bytes(arena.home.stream).unwrap_or(0),
+            },
+            arenas: common.all_arenas().into_iter().map(copy).collect(),
+            spare: common.spare.copy(),
+            reserved_bytes: figures.reserved_bytes,
+            allowed_bytes: figures.allowed_bytes,
+            device: figures.device.unwrap_or(MemoryInfo { free_bytes: 0, total_bytes: 0 }),
+            capturing: figures.capturing,
+            rejected: figures.rejected,
+        }
+    }
+}
+
+fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
+    let mut pending: Vec<BlockId> = state.order.pending().chain(state.deferred.iter().copied()).collect();
+    pending.sort_unstable();
+    let block = |block: BlockId| BlockCopy {
+        size_bytes: state.blocks.span(block).size_bytes,
+        state: match state.blocks.usage(block) {
+            BlockUse::Free { .. } => State::Free,
+            BlockUse::Unmapped => State::Unmapped,
+            // A hole has no memory, but its addresses are taken.
+            BlockUse::Taken { .. } if state.holes.contains_key(&block) => State::Live,
+            BlockUse::Taken { .. } if pending.binary_search(&block).is_ok() => State::Pending,
+            BlockUse::Taken { .. } => State::Live,
+        },
+    };
+    let segment = |segment: crate::device::blocks::SegmentView<crate::device::arena::Tag>| SegmentCopy {
+        class: segment.tag.class,
+        page_bytes: segment.tag.grows.then(|| state.policy.page_bytes[segment.tag.class as usize]),
+        blocks: state.blocks.blocks_of(segment).map(block).collect(),
+    };
+    state.blocks.segments().map(segment).collect()
+}
+
+impl SegmentCopy {
+    fn free_blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.blocks.iter().filter(|block| block.state == State::Free).map(|block| block.size_bytes)
+    }
+
+    /// What is pending is free now.
+    fn finish_pending(&mut self) {
+        let mut merged: Vec<BlockCopy> = Vec::with_capacity(self.blocks.len());
+        for mut block in self.blocks.drain(..) {
+            if block.state == State::Pending {
+                block.state = State::Free;
+            }
+            push(&mut merged, block);
+        }
+        self.blocks = merged;
+    }
+
+    /// Gives back what can be given back; how much.
+    fn release(&mut self) -> u64 {
+        let Some(page_bytes) = self.page_bytes else {
+            let whole = self.blocks.len() == 1 && self.blocks[0].state == State::Free;
+            return if whole { self.blocks.drain(..).map(|block| block.size_bytes).sum() } else { 0 };
+        };
+        let mut released_bytes = 0;
+        let mut kept: Vec<BlockCopy> = Vec::with_capacity(self.blocks.len());
+        let mut address = 0;
+        for block in self.blocks.drain(..) {
+            let end = address + block.size_bytes;
+            let (from, to) = (u64::next_multiple_of(address, page_bytes), end / page_bytes * page_bytes);
+            if block.state == State::Free && from < to {
+                let mut part = |size_bytes, state| push(&mut kept, BlockCopy { size_bytes, state });
+                part(from - address, State::Free);
+                part(to - from, State::Unmapped);
+                part(end - to, State::Free);
+                released_bytes += to - from;
+            } else {
+                push(&mut kept, block);
+            }
+            address = end;
+        }
+        self.blocks = kept;
+        released_bytes
+    }
+
+    /// The fewest bytes of pages with which `size_bytes` would fit here.
+    fn missing_bytes(&self, size_bytes: u64) -> Option<u64> {
+        let page_bytes = self.page_bytes?;
+        (0..self.blocks.len())
+            .filter_map(|first| missing_from(&self.blocks[first..], size_bytes, page_bytes))
+            .min()
+    }
+}
+
+fn missing_from(blocks: &[BlockCopy], size_bytes: u64, page_bytes: u64) -> Option<u64> {
+    let (mut covered, mut missing_bytes) = (0, 0);
+    for block in blocks {
+        match block.state {
+            State::Live | State::Pending => return None,
+            State::Free => covered += block.size_bytes,
+            State::Unmapped => {
+                let mapped = (size_bytes - covered).next_multiple_of(page_bytes).min(block.size_bytes);
+                covered += mapped;
+                missing_bytes += mapped;
+            }
+        }
+        if covered >= size_bytes {
+            return Some(missing_bytes);
+        }
+    }
+    None
+}
+
+/// Adds a block behind others, joined with its neighbour if they are alike.
+fn push(blocks: &mut Vec<BlockCopy>, block: BlockCopy) {
+    let joins =
+        |last: &BlockCopy| last.state == block.state && matches!(block.state, State::Free | State::Unmapped);
+    match blocks.last_mut().filter(|last| joins(last)) {
+        Some(last) => last.size_bytes += block.size_bytes,
+        None if block.size_bytes > 0 => blocks.push(block),
+        None => {}
+    }
+}
+
+/// The question.
+impl Situation {
+    /// What would be taken from the driver.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        if self.policy.direct || self.size_bytes > MAX_REQUEST_BYTES {
+            return self.size_bytes;
+        }
+        if self.policy.expandable && !self.foreign {
+            let page_bytes = self.policy.page_bytes[self.class as usize];
+            return self.size_bytes.next_multiple_of(page_bytes);
+        }
+        self.policy.segment_size(self.size_bytes)
+    }
+
+    /// Whether the request would be served, with all that the allocator does by itself.
+    pub(crate) fn fits(&self) -> bool {
+        if self.is_served() {
+            return true;
+        }
+        if self.policy.throw_on_cudamalloc_oom && !self.is_allowed(self.segment_bytes()) {
+            return false;
+        }
+        if self.capturing {
+            return self.has_room() || self.is_borrowed();
+        }
+        let mut after = self.clone();
+        after.release();
+        after.has_room() || after.is_served() || after.is_borrowed()
+    }
+
+    fn is_served(&self) -> bool {
+        !self.policy.direct && self.arenas.iter().any(|arena| self.is_served_by(arena))
+    }
+
+    /// A free block of the request's own arena, or of a pool that helps.
+    fn is_served_by(&self, arena: &ArenaCopy) -> bool {
+        let helps = arena.helps && self.home.owner == Owner::Shared;
+        let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
+        (arena.own || helps) && segments().flat_map(SegmentCopy::free_blocks).any(|bytes| self.takes(bytes))
+    }
+
+    fn takes(&self, block_bytes: u64) -> bool {
+        block_bytes >= self.size_bytes && self.policy.may_serve(self.size_bytes, block_bytes)
+    }
+
+    /// A free block that the last rungs of the ladder find.
+    fn is_borrowed(&self) -> bool {
+        // While a capture is under way no stream can be made to wait for another.
+        let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
+        let lends = |arena: &&ArenaCopy| arena.owner == self.home.owner && (arena.own || others);
+        let mut segments = self.arenas.iter().filter(lends).flat_map(|arena| arena.segments.iter());
+        !self.policy.direct
+            && segments.any(|segment| {
+                let regular = |bytes| segment.class == self.class && self.takes(bytes);
+                let lenient = |bytes| self.policy.last_resort && bytes >= self.size_bytes;
+                segment.free_blocks().any(|bytes| regular(bytes) || lenient(bytes))
+            })
+    }
+
+    /// Whether the driver would give what the request lacks.
+    fn has_room(&self) -> bool {
+        if self.policy.direct || !self.policy.expandable || self.foreign {
+            let bytes = self.segment_bytes();
+            return self.is_allowed(bytes) && (self.foreign || bytes <= self.device.free_bytes);
+        }
+        let smaller = self.policy.stitching && self.policy.last_resort && self.class == SizeClass::Large;
+        self.has_room_in(self.class) || smaller && self.has_room_in(SizeClass::Small)
+    }
+
+    /// Whether the driver would give the pages that the request lacks in segments of a class.
+    fn has_room_in(&self, class: SizeClass) -> bool {
+        let page_bytes = self.policy.page_bytes[class as usize];
+        let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
+        let own = own.filter(|segment| segment.class == class);
+        let anew = Some(self.size_bytes.next_multiple_of(page_bytes))
+            .filter(|_| self.size_bytes <= self.reserve_bytes);
+        let missing_bytes =
+            own.filter_map(|segment| segment.missing_bytes(self.size_bytes)).chain(anew).min();
+        missing_bytes.is_some_and(|missing_bytes| {
+            let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.home));
+            let taken_bytes = missing_bytes.saturating_sub(spare.map(|spare| spare.bytes).sum());
+            let asked_bytes = match self.policy.stitching {
+                true => taken_bytes,
+                false => self.policy.segment_size(self.size_bytes),
+            };
+            taken_bytes == 0 || self.is_allowed(asked_bytes) && taken_bytes <= self.device.free_bytes
+        })
+    }
+
+    fn is_allowed(&self, bytes: u64) -> bool {
+        self.allowed_bytes.is_none_or(|allowed| self.reserved_bytes.saturating_add(bytes) <= allowed)
+    }
+
+    fn finish_pending(&mut self) {
+        if self.policy.direct {
+            self.give_back(self.bytes(State::Pending), false);
+        }
+        let segments = self.arenas.iter_mut().flat_map(|arena| arena.segments.iter_mut());
+        segments.for_each(SegmentCopy::finish_pending);
+    }
+
+    /// What `empty_cache` does.
+    fn release(&mut self) {
+        self.finish_pending();
+        self.release_free();
+    }
+
+    /// The same, but for what waits.
+    fn release_free(&mut self) {
+        for index in 0..self.arenas.len() {
+            let arena = &mut self.arenas[index];
+            if arena.releasable {
+                let bytes = arena.segments.iter_mut().map(SegmentCopy::release).sum();
+                let foreign = arena.foreign;
+                self.give_back(bytes, foreign);
+            }
+        }
+        // What serves one pool alone may be mapped there still.
+        let spare_bytes =
+            self.spare.extract_if(.., |spare| spare.pool.is_none()).map(|spare| spare.bytes).sum();
+        self.give_back(spare_bytes, false);
+    }
+
+    fn give_back(&mut self, bytes: u64, foreign: bool) {
+        self.reserved_bytes = self.reserved_bytes.saturating_sub(bytes);
+        self.device.free_bytes += if foreign { 0 } else { bytes };
+    }
+
+    fn bytes(&self, state: State) -> u64 {
+        let segments = self.arenas.iter().flat_map(|arena| &arena.segments);
+        let blocks = segments.flat_map(|segment| &segment.blocks);
+        blocks.filter(|block| block.state == state).map(|block| block.size_bytes).sum()
+    }
+
+    /// The same situation after a change.
+    fn with(&self, change: impl FnOnce(&mut Self)) -> Self {
+        let mut changed = self.clone();
+        change(&mut changed);
+        changed
+    }
+}
+
+/// The smallest of the numbers from `low` to `high` for which `holds`, if it does for `high`; it does for all behind the first.
+fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    let (mut low, mut high) = (low, high);
+    if low > high || !holds(high) {
+        return None;
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(high)
+}
+
+/// The changes.
+impl Situation {
+    /// The first change with which the request fits.
+    pub(crate) fn advice(&self) -> Option<Advice> {
+        if self.size_bytes > MAX_REQUEST_BYTES {
+            return Some(Advice::Divide);
+        }
+        if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.foreign {
+            return Some(Advice::Divide);
+        }
+        if self.fits() {
+            // The allocator has asked again by itself, and it did not: something is short that is not known here.
+            return None;
+        }
+        let tries: [fn(&Self) -> Option<Advice>; 12] = [
+            Self::wait_for_uses,
+            Self::empty_cache,
+            Self::end_capture,
+            Self::release_pool,
+            Self::reuse_across_streams,
+            Self::raise_max_split_size,
+            Self::last_resort,
+            Self::expandable_segments,
+            Self::small_pages,
+            Self::raise_memory_fraction,
+            Self::free_outside,
+            Self::ask_for_less,
+        ];
+        tries.iter().find_map(|attempt| attempt(self)).or_else(|| self.free_live())
+    }
+
+    fn wait_for_uses(&self) -> Option<Advice> {
+        let bytes = self.bytes(State::Pending);
+        let waited = || self.with(Self::finish_pending);
+        (!self.capturing && bytes > 0 && waited().fits()).then_some(Advice::WaitForUses { bytes })
+    }
+
+    fn empty_cache(&self) -> Option<Advice> {
+        // What a capture holds back stays where it is.
+        let release = if self.capturing { Self::release_free } else { Self::release };
+        let helps = self.capturing || self.rejected;
+        (helps && self.with(release).fits()).then_some(Advice::EmptyCache)
+    }
+
+    fn end_capture(&self) -> Option<Advice> {
+        let ended = || self.with(|now| now.capturing = false);
+        let bytes = self.bytes(State::Pending);
+        (self.capturing && ended().fits()).then_some(Advice::EndCapture { bytes })
+    }
+
+    /// The pool with the least that is enough.
+    fn release_pool(&self) -> Option<Advice> {
+        let mut kept: Vec<(u64, PoolId)> = Vec::new();
+        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.home.owner) {
+            let bytes: u64 = arena.segments.iter().flat_map(SegmentCopy::free_blocks).sum();
+            let Some(pool) = arena.owner.pool().filter(|_| bytes > 0) else { continue };
+            match kept.iter_mut().find(|(_, known)| *known == pool) {
+                Some((sum, _)) => *sum += bytes,
+                None => kept.push((bytes, pool)),
+            }
+        }
+        kept.sort_unstable();
+        kept.into_iter().find_map(|(bytes, pool)| {
+            let released = self.with(|now| {
+                let of_pool = |arena: &&mut ArenaCopy| arena.owner == Owner::Private(pool);
+                now.arenas.iter_mut().filter(of_pool).for_each(|arena| arena.releasable = true);
+            });
+            released.fits().then_some(Advice::ReleasePool { pool, bytes })
+        })
+    }
+
+    fn reuse_across_streams(&self) -> Option<Advice> {
+        let off = self.policy.cross_stream_reuse != CrossStreamReuse::Ordered && !self.policy.direct;
+        let reused = || self.with(|now| now.policy.cross_stream_reuse = CrossStreamReuse::Ordered);
+        (off && reused().fits()).then_some(Advice::ReuseAcrossStreams)
+    }
+
+    fn last_resort(&self) -> Option<Advice> {
+        let off = !self.policy.last_resort && !self.policy.direct;
+        (off && self.with(|now| now.policy.last_resort = true).fits()).then_some(Advice::LastResort)
+    }
+
+    fn raise_max_split_size(&self) -> Option<Advice> {
+        let now_mebibytes = Some(self.policy.max_split_bytes).filter(|bytes| *bytes < u64::MAX)? / MIB;
+        let raised = |mebibytes: u64| {
+            self.with(|now| now.policy.max_split_bytes = mebibytes.saturating_mul(MIB)).fits()
+        };
+        let mebibytes = least(now_mebibytes + 1, MAX_REQUEST_BYTES / MIB, raised)?;
+        Some(Advice::RaiseMaxSplitSize { mebibytes })
+    }
+
+    fn expandable_segments(&self) -> Option<Advice> {
+        if self.policy.expandable || self.policy.direct || self.foreign || !self.has_virtual_memory {
+            return None;
+        }
+        let expanded = self.with(|now| {
+            now.policy.expandable = true;
+            let page_bytes = now.policy.page_bytes;
+            for arena in now.arenas.iter_mut().filter(|arena| !arena.foreign) {
+                let plain = arena.segments.iter_mut().filter(|segment| segment.page_bytes.is_none());
+                plain.for_each(|segment| segment.page_bytes = Some(page_bytes[segment.class as usize]));
+            }
+        });
+        expanded.fits().then_some(Advice::ExpandableSegments)
+    }
+
+    fn small_pages(&self) -> Option<Advice> {
+        let [small_bytes, large_bytes] = self.policy.page_bytes;
+        if !self.policy.stitching || self.foreign || large_bytes <= small_bytes {
+            return None;
+        }
+        let smaller = self.with(|now| {
+            now.policy.page_bytes = [small_bytes; 2];
+            let segments = now.arenas.iter_mut().flat_map(|arena| arena.segments.iter_mut());
+            segments.filter_map(|segment| segment.page_bytes.as_mut()).for_each(|bytes| *bytes = small_bytes);
+        });
+        smaller.fits().then_some(Advice::SmallPages)
+    }
+
+    fn raise_memory_fraction(&self) -> Option<Advice> {
+        let allowed = self.allowed_bytes?;
+        let total = self.device.total_bytes;
+        let of = |percent: u64| (percent < 100).then(|| total / 100 * percent);
+        let now_percent =
+            (0..100).find(|percent| of(*percent).is_some_and(|bytes| bytes > allowed)).unwrap_or(100);
+        let raised = |percent| self.with(|now| now.allowed_bytes = of(percent)).fits();
+        let percent = least(now_percent, 100, raised)?;
+        Some(Advice::RaiseMemoryFraction { percent: u32::try_from(percent).unwrap_or(100) })
+    }
+
+    fn free_outside(&self) -> Option<Advice> {
+        let MemoryInfo { free_bytes, total_bytes } = self.device;
+        let outside_bytes = total_bytes.saturating_sub(free_bytes).saturating_sub(self.reserved_bytes);
+        let freed = |mebibytes: u64| self.with(|now| now.device.free_bytes += mebibytes * MIB).fits();
+        let bytes = least(1, outside_bytes / MIB, freed)? * MIB;
+        Some(Advice::FreeOutside { bytes })
+    }
+
+    fn ask_for_less(&self) -> Option<Advice> {
+        let units = self.size_bytes / MIN_BLOCK_BYTES;
+        let fits = |less: u64| {
+            let smaller = self.with(|now| {
+                now.size_bytes = (units - less) * MIN_BLOCK_BYTES;
+                now.class = crate::policy::size_class(now.size_bytes);
+            });
+            smaller.fits()
+        };
+        let size_bytes = (units - least(1, units.checked_sub(1)?, fits)?) * MIN_BLOCK_BYTES;
+        Some(Advice::AskForLess { bytes: self.requested_bytes.saturating_sub(size_bytes).max(1) })
+    }
+
+    fn free_live(&self) -> Option<Advice> {
+        let freed = |mebibytes: u64| self.with(|now| now.give_back(mebibytes * MIB, false)).fits();
+        let bytes = least(1, self.bytes(State::Live).div_ceil(MIB), freed)? * MIB;
+        Some(Advice::FreeLive { bytes })
+    }
+}

@@ -1,0 +1,3 @@
+//! What would have helped where memory ran out.
+
+pub(crate) mod advice;

@@ -1,0 +1,136 @@
+//! Memory at two addresses, in pools whose addresses somebody relies on.
+//!
+//! A replay runs at the addresses of its capture. So in a pool of graphs no address may lose its page, and free pages that lie
+//! about in pieces could not be [stitched](crate::device::expandable). Where the pool allows it ([`PoolOptions::may_alias`]), they are all the
+//! same: a page is mapped where it is needed, and the old range is an *alias*, a hole that stays mapped for as long as the pool
+//! is held.
+//!
+//! ```text
+//! capture   [ a ][free A][ b ][free B][ unmapped  ]      a request for two pages
+//! then      [ a ][alias ][ b ][alias ][ c:  A  B  ]      a replay writes A and B through both addresses, in one order
+//! ```
+//!
+//! The work of a graph that goes through the old address, and the work that goes through the new one, are on one stream in one
+//! order, like two lives of a block at one address. (On a card, what a kernel writes through one address is seen through another
+//! by the kernels behind it, on a stream and in a graph: cases of the driver's conformance suite.)
+//!
+//! While a program captures, it also frees memory of the shared pool that nobody can make use of: gradients of the steps before,
+//! say. Such pages move to the pool for good, after the host has waited for the stream that had them. A capture is no place
+//! where that costs.
+//!
+//! Who compares addresses to see whether two graphs touch the same memory has to know the [aliases](DeviceAllocator::aliases).
+//!
+//! Invariants:
+//!
+//! - An alias is a taken block that nobody has, and is no part of any snapshot, checkpoint or sum.
+//! - Its pages belong to the pool, or are [spare](crate::device::spare) pages that serve this pool alone.
+//! - An arena whose aliases are as large as what its pool has reserved makes pages as long as there is room for any: a pool
+//!   of a program that captures nothing, and runs for long, would gather ever more of them.
+//! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it; or
+//!   when a pool that nobody held is held again.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+#[cfg(doc)]
+use crate::PoolOptions;
+use crate::device::allocator::DeviceAllocator;
+use crate::device::arena::{Arena, ArenaState};
+use crate::device::blocks::{BlockId, Span};
+use crate::device::expandable::{Hole, PageTable};
+use crate::device::pools::{Owner, PoolId};
+use crate::error::AllocationError;
+use crate::upstream::{PageId, VirtualMemory};
+
+/// An address of a pool whose memory is at another one by now: what is written through the one is read through the other
+/// ([`PoolOptions::may_alias`]).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Alias {
+    /// Where the memory was.
+    pub address: u64,
+    /// How much.
+    pub size_bytes: u64,
+    /// Where it is now.
+    pub now_at: u64,
+}
+
+impl DeviceAllocator {
+    /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
+    pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
+        // Pages move under this lock only.
+        let _cold = self.cold();
+        let arenas = self.common().arenas_of(Owner::Private(pool));
+        let places = |arena: &Arc<Arena>| {
+            arena.lock().pages.values().flat_map(PageTable::places).collect::<Vec<(PageId, u64)>>()
+        };
+        let now_at: FxHashMap<PageId, u64> = arenas.iter().flat_map(places).collect();
+        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases(&now_at)).collect();
+        aliases.sort_unstable();
+        aliases
+    }
+
+    /// Unmaps the aliases of a pool, whose addresses nobody relies on and which no work touches. What the upstream refuses stays
+    /// an alias.
+    pub(crate) fn close_aliases(&self, pool: PoolId) {
+        let Some(memory) = self.common().upstream.virtual_memory() else { return };
+        for arena in self.common().arenas_of(Owner::Private(pool)) {
+            let _ = arena.lock().close_aliases(memory);
+        }
+    }
+
+    /// From now on no page of a pool moves, even if it could stay mapped where it is. There may be aliases already.
+    pub fn keep_pool_in_place(&self, pool: PoolId) {
+        self.cold().pools.keep_in_place(pool);
+    }
+}
+
+impl ArenaState {
+    /// Where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages of
+    /// the pool are: one that was spare meanwhile may be on another stream.
+    fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
+        let of_hole = |(block, hole): (&BlockId, &Hole)| {
+            let Span { address, size_bytes, .. } = self.blocks.span(*block);
+            let page_bytes = size_bytes / hole.pages.len() as u64;
+            let pages = (0u64..).map(|place| address + place * page_bytes).zip(hole.pages.clone());
+            pages.map(move |(address, page)| (address, page_bytes, page)).collect::<Vec<_>>()
+        };
+        let holes = self.holes.iter().filter(|(_, hole)| hole.is_alias).flat_map(of_hole);
+        // A page that was given up meanwhile is nowhere.
+        let alias =
+            |(address, size_bytes, page)| Some(Alias { address, size_bytes, now_at: *now_at.get(&page)? });
+        holes.filter_map(alias).collect()
+    }
+
+    /// Whether any address has lost its page without being unmapped, for as long as the pool is held.
+    pub(crate) fn has_aliases(&self) -> bool {
+        self.holes.values().any(|hole| hole.is_alias)
+    }
+
+    /// How large the ranges are that did.
+    pub(crate) fn alias_bytes(&self) -> u64 {
+        let aliases = self.holes.iter().filter(|(_, hole)| hole.is_alias);
+        aliases.map(|(block, _)| self.blocks.span(*block).size_bytes).sum()
+    }
+
+    /// Unmaps the aliases: nobody relies on the pool's addresses any more, and nothing in flight touches what is free.
+    ///
+    /// # Errors
+    /// The upstream's; the rest are still aliases.
+    pub(crate) fn close_aliases(&mut self, memory: &dyn VirtualMemory) -> Result<(), AllocationError> {
+        let mut aliases: Vec<Span> = self
+            .holes
+            .iter()
+            .filter(|(_, hole)| hole.is_alias)
+            .map(|(block, _)| self.blocks.span(*block))
+            .collect();
+        aliases.sort_unstable_by_key(|span| span.address);
+        for Span { block, address, size_bytes } in aliases {
+            memory.unmap(address, size_bytes).map_err(|error| AllocationError::upstream("unmap", error))?;
+            self.holes.remove(&block);
+            let merged = self.blocks.release_unmapped(block);
+            self.note_unmapped(merged);
+        }
+        Ok(())
+    }
+}

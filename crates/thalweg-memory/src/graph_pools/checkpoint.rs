@@ -1,0 +1,388 @@
+//! Private pools, put back to what they were.
+//!
+//! Several graphs may be captured into one pool, and replayed in more than one order. What a replay leaves in the pool is
+//! what was live at the end of its capture, whatever has happened to the pool since. So the pool is *checkpointed* after
+//! the capture ([`checkpoint_pool`](DeviceAllocator::checkpoint_pool)), and *restored* before whatever relies on that state
+//! ([`restore_pool`](DeviceAllocator::restore_pool)): the blocks that are live now lose their memory, and those that
+//! were live then have it again, at the same addresses, with the same free memory between them.
+//!
+//! ```text
+//! segment at the checkpoint   [ live a ][  free  ][ live b ][     free     ]
+//! before restore              [     live c     ][ live d  ][ live e ][free]
+//! after                       [ live a'][  free  ][ live b'][     free     ]    c, d, e and the old a, b are revoked
+//! ```
+//!
+//! # Blocks whose memory was taken back
+//!
+//! Every live block of the pool is *revoked*, even if it is live in the checkpoint too: new [`Block`]s are handed out for
+//! those. A revoked block ([`Block::is_revoked`]) keeps its address as a number, and nothing else: dropping it frees
+//! nothing, and what is told of its uses is forgotten. Whoever restores a pool answers for it that nobody touches memory
+//! through a revoked block except as the checkpointed state allows (a tensor that stands for an output of the graph may go on
+//! standing for it), and that work which uses the pool's memory on *other* streams than its own is ordered before what
+//! comes: uses that were noted on a revoked block are forgotten, not waited for. Frees that were waiting for uses are
+//! waited for.
+//!
+//! In the books the name of a revoked block lives on without a place, until its holder lets go of it: so a drop, early or
+//! late, is told apart from the drop of the block that stands there now, and the usual drop pays one look at an empty set.
+//!
+//! # What may have changed
+//!
+//! The pool may have taken more segments since, and segments that grow may have grown: what is new is free after the
+//! restoration. What the checkpoint has must still be there. If not, nothing is changed.
+//!
+//! The lock of the slow path is held throughout, so that no segment comes or goes meanwhile. Blocks that other threads
+//! allocate from the pool or free to it at that time are before or after it.
+
+use std::fmt;
+use std::sync::{Arc, MutexGuard};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_snapshot::Action;
+
+use thalweg_lock::BiasedMutexGuard;
+
+use crate::device::allocator::{Block, Cold, DeviceAllocator};
+use crate::device::arena::{Arena, ArenaState, Request, Tag};
+use crate::device::blocks::{BlockId, BlockUse, SegmentView, Span};
+use crate::device::pending::Uses;
+use crate::device::pools::{Owner, PoolId};
+use crate::error::{AllocationError, Kind};
+use crate::upstream::StreamId;
+
+/// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolCheckpoint {
+    pool: PoolId,
+    arenas: Vec<SavedArena>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SavedArena {
+    stream: StreamId,
+    /// By address.
+    segments: Vec<SavedSegment>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SavedSegment {
+    address: u64,
+    size_bytes: u64,
+    tag: Tag,
+    /// The parts with memory, in address order. What is between the live ones is free.
+    mapped: Vec<(u64, u64)>,
+    /// The blocks that somebody had: address, size and what was asked for.
+    live: Vec<(u64, u64, u64)>,
+}
+
+impl PoolCheckpoint {
+    /// The pool.
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// Where the blocks begin that were live, in ascending order.
+    pub fn live_addresses(&self) -> Vec<u64> {
+        let segments = self.arenas.iter().flat_map(|arena| &arena.segments);
+        let mut live: Vec<u64> =
+            segments.flat_map(|segment| segment.live.iter().map(|(address, ..)| *address)).collect();
+        live.sort_unstable();
+        live
+    }
+}
+
+/// What [`DeviceAllocator::restore_pool`] did.
+#[derive(Debug)]
+#[must_use = "the blocks in it are freed when it is dropped"]
+pub struct Restored {
+    /// Where the blocks began that were live before, in ascending order. They are revoked.
+    pub freed: Vec<u64>,
+    /// The blocks that are live in the checkpoint, in ascending order of their addresses.
+    pub allocated: Vec<Block>,
+}
+
+/// How the live blocks of a pool differ from what was expected. Addresses are in ascending order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LiveDifference {
+    /// The pool.
+    pub pool: PoolId,
+    /// Where blocks were expected and no live one begins.
+    pub missing: Vec<u64>,
+    /// Where live blocks begin that were not expected.
+    pub unexpected: Vec<u64>,
+}
+
+impl fmt::Display for LiveDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, missing, unexpected } = self;
+        write!(f, "the live blocks of {pool:?} are not those expected: ")?;
+        write!(f, "not live, but expected: {missing:#x?}; live, but not expected: {unexpected:#x?}")
+    }
+}
+
+impl std::error::Error for LiveDifference {}
+
+impl DeviceAllocator {
+    /// What a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
+    /// free in the checkpoint.
+    ///
+    /// # Errors
+    /// If the pool has no reference left, since its memory may then go away at any time; if there is something to wait for and a
+    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
+    /// upstream's, when it is waited for.
+    pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
+        let mut cold = self.cold();
+        let mut arenas = Vec::new();
+        for arena in self.arenas_of(&cold, pool)? {
+            let state = settled(&arena, "checkpoint_pool")?;
+            arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
+        }
+        // What is mapped now may be asked for again.
+        cold.pools.keep_in_place(pool);
+        Ok(PoolCheckpoint { pool, arenas })
+    }
+
+    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
+    /// [`checkpoint_pool`](Self::checkpoint_pool) does.
+    ///
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`]), also those that it lent to others (`use_on_oom`),
+    /// and raw ones: their drop frees nothing from then on. New blocks are handed out for those that are live in the
+    /// checkpoint. Memory that the pool took since stays with it, and is free.
+    ///
+    /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
+    /// it, and that work on other streams which was given such memory is ordered before what comes: uses that were told of
+    /// on a revoked block are forgotten, not waited for.
+    ///
+    /// # Errors
+    /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
+    /// [`checkpoint_pool`](Self::checkpoint_pool). Nothing has changed then.
+    pub fn restore_pool(
+        &self,
+        pool: PoolId,
+        checkpoint: &PoolCheckpoint,
+    ) -> Result<Restored, AllocationError> {
+        let cold = self.cold();
+        let arenas = self.arenas_of(&cold, pool)?;
+        let refused = |problem: String| AllocationError::from(Kind::Checkpoint { pool, problem });
+        if checkpoint.pool != pool {
+            return Err(refused(format!("the checkpoint is of {:?}", checkpoint.pool)));
+        }
+        let streams: FxHashMap<StreamId, &Vec<SavedSegment>> =
+            checkpoint.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
+        for arena in &arenas {
+            // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
+            let state = settled(arena, "restore_pool")?;
+            if let Some(segments) = streams.get(&arena.home.stream) {
+                state.check(segments).map_err(refused)?;
+            }
+        }
+        for (stream, segments) in &streams {
+            let is_here = arenas.iter().any(|arena| arena.home.stream == *stream);
+            if !is_here && !segments.is_empty() {
+                return Err(refused(format!("it has no memory of {stream:?} any more")));
+            }
+        }
+        let mut restored = Restored { freed: Vec::new(), allocated: Vec::new() };
+        for arena in &arenas {
+            let mut state = arena.lock();
+            state.revoke_live(arena, &mut restored.freed);
+            let live = streams.get(&arena.home.stream).into_iter().flat_map(|segments| segments.iter());
+            for (segment, &(address, size_bytes, requested_bytes)) in
+                live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
+            {
+                let class = segment.tag.class;
+                let request =
+                    Request { requested_bytes, size_bytes, class, stack: None, exact_address: false };
+                let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
+                let stream = arena.home.stream;
+                restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
+            }
+        }
+        drop(cold);
+        self.common().raw.remove_all(Block::is_revoked);
+        restored.freed.sort_unstable();
+        restored.allocated.sort_by_key(Block::address);
+        Ok(restored)
+    }
+
+    /// Whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
+    ///
+    /// # Errors
+    /// How they differ.
+    pub fn check_pool_live_allocations(&self, pool: PoolId, expected: &[u64]) -> Result<(), LiveDifference> {
+        let mut live = FxHashSet::default();
+        for arena in self.common().arenas_of(Owner::Private(pool)) {
+            let state = arena.lock();
+            live.extend(state.live_blocks().map(|block| state.blocks.span(block).address));
+        }
+        let expected: FxHashSet<u64> = expected.iter().copied().collect();
+        let sorted = |one: &FxHashSet<u64>, other: &FxHashSet<u64>| {
+            let mut only: Vec<u64> = one.difference(other).copied().collect();
+            only.sort_unstable();
+            only
+        };
+        let (missing, unexpected) = (sorted(&expected, &live), sorted(&live, &expected));
+        if missing.is_empty() && unexpected.is_empty() {
+            return Ok(());
+        }
+        Err(LiveDifference { pool, missing, unexpected })
+    }
+
+    /// The arenas of a private pool that can be checkpointed now.
+    fn arenas_of(
+        &self,
+        cold: &MutexGuard<'_, Cold>,
+        pool: PoolId,
+    ) -> Result<Vec<Arc<Arena>>, AllocationError> {
+        if cold.pools.references(pool) == 0 {
+            return Err(Kind::UnknownPool(pool).into());
+        }
+        if !self.settings().is_cached_here() {
+            let problem = "the settings leave caching to the driver, or turn it off".to_owned();
+            return Err(Kind::Checkpoint { pool, problem }.into());
+        }
+        Ok(self.common().arenas_of(Owner::Private(pool)))
+    }
+}
+
+impl Block {
+    /// Whether the memory was taken back, because its pool was put back to a checkpoint
+    /// ([`DeviceAllocator::restore_pool`]). Dropping the block then frees nothing.
+    pub fn is_revoked(&self) -> bool {
+        let (arena, block) = self.place();
+        block.is_some_and(|block| arena.lock().is_revoked(block))
+    }
+
+    /// The segment that it lies in; `None` for a null block, and for one that is revoked.
+    pub(crate) fn segment(&self) -> Option<SegmentView<Tag>> {
+        let (arena, block) = self.place();
+        let state = arena.lock();
+        block.filter(|block| !state.is_revoked(*block)).map(|block| state.blocks.segment_of(block))
+    }
+}
+
+/// An arena's state in which no free waits for anything. *Blocks*.
+fn settled<'a>(
+    arena: &'a Arc<Arena>,
+    call: &'static str,
+) -> Result<BiasedMutexGuard<'a, ArenaState>, AllocationError> {
+    let mut state = arena.lock();
+    let around = arena.common.surroundings();
+    if around.capturing {
+        // Nothing can be waited for. Where nothing waits, nothing has to be.
+        let waits = state.order.pending().next().is_some();
+        return if waits { Err(Kind::Capturing { call }.into()) } else { Ok(state) };
+    }
+    let waited = planted!(RestoredWhileBusy, state.order.synchronize(&around), Ok(()));
+    state.collect_ready(arena);
+    waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;
+    Ok(state)
+}
+
+impl ArenaState {
+    /// Whether this is a name without a place.
+    #[inline]
+    pub(crate) fn is_revoked(&self, block: BlockId) -> bool {
+        !self.revoked.is_empty() && self.revoked.contains(&block)
+    }
+
+    /// The holder of a revoked block has let go of it.
+    #[cold]
+    pub(crate) fn forget_revoked(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
+        let was_revoked = self.revoked.remove(&block);
+        assert!(was_revoked, "only a name without a place is forgotten");
+        self.blocks.forget(block);
+        let events = uses.into_iter().filter_map(|one| one.event);
+        events.for_each(|recorded| arena.common.upstream.release_event(recorded.event));
+    }
+
+    /// All blocks that are neither free nor unmapped, nor holes: live ones, and those that wait.
+    fn taken_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let all = self.blocks.segments().flat_map(|segment| self.blocks.blocks_of(segment));
+        all.filter(|block| {
+            matches!(self.blocks.usage(*block), BlockUse::Taken { .. }) && !self.holes.contains_key(block)
+        })
+    }
+
+    /// The blocks that are in callers' hands.
+    pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        self.taken_blocks().filter(move |block| !pending.contains(block))
+    }
+
+    /// Takes all memory back from whoever has it, or waits to give it back. The addresses of what was live go to `freed`.
+    fn revoke_live(&mut self, arena: &Arena, freed: &mut Vec<u64>) {
+        let live: FxHashSet<BlockId> = self.live_blocks().collect();
+        let taken: Vec<BlockId> = self.taken_blocks().collect();
+        for block in taken {
+            let heir = self.blocks.rename(block);
+            self.log.rename(block, heir);
+            self.revoked.insert(block);
+            if live.contains(&block) {
+                self.tell_vigils(block);
+                freed.push(self.blocks.span(heir).address);
+                self.free(arena, heir, Uses::new(), None);
+            } else {
+                if arena.common.watch.is_on() {
+                    self.tell_freed(arena, Action::FreeCompleted, heir, None);
+                }
+                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
+                self.gauges.passed(class, size_bytes, requested_bytes);
+                self.return_to_bins(arena, heir);
+            }
+        }
+        self.empty_hand(arena);
+    }
+
+    fn saved(&self) -> Vec<SavedSegment> {
+        let mut segments: Vec<SavedSegment> = self.blocks.segments().map(|view| self.save(view)).collect();
+        segments.sort_by_key(|segment| segment.address);
+        segments
+    }
+
+    fn save(&self, view: SegmentView<Tag>) -> SavedSegment {
+        let SegmentView { address, size_bytes, tag, .. } = view;
+        let mut mapped: Vec<(u64, u64)> = Vec::new();
+        let mut live = Vec::new();
+        for block in self.blocks.blocks_of(view) {
+            let Span { address, size_bytes, .. } = self.blocks.span(block);
+            match self.blocks.usage(block) {
+                _ if self.holes.contains_key(&block) => continue,
+                BlockUse::Unmapped => continue,
+                BlockUse::Free { .. } => {}
+                BlockUse::Taken { requested_bytes } => live.push((address, size_bytes, requested_bytes)),
+            }
+            match mapped.last_mut() {
+                Some((start, bytes)) if *start + *bytes == address => *bytes += size_bytes,
+                _ => mapped.push((address, size_bytes)),
+            }
+        }
+        SavedSegment { address, size_bytes, tag, mapped, live }
+    }
+
+    /// Whether all the memory that `segments` had is here; if not, why not.
+    fn check(&self, segments: &[SavedSegment]) -> Result<(), String> {
+        let here: FxHashMap<u64, SegmentView<Tag>> =
+            self.blocks.segments().map(|view| (view.address, view)).collect();
+        for saved in segments {
+            let SavedSegment { address, size_bytes, .. } = *saved;
+            let Some(view) = here.get(&address) else {
+                return Err(format!("its segment at {address:#x} ({size_bytes} bytes) was given back since"));
+            };
+            if (view.size_bytes, view.tag) != (size_bytes, saved.tag) {
+                let (is, was) = ((view.size_bytes, view.tag), (size_bytes, saved.tag));
+                return Err(format!("another segment is at {address:#x}: {is:?} instead of {was:?}"));
+            }
+            let now = self.save(*view).mapped;
+            let is_mapped = |(from, bytes): &(u64, u64)| {
+                now.iter().any(|(start, all)| start <= from && from + bytes <= start + all)
+            };
+            if let Some((from, bytes)) = saved.mapped.iter().find(|range| !is_mapped(range)) {
+                let range = format!("{bytes} bytes from {from:#x} on");
+                return Err(format!(
+                    "of its segment at {address:#x}, some of the {range} was given back since"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! What pools of captured graphs need beside allocation: their addresses stay put while a graph may run.
+
+pub(crate) mod aliases;
+pub(crate) mod checkpoint;
+pub(crate) mod vigil;

@@ -1,0 +1,179 @@
+//! Memory of other processes, opened in this one.
+//!
+//! [`DeviceAllocator::open_shared`] opens what another process exported ([`sharing`](super::sharing)). Many tensors may lie in
+//! one exported piece, so a piece is opened once, however often it is asked for, and closed when its last owner goes. What
+//! is opened is not the allocator's: it is never cached, never handed out, and in no statistic.
+//!
+//! The memory belongs to the other process, which knows nothing of the streams here. So closing waits for them: the streams
+//! that used the memory are noted ([`SharedMemory::record_stream`]), and the last owner's drop *blocks* until they are
+//! through with it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustc_hash::FxHashMap;
+
+use super::sharing::MemoryHandle;
+use crate::device::allocator::DeviceAllocator;
+use crate::device::common::Common;
+use crate::error::{AllocationError, Kind};
+use crate::upstream::{PageHandle, PageId, Sharing, StreamId, VirtualMemory};
+
+/// What is open, by what it was opened from.
+pub(crate) type Imports = Mutex<FxHashMap<MemoryHandle, Weak<SharedMemory>>>;
+
+/// Memory of another process. Dropping it closes it, and *blocks* until the streams that used it are through with that. If
+/// they cannot be waited for, or a capture is under way, it stays open for as long as the process lives.
+pub struct SharedMemory {
+    common: Arc<Common>,
+    address: u64,
+    /// `None` for an allocation.
+    mapping: Option<Mapping>,
+    users: Mutex<BTreeSet<StreamId>>,
+}
+
+/// Pages in a range of addresses of their own.
+struct Mapping {
+    bytes: u64,
+    pages: Vec<PageId>,
+    is_mapped: bool,
+}
+
+impl DeviceAllocator {
+    /// Opens what another process exported, or finds it open already. May block.
+    ///
+    /// # Errors
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the upstream shares no memory, or has no pages of
+    /// that size; or the upstream's, after which nothing is open that was not before.
+    pub fn open_shared(&self, handle: &MemoryHandle) -> Result<Arc<SharedMemory>, AllocationError> {
+        let sharing = self.common().upstream.sharing();
+        let sharing = sharing.ok_or(Kind::Sharing("the upstream shares no memory"))?;
+        // The lock is held meanwhile, so that nothing is opened twice at a time.
+        let mut imports = self.common().imports.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = imports.get(handle).and_then(Weak::upgrade) {
+            return Ok(open);
+        }
+        imports.retain(|_, memory| memory.strong_count() > 0);
+        let memory = Arc::new(match handle {
+            MemoryHandle::Allocation(bytes) => {
+                let address = sharing
+                    .import_allocation(bytes)
+                    .map_err(|error| AllocationError::upstream("import_allocation", error))?;
+                SharedMemory::new(self.common(), address)
+            }
+            MemoryHandle::Pages { process, page_bytes, handles, .. } => {
+                self.open_pages(sharing, *process, *page_bytes, handles)?
+            }
+        });
+        imports.insert(handle.clone(), Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// Lets go of opened memory. If the caller was the last to have it, he is given it back, to keep it until work that may read it
+    /// is through: from then on it is not found open any more, since its handle may stand for other memory as soon as the other
+    /// process hears of this.
+    pub fn retire_shared(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
+        // With the lock held nobody finds it, and of two that let go at once the second sees that he is the last.
+        let mut imports = self.common().imports.lock().unwrap_or_else(PoisonError::into_inner);
+        if Arc::strong_count(&memory) > 1 {
+            return None;
+        }
+        imports.retain(|_, open| !std::ptr::eq(open.as_ptr(), Arc::as_ptr(&memory)));
+        Some(memory)
+    }
+
+    fn open_pages(
+        &self,
+        sharing: &dyn Sharing,
+        process: u32,
+        page_bytes: u64,
+        handles: &[PageHandle],
+    ) -> Result<SharedMemory, AllocationError> {
+        let has_such_pages = |memory: &&dyn VirtualMemory| {
+            page_bytes > 0 && page_bytes.is_multiple_of(memory.granularity_bytes())
+        };
+        let memory = self.common().upstream.virtual_memory().filter(has_such_pages);
+        let memory = memory.ok_or(Kind::Sharing("the device has no pages of that size"))?;
+        let bytes = page_bytes.checked_mul(handles.len() as u64).filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or(Kind::Sharing("there are no pages, or more than there are addresses"))?;
+        let address = memory
+            .reserve_addresses(bytes)
+            .map_err(|error| AllocationError::upstream("reserve_addresses", error))?;
+        let mut shared = SharedMemory::new(self.common(), address);
+        // From here on, a drop gives back what there is.
+        let mapping = shared.mapping.insert(Mapping { bytes, pages: Vec::new(), is_mapped: false });
+        for handle in handles {
+            let page = sharing
+                .import_page(process, page_bytes, handle)
+                .map_err(|error| AllocationError::upstream("import_page", error))?;
+            mapping.pages.push(page);
+        }
+        memory
+            .map(address, page_bytes, &mapping.pages)
+            .map_err(|error| AllocationError::upstream("map", error))?;
+        mapping.is_mapped = true;
+        Ok(shared)
+    }
+}
+
+impl SharedMemory {
+    fn new(common: &Arc<Common>, address: u64) -> Self {
+        Self { common: Arc::clone(common), address, mapping: None, users: Mutex::default() }
+    }
+
+    /// Where it begins in this process. A block lies behind that by its
+    /// [`offset_bytes`](crate::SharedBlock::offset_bytes).
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Says that `stream` uses the memory: it stays open until that is over.
+    pub fn record_stream(&self, stream: StreamId) {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner).insert(stream);
+    }
+
+    /// *Blocks* until the streams that used the memory are through with it; whether they could be waited for.
+    fn wait(&mut self) -> bool {
+        let users = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.common.hold_gate();
+        let events = &self.common.upstream;
+        let wait = |stream: &StreamId| {
+            let Ok(event) = events.record_event(*stream) else { return false };
+            let waited = events.synchronize_event(event).is_ok();
+            events.release_event(event);
+            waited
+        };
+        users.is_empty() || (!self.common.is_capturing() && users.iter().all(wait))
+    }
+
+    /// Gives the memory back. What is refused now cannot be offered again, and there is nobody to tell.
+    fn close(&self) {
+        let (upstream, address) = (&self.common.upstream, self.address);
+        let Some(Mapping { bytes, pages, is_mapped }) = &self.mapping else {
+            let sharing = upstream.sharing().expect("it was opened by this");
+            return drop(sharing.close_allocation(address));
+        };
+        let memory = upstream.virtual_memory().expect("it was opened with this");
+        if *is_mapped && memory.unmap(address, *bytes).is_err() {
+            return;
+        }
+        pages.iter().for_each(|page| drop(memory.destroy_page(*page)));
+        drop(memory.free_addresses(address, *bytes));
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if self.wait() {
+            self.close();
+        }
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = format_args!("{:#x}", self.address);
+        f.debug_struct("SharedMemory").field("address", &address).finish_non_exhaustive()
+    }
+}

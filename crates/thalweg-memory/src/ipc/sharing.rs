@@ -1,0 +1,310 @@
+//! Memory that another process is to have as well.
+//!
+//! A process *exports* a block as bytes, sends them by whatever means, and another process opens them. Three things are kept
+//! apart here: what of the memory is shared ([`SharedExtent`]), what stands for it outside of this process
+//! ([`MemoryHandle`]), and who asks the driver ([`Sharing`](crate::upstream::Sharing)).
+//!
+//! | [`SharingKind`] | what is shared | how it is opened |
+//! |---|---|---|
+//! | `Plain` | the whole segment that the block lies in: a driver exports what it allocated, by its first address | in one call |
+//! | `Pages` | the pages that the block lies in, and no others | a page at a time, then mapped side by side |
+//!
+//! Either way others of the process's blocks may lie there too: whoever opens it is trusted with them. Plain memory is the
+//! better one to share: it is one handle however large it is, where pages take one each, and file descriptors are scarce. A
+//! program that means to share a tensor allocates it from a pool of plain memory, or with `expandable_segments` off, and
+//! can see what it got by [`Block::sharing_kind`].
+//!
+//! PyTorch exports *all* pages of an expandable segment up to the end of what is mapped. Here pages move when they are
+//! free, so that a process which opened more than the block could be left with a page that is somebody else's by now.
+//! The pages of a live block stay. So a block must stay alive while somebody has it open; that is between the processes.
+//!
+//! # The bytes
+//!
+//! They are PyTorch's (version 3): first the version, then `c` or `e`.
+//!
+//! ```text
+//! 3 'c' | 64 bytes: the driver's handle of the allocation
+//! 3 'e' | i32 process | 4 bytes | u64 page bytes | u64 pages | i32 handle type | 4 bytes |  then for each page
+//!                                                              1: a file descriptor, i32, of that process
+//!                                                              2: 64 bytes: a fabric handle
+//! ```
+//!
+//! Numbers are little-endian, and the gaps are those that C leaves. The offset of the block goes beside them. The bytes come
+//! from another process: whatever they are, reading them neither panics nor takes more memory than their own length.
+//!
+//! What is not here: opening what others exported ([`imports`](super::imports)), sending the bytes, keeping blocks alive for
+//! others, and events between processes.
+
+use std::fmt;
+
+use crate::device::allocator::Block;
+use crate::error::{AllocationError, Kind};
+use crate::upstream::{PageHandle, PageId};
+
+/// How the memory of a block can be shared.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SharingKind {
+    /// As the one allocation that its segment is.
+    Plain,
+    /// Page by page.
+    Pages,
+}
+
+/// What is shared of a block. Sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SharedExtent {
+    /// How.
+    pub kind: SharingKind,
+    /// Where the shared memory begins: the segment, or the first of the pages.
+    pub base_address: u64,
+    /// How much is shared.
+    pub extent_bytes: u64,
+    /// How far behind the beginning the block begins.
+    pub offset_bytes: u64,
+    /// How large the block is.
+    pub size_bytes: u64,
+    /// The pages in the order of their addresses, without a gap; none if the memory is plain.
+    pub pages: Vec<PageId>,
+}
+
+/// A block as another process may be given it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SharedBlock {
+    /// What to open.
+    pub memory: MemoryHandle,
+    /// How far behind the beginning of that the block begins, in bytes.
+    pub offset_bytes: u64,
+    /// How large it is, in bytes.
+    pub size_bytes: u64,
+}
+
+impl Block {
+    /// How the memory can be shared with another process; `None` if it cannot: there is none, it was taken back, or the
+    /// driver's stream-ordered allocator has it.
+    pub fn sharing_kind(&self) -> Option<SharingKind> {
+        let (arena, block) = self.place();
+        let state = arena.lock();
+        let block = block.filter(|block| !state.is_revoked(*block) && !state.policy.stream_ordered)?;
+        Some(if state.blocks.tag(block).grows { SharingKind::Pages } else { SharingKind::Plain })
+    }
+
+    /// Whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream knows how.
+    pub fn is_exportable(&self) -> bool {
+        self.place().0.common.upstream.sharing().is_some() && self.sharing_kind().is_some()
+    }
+
+    /// What is shared if the block is; `None` as [`sharing_kind`](Self::sharing_kind).
+    pub fn shared_extent(&self) -> Option<SharedExtent> {
+        let kind = self.sharing_kind()?;
+        let (arena, block) = self.place();
+        let (state, block) = (arena.lock(), block?);
+        let (base_address, extent_bytes, pages) = match kind {
+            SharingKind::Plain => {
+                let segment = state.blocks.segment_of(block);
+                (segment.address, segment.size_bytes, Vec::new())
+            }
+            SharingKind::Pages => {
+                let (address, page_bytes, pages) = state.pages_behind(block);
+                (address, pages.len() as u64 * page_bytes, pages)
+            }
+        };
+        let (offset_bytes, size_bytes) = (self.address() - base_address, self.size_bytes());
+        Some(SharedExtent { kind, base_address, extent_bytes, offset_bytes, size_bytes, pages })
+    }
+
+    /// Exports the memory. It must not be freed while another process has it open. File descriptors in the result are this
+    /// process's, and stay open as long as their pages are there.
+    ///
+    /// # Errors
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the block is not
+    /// [exportable](Self::is_exportable); or the upstream's.
+    pub fn share(&self) -> Result<SharedBlock, AllocationError> {
+        let upstream = &self.place().0.common.upstream;
+        let sharing = upstream.sharing().ok_or(Kind::Sharing("the upstream shares no memory"))?;
+        let extent = self.shared_extent().ok_or(Kind::Sharing(
+            "there is none, it was taken back, or it comes from the driver's stream-ordered allocator",
+        ))?;
+        let SharedExtent { kind, base_address, extent_bytes, offset_bytes, size_bytes, pages } = extent;
+        let memory = match kind {
+            SharingKind::Plain => {
+                let exported = sharing.export_allocation(base_address);
+                let handle =
+                    exported.map_err(|error| AllocationError::upstream("export_allocation", error))?;
+                MemoryHandle::Allocation(Box::new(handle))
+            }
+            SharingKind::Pages => {
+                let exported: Result<Vec<PageHandle>, _> =
+                    pages.iter().map(|page| sharing.export_page(*page)).collect();
+                let handles = exported.map_err(|error| AllocationError::upstream("export_page", error))?;
+                let page_bytes = extent_bytes / pages.len() as u64;
+                MemoryHandle::Pages {
+                    process: std::process::id(),
+                    serial: sharing.serial(),
+                    page_bytes,
+                    handles,
+                }
+            }
+        };
+        Ok(SharedBlock { memory, offset_bytes, size_bytes })
+    }
+}
+
+/// Memory of another process, or of this one, to be opened.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum MemoryHandle {
+    /// One allocation, as the driver exports it.
+    Allocation(Box<[u8; 64]>),
+    /// Pages that belong side by side.
+    Pages {
+        /// The process that exported them, whose file descriptors they are.
+        process: u32,
+        /// Its [`serial`](crate::Sharing::serial) when it exported them: descriptors of one number are the same only where this is.
+        /// PyTorch, which has none, leaves what it likes in its place.
+        serial: u64,
+        /// The size of each, in bytes.
+        page_bytes: u64,
+        /// One for each page, all of one kind.
+        handles: Vec<PageHandle>,
+    },
+}
+
+const VERSION: u8 = 3;
+const ALLOCATION: u8 = b'c';
+const PAGES: u8 = b'e';
+const DESCRIPTORS: i32 = 1;
+const FABRIC: i32 = 2;
+
+impl MemoryHandle {
+    /// The bytes to send.
+    ///
+    /// # Panics
+    /// If it has no pages, or pages of both kinds, or the process is none: what this crate exports does not.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Allocation(handle) => [&[VERSION, ALLOCATION][..], &handle[..]].concat(),
+            Self::Pages { process, serial, page_bytes, handles } => {
+                let handle_type = match handles.first().expect("what is shared has a page") {
+                    PageHandle::Descriptor(_) => DESCRIPTORS,
+                    PageHandle::Fabric(_) => FABRIC,
+                };
+                let process = i32::try_from(*process).expect("processes are numbered by i32");
+                let mut bytes = vec![VERSION, PAGES];
+                // What PyTorch leaves unused, between its fields, has the halves of the serial number.
+                let serial = serial.to_le_bytes();
+                bytes.extend(process.to_le_bytes());
+                bytes.extend(&serial[..4]);
+                bytes.extend(page_bytes.to_le_bytes());
+                bytes.extend((handles.len() as u64).to_le_bytes());
+                bytes.extend(handle_type.to_le_bytes());
+                bytes.extend(&serial[4..]);
+                for handle in handles {
+                    match (handle, handle_type) {
+                        (PageHandle::Descriptor(descriptor), DESCRIPTORS) => {
+                            bytes.extend(descriptor.to_le_bytes());
+                        }
+                        (PageHandle::Fabric(fabric), FABRIC) => bytes.extend(&fabric[..]),
+                        _ => panic!("all pages of a block are exported in one way"),
+                    }
+                }
+                bytes
+            }
+        }
+    }
+
+    /// What the bytes stand for.
+    ///
+    /// # Errors
+    /// If they are of another version, or cut short, or have something behind their end, or make no sense.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HandleError> {
+        let mut rest = Rest(bytes);
+        let [version, kind] = rest.array("its version and kind")?;
+        if version != VERSION {
+            return Err(HandleError(format!("it is of version {version}, and {VERSION} is understood")));
+        }
+        let handle = match kind {
+            ALLOCATION => Self::Allocation(Box::new(rest.array("the handle of an allocation")?)),
+            PAGES => rest.pages()?,
+            other => return Err(HandleError(format!("its kind is {other:#04x}, and must be 'c' or 'e'"))),
+        };
+        match rest.0.len() {
+            0 => Ok(handle),
+            more => Err(HandleError(format!("there are {more} bytes behind its end"))),
+        }
+    }
+
+    /// How much memory it stands for, in bytes, if it says so itself.
+    pub fn extent_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Allocation(_) => None,
+            Self::Pages { page_bytes, handles, .. } => Some(page_bytes * handles.len() as u64),
+        }
+    }
+}
+
+/// Why bytes are not a handle of shared memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HandleError(String);
+
+impl fmt::Display for HandleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "these bytes are no handle of shared memory: {}; export the block again", self.0)
+    }
+}
+
+impl std::error::Error for HandleError {}
+
+/// The bytes that are still to be read.
+struct Rest<'b>(&'b [u8]);
+
+impl Rest<'_> {
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], HandleError> {
+        let Some((first, rest)) = self.0.split_first_chunk::<N>() else {
+            return Err(HandleError(format!("{what} takes {N} bytes, and {} are left", self.0.len())));
+        };
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn pages(&mut self) -> Result<MemoryHandle, HandleError> {
+        let number = |bytes: &[u8; 32], at: usize| -> [u8; 8] {
+            bytes[at..at + 8].try_into().expect("a range of eight bytes")
+        };
+        let small = |bytes: [u8; 8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let header: [u8; 32] = self.array("the header")?;
+        let (process, handle_type) = (small(number(&header, 0)), small(number(&header, 24)));
+        let half =
+            |at: usize| u64::from(u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes")));
+        let serial = half(4) | half(28) << 32;
+        let page_bytes = u64::from_le_bytes(number(&header, 8));
+        let count = u64::from_le_bytes(number(&header, 16));
+        let process = u32::try_from(process).ok().filter(|process| *process > 0);
+        let process =
+            process.ok_or_else(|| HandleError("its process is not a positive number".to_owned()))?;
+        let each: u64 = match handle_type {
+            DESCRIPTORS => 4,
+            FABRIC => 64,
+            other => return Err(HandleError(format!("its handle type is {other}, and must be 1 or 2"))),
+        };
+        let left = self.0.len() as u64;
+        if count == 0 || count.checked_mul(each).is_none_or(|bytes| bytes > left) {
+            return Err(HandleError(format!("it says {count} pages, and {left} bytes are left for them")));
+        }
+        if page_bytes == 0 || !page_bytes.is_multiple_of(512) || page_bytes.checked_mul(count).is_none() {
+            return Err(HandleError(format!("{count} pages of {page_bytes} bytes make no sense")));
+        }
+        let handles: Result<Vec<PageHandle>, HandleError> =
+            (0..count).map(|_| self.page(handle_type)).collect();
+        Ok(MemoryHandle::Pages { process, serial, page_bytes, handles: handles? })
+    }
+
+    fn page(&mut self, handle_type: i32) -> Result<PageHandle, HandleError> {
+        if handle_type == FABRIC {
+            return Ok(PageHandle::Fabric(Box::new(self.array("a fabric handle")?)));
+        }
+        let descriptor = i32::from_le_bytes(self.array("a file descriptor")?);
+        if descriptor < 0 {
+            return Err(HandleError(format!("{descriptor} is no file descriptor")));
+        }
+        Ok(PageHandle::Descriptor(descriptor))
+    }
+}

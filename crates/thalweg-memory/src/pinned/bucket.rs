@@ -1,0 +1,383 @@
+//! Blocks of about one size that nobody holds: free ones, and those that were freed and wait.
+//!
+//! A [`Bucket`] is one lock with everything behind it that serving a request of its size needs, so that requests of different
+//! sizes never meet. There is one for each power of two, and one for each private pool (for all its sizes).
+//!
+//! ```text
+//!  drop ─▶ inbox ─▶ receive ─┬─ no use ──────────────────────────────▶ free ─▶ taken by a request
+//!                            ├─ events ────▶ waiting ─┬─ passed ─────▶  (or discarded, if too large to be kept)
+//!                            ├─ marks ──▶ deferred ─▶─┘  failed ──▶ retired
+//!                            └─ captured ─▶ kept, until the pool that captured it closes
+//! ```
+//!
+//! Invariants, which hold whenever the upstream is called and whenever the lock is free:
+//!
+//! - A slab is in one of these places, or in a caller's hands, or retired.
+//! - `active` counts the slabs that were taken from here and have not come to be free (or retired) here. A slab that is kept
+//!   by another pool's bucket is still counted by its own.
+//!
+//! What this module does not know: which bucket serves whom, captures, and how memory is pinned.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use smallvec::SmallVec;
+use thalweg_snapshot::Action;
+
+use super::captures::PrivatePool;
+use super::settings::{Request, Rounding};
+use super::statistics::Tally;
+use super::uses::{Outcome, Recorder, Uses, Waiting};
+use super::watch::Log;
+use crate::device::inbox::Inbox;
+use crate::statistics::stats::Statistic;
+use crate::trace::history::{History, StackId};
+use crate::upstream::{HostMethod, HostUpstream};
+
+/// Where a slab came from, and so how it goes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// The upstream, pinned in this way.
+    Upstream(HostMethod),
+    /// The reserve, which goes back as a whole.
+    Reserve,
+}
+
+/// A range of pinned memory. It is never split or merged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slab {
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    /// What its last holder asked for.
+    pub(crate) requested_bytes: u64,
+    pub(crate) source: Source,
+}
+
+/// Whose a slab is: where it was taken from, and where it comes back to.
+#[derive(Clone, Debug)]
+pub(crate) enum Home {
+    /// The bucket of its size.
+    Shared,
+    /// A private pool.
+    Private(Arc<PrivatePool>),
+}
+
+impl Home {
+    /// Whether it is a pool that has closed, from which slabs move on to the shared buckets.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Private(pool) if pool.is_closed())
+    }
+
+    /// What the history calls it.
+    pub(crate) fn pool_id(&self) -> (u64, u64) {
+        match self {
+            Self::Shared => (0, 0),
+            Self::Private(pool) => pool.pool_id(),
+        }
+    }
+}
+
+/// A slab on its way back.
+#[derive(Debug)]
+pub(crate) struct Freed {
+    pub(crate) slab: Slab,
+    pub(crate) home: Home,
+    pub(crate) uses: Uses,
+    /// The pools whose captures used it: it goes from one to the next, and home at last.
+    pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
+    /// Whether an event could not be recorded, so that nobody will ever know when the uses are over.
+    pub(crate) failed: bool,
+    /// Where it was freed, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+    /// Whether the history was told that it was freed.
+    pub(crate) told: bool,
+}
+
+/// A request on its way through the buckets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    /// Where in the program, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+}
+
+/// What all buckets look at.
+pub(crate) struct Common {
+    pub(crate) rounding: Rounding,
+    pub(crate) history: History,
+}
+
+/// What arrives in a bucket.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// A slab that comes home.
+    Home(Freed),
+    /// A slab that stays here until the pool closes.
+    Kept(Freed),
+}
+
+/// Free slabs, by size; those of one size as a stack.
+#[derive(Default, Debug)]
+pub(crate) struct FreeList {
+    stacks: BTreeMap<u64, Vec<(u64, Slab)>>,
+    /// Numbers the frees, so that the latest can be told.
+    frees: u64,
+}
+
+/// Empty stacks are left where they are, for the next free of the size, up to so many in all: all the classes of a power.
+const STACKS: usize = 9;
+
+impl FreeList {
+    pub(crate) fn push(&mut self, slab: Slab) {
+        self.frees += 1;
+        self.stacks.entry(slab.size_bytes).or_default().push((self.frees, slab));
+    }
+
+    /// The free slab that serves the request best, if one does.
+    pub(crate) fn take(&mut self, request: &Request) -> Option<Slab> {
+        let stacks = self.stacks.range(request.requested_bytes..=request.most_bytes);
+        let mut stacks = stacks.filter(|(_, stack)| !stack.is_empty());
+        let size = if request.latest_first {
+            *stacks.max_by_key(|(_, stack)| stack.last().map(|&(free, _)| free))?.0
+        } else {
+            *stacks.next()?.0
+        };
+        self.pop(size)
+    }
+
+    /// The slab of exactly this size that was freed last.
+    fn pop(&mut self, size_bytes: u64) -> Option<Slab> {
+        let stack = self.stacks.get_mut(&size_bytes)?;
+        let (_, slab) = planted!(PinnedGivenTwice, stack.pop()?, *stack.last()?);
+        if stack.is_empty() && self.stacks.len() > STACKS {
+            self.stacks.remove(&size_bytes);
+        }
+        Some(slab)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.stacks.values().all(Vec::is_empty)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slab> {
+        self.stacks.values().flatten().map(|(_, slab)| slab)
+    }
+
+    /// Takes out all that could go back to the upstream, or all there is.
+    pub(crate) fn take_all(&mut self, with_reserve: bool) -> Vec<Slab> {
+        let mut taken = Vec::new();
+        for stack in self.stacks.values_mut() {
+            let goes = |slab: &Slab| with_reserve || slab.source != Source::Reserve;
+            taken.extend(stack.extract_if(.., |(_, slab)| goes(slab)).map(|(_, slab)| slab));
+        }
+        self.stacks.retain(|_, stack| !stack.is_empty());
+        taken
+    }
+}
+
+/// What stands behind a bucket's lock.
+#[derive(Default, Debug)]
+pub(crate) struct Shelf {
+    pub(crate) free: FreeList,
+    pub(crate) waiting: Waiting,
+    /// Slabs with marks that could not get their events yet: a capture was under way. The oldest first.
+    pub(crate) deferred: VecDeque<(Slab, Uses)>,
+    pub(crate) kept: Vec<Freed>,
+    /// Free slabs that are too large to be kept: to be given back as soon as somebody may wait for that.
+    pub(crate) discarded: Vec<Slab>,
+    /// Slabs that nobody will ever use again.
+    pub(crate) retired: Vec<Slab>,
+    pub(crate) active_requests: Statistic,
+    pub(crate) active_bytes: Statistic,
+    pub(crate) log: Log,
+}
+
+impl Shelf {
+    /// Takes a free slab.
+    pub(crate) fn take(&mut self, asked: &Asked, common: &Common) -> Option<Slab> {
+        let slab = self.free.take(&asked.request)?;
+        Some(self.taken(slab, asked, common))
+    }
+
+    /// A slab goes from here into a caller's hands: as it is from now on.
+    pub(crate) fn taken(&mut self, slab: Slab, asked: &Asked, common: &Common) -> Slab {
+        let slab = Slab { requested_bytes: asked.request.requested_bytes, ..slab };
+        self.active_requests.increase(1);
+        self.active_bytes.increase(slab.size_bytes);
+        if common.history.is_on() {
+            self.log.tell_allocated(&common.history, slab, asked.stack);
+        }
+        slab
+    }
+
+    /// Takes any slab that is large enough out of those that nobody uses, without counting it as active.
+    pub(crate) fn take_any(&mut self, request: &Request) -> Option<Slab> {
+        for slab in self.discarded.drain(..) {
+            self.free.push(slab);
+        }
+        self.free.take(&Request { most_bytes: u64::MAX, latest_first: false, ..*request })
+    }
+
+    pub(crate) fn receive(&mut self, mut arrival: Arrival, common: &Common) {
+        let (Arrival::Kept(freed) | Arrival::Home(freed)) = &mut arrival;
+        if !std::mem::replace(&mut freed.told, true) && common.history.is_on() {
+            let pool_id = freed.home.pool_id();
+            self.log.tell_freed(&common.history, Action::FreeRequested, freed.slab, pool_id, freed.stack);
+        }
+        match arrival {
+            Arrival::Kept(freed) => self.kept.push(freed),
+            Arrival::Home(Freed { slab, stack, failed: true, .. }) => {
+                self.settle(slab, Outcome::Failed, stack, common);
+            }
+            Arrival::Home(Freed { slab, uses, .. }) if uses.has_marks() => {
+                self.deferred.push_back((slab, uses));
+            }
+            Arrival::Home(Freed { slab, uses, stack, .. })
+                if planted!(PinnedUsesIgnored, uses.is_empty(), true) =>
+            {
+                self.settle(slab, Outcome::Passed, stack, common);
+            }
+            Arrival::Home(Freed { slab, uses, .. }) => self.waiting.add(slab, uses),
+        }
+    }
+
+    /// Whether anything here could become free by looking at events.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.deferred.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Records what could not be recorded before, and looks how far the streams have come; or *blocks* until they are
+    /// done. No capture is under way.
+    pub(crate) fn process(
+        &mut self,
+        recorder: &Recorder,
+        upstream: &dyn HostUpstream,
+        common: &Common,
+        wait: bool,
+    ) {
+        self.settle_all(common);
+        while let Some((slab, uses)) = self.deferred.front_mut() {
+            // The slab stays where it is while events are recorded, which may panic.
+            let (slab, recorded) = (*slab, uses.record_marks(recorder));
+            let (_, uses) = self.deferred.pop_front().expect("the front is there");
+            match recorded {
+                Ok(()) => self.waiting.add(slab, uses),
+                Err(_) => self.settle(slab, Outcome::Failed, None, common),
+            }
+        }
+        if wait {
+            self.waiting.synchronize(upstream);
+        } else {
+            self.waiting.poll(upstream);
+        }
+        self.settle_all(common);
+    }
+
+    /// Takes in what came out of waiting. Only a panic of the upstream leaves anything behind.
+    pub(crate) fn settle_all(&mut self, common: &Common) {
+        while let Some((slab, outcome)) = self.waiting.pop_settled() {
+            self.settle(slab, outcome, None, common);
+        }
+    }
+
+    /// A slab that was active is so no more. The stack is that of the free, where that is still known.
+    fn settle(&mut self, slab: Slab, outcome: Outcome, stack: Option<StackId>, common: &Common) {
+        self.active_requests.decrease(1);
+        self.active_bytes.decrease(slab.size_bytes);
+        match outcome {
+            Outcome::Passed => {
+                if common.history.is_on() {
+                    let pool_id = self.log.pool_id;
+                    self.log.tell_freed(&common.history, Action::FreeCompleted, slab, pool_id, stack);
+                }
+                self.put(slab, &common.rounding);
+            }
+            Outcome::Failed => self.retired.push(slab),
+        }
+    }
+
+    /// A free slab comes to be here.
+    pub(crate) fn put(&mut self, slab: Slab, rounding: &Rounding) {
+        if rounding.is_cached(slab.size_bytes) || slab.source == Source::Reserve {
+            self.free.push(slab);
+        } else {
+            self.discarded.push(slab);
+        }
+    }
+
+    /// Whether no slab is here, and none is to come back.
+    pub(crate) fn is_empty(&self) -> bool {
+        let counted = self.active_requests.current == 0 && self.kept.is_empty() && self.discarded.is_empty();
+        counted && self.free.is_empty()
+    }
+
+    /// Freed slabs that wait.
+    pub(crate) fn pending_slabs(&self) -> impl Iterator<Item = &Slab> {
+        let deferred = self.deferred.iter().map(|(slab, _)| slab);
+        let kept = self.kept.iter().map(|freed| &freed.slab);
+        deferred.chain(kept).chain(self.waiting.slabs())
+    }
+
+    /// Their number and bytes.
+    pub(crate) fn pending(&self) -> Tally {
+        let deferred = Tally::of(self.deferred.iter().map(|(slab, _)| slab.size_bytes));
+        let kept = Tally::of(self.kept.iter().map(|freed| freed.slab.size_bytes));
+        let waiting = Tally { count: self.waiting.len() as u64, bytes: self.waiting.bytes() };
+        deferred + kept + waiting
+    }
+}
+
+/// One lock, and the slabs behind it. Buckets of neighbouring sizes do not share a line of the cache.
+#[derive(Default, Debug)]
+#[repr(align(128))]
+pub(crate) struct Bucket {
+    pub(crate) shelf: Mutex<Shelf>,
+    pub(crate) inbox: Inbox<Arrival>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::HostSettings;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn slab(address: u64, size_bytes: u64) -> Slab {
+        Slab { address, size_bytes, requested_bytes: size_bytes, source: Source::Reserve }
+    }
+
+    fn list(slabs: &[(u64, u64)]) -> FreeList {
+        let mut free = FreeList::default();
+        slabs.iter().for_each(|&(address, size_bytes)| free.push(slab(address, size_bytes)));
+        free
+    }
+
+    #[test]
+    fn the_smallest_that_is_large_enough_serves_within_the_bound() {
+        let mut free = list(&[(1, 208 * MIB), (2, 200 * MIB), (3, 240 * MIB), (4, 200 * MIB)]);
+        let request = Rounding::new(&HostSettings::default()).request(199 * MIB);
+        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|slab| slab.address)).collect();
+        assert_eq!(order, [4, 2, 1], "240 MiB would waste more than an eighth");
+    }
+
+    #[test]
+    fn pytorchs_choice_is_the_latest_that_is_large_enough() {
+        let mut free = list(&[(1, 200 * MIB), (2, 240 * MIB), (3, 150 * MIB), (4, 210 * MIB)]);
+        let settings = HostSettings::pytorch().with_pinned_max_round_threshold_bytes(Some(0));
+        let request = Rounding::new(&settings).request(200 * MIB);
+        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|slab| slab.address)).collect();
+        assert_eq!(order, [4, 2, 1], "150 MiB are too few");
+    }
+
+    #[test]
+    fn sizes_that_never_come_again_leave_nothing_behind() {
+        let mut free = FreeList::default();
+        for bytes in 1..1000 {
+            free.push(slab(bytes, bytes));
+            let request =
+                Request { requested_bytes: bytes, size_bytes: bytes, most_bytes: bytes, latest_first: false };
+            assert_eq!(free.take(&request).map(|slab| slab.address), Some(bytes));
+        }
+        assert!(free.stacks.len() <= STACKS);
+    }
+}

@@ -1,0 +1,217 @@
+//! Captures: which are under way, whose requests they serve, and what their graphs keep.
+//!
+//! A captured copy runs at every replay, so the pinned memory that it uses must belong to nobody else for as long as the
+//! graph lives, and while a capture is under way no event may be recorded (it would become part of the graph) or asked for.
+//! The graph holds a *private pool*, named by the same [`PoolId`] as its device memory:
+//!
+//! ```text
+//! retain_pool ─ begin_allocate_to_pool ─ capture ─ end_allocate_to_pool ─ replays ─ release_pool
+//!                 │                                  │                                │
+//!                 └ no event is touched from here ───┘ to here                        └ memory is shared again
+//! ```
+//!
+//! - A request for a stream that a scope matches is served from the pool, and comes back to it. If no captured work used it, it
+//!   may serve the pool's next request.
+//! - A block that captured work used, from the pool or not, is *kept* by the pool when it is freed, and serves nobody until
+//!   the last reference is released.
+//!
+//! The [`Gate`] says whether events may be touched. Whoever touches events holds it open meanwhile, and a capture is
+//! announced by closing it, which waits until nobody does. Drops do not wait: they take a gate that is just moving for a
+//! closed one, which defers their events and harms nothing.
+//!
+//! Locks are taken in this order: gate, the list of pools, a bucket, an inbox; where a bucket's lock comes before the gate,
+//! the gate is only tried.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use super::bucket::Bucket;
+use crate::device::pools::{PoolId, StreamFilter};
+use crate::error::Kind;
+use crate::upstream::StreamId;
+
+/// The pinned memory of some graphs.
+pub(crate) struct PrivatePool {
+    id: PoolId,
+    /// Whether the last reference is gone. It never comes back.
+    closed: AtomicBool,
+    /// All sizes.
+    pub(crate) bucket: Bucket,
+}
+
+impl PrivatePool {
+    fn new(id: PoolId) -> Self {
+        let pool = Self { id, closed: AtomicBool::new(false), bucket: Bucket::default() };
+        pool.bucket.shelf.lock().expect("nobody had it yet").log.pool_id = pool.pool_id();
+        pool
+    }
+
+    /// What the history calls it.
+    pub(crate) fn pool_id(&self) -> (u64, u64) {
+        (0, self.id.raw())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for PrivatePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Kept blocks lead back to the pool, so no further than this.
+        self.id.fmt(f)
+    }
+}
+
+/// While it is open, requests that match go to the pool.
+struct Scope {
+    pool: Arc<PrivatePool>,
+    filter: StreamFilter,
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} for {:?}", self.pool.id, self.filter)
+    }
+}
+
+/// The captures under way, in the order in which they began.
+#[derive(Default, Debug)]
+pub(crate) struct Gate {
+    scopes: RwLock<Vec<Scope>>,
+    /// How many there are, to be asked without the lock.
+    count: AtomicUsize,
+}
+
+/// Holds off the beginning and the end of captures.
+pub(crate) struct GateGuard<'a>(RwLockReadGuard<'a, Vec<Scope>>);
+
+impl GateGuard<'_> {
+    /// Whether events may be touched.
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The pool that serves requests on this stream; without a stream, one that serves all.
+    pub(crate) fn pool_for(&self, stream: Option<StreamId>) -> Option<&Arc<PrivatePool>> {
+        let serves = |scope: &&Scope| match (stream, &scope.filter) {
+            (Some(stream), filter) => filter.matches(stream),
+            (None, filter) => matches!(filter, StreamFilter::All),
+        };
+        self.0.iter().rev().find(serves).map(|scope| &scope.pool)
+    }
+}
+
+impl Gate {
+    /// Whether a capture is under way, as far as can be told without waiting.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Looks at the gate, and holds it as it is.
+    pub(crate) fn hold(&self) -> GateGuard<'_> {
+        GateGuard(self.scopes.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Holds the gate if it is open and that can be told without waiting.
+    pub(crate) fn try_hold_open(&self) -> Option<GateGuard<'_>> {
+        let scopes = match self.scopes.try_read() {
+            Ok(scopes) => scopes,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(GateGuard(scopes)).filter(GateGuard::is_open)
+    }
+
+    /// Opens a scope, and thereby closes the gate. *Waits* for whoever holds it.
+    pub(crate) fn begin(&self, pool: Arc<PrivatePool>, filter: StreamFilter) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        if scopes.iter().any(|scope| scope.pool.id == pool.id) {
+            return Err(Kind::PoolInUse(pool.id));
+        }
+        scopes.push(Scope { pool, filter });
+        self.count.store(scopes.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends a scope.
+    pub(crate) fn end(&self, id: PoolId) -> Result<(), Kind> {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        let position = scopes.iter().position(|scope| scope.pool.id == id).ok_or(Kind::PoolNotInUse(id))?;
+        scopes.remove(position);
+        self.count.store(scopes.len(), Ordering::Release);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Counted {
+    pool: Arc<PrivatePool>,
+    references: usize,
+}
+
+/// The private pools that are referenced, or still have blocks out.
+#[derive(Default, Debug)]
+pub(crate) struct PrivatePools(Mutex<BTreeMap<PoolId, Counted>>);
+
+impl PrivatePools {
+    /// One more reference. A name that is not known becomes a new pool.
+    ///
+    /// # Errors
+    /// If the last reference was released and blocks of the pool are still out.
+    pub(crate) fn retain(&self, id: PoolId) -> Result<(), Kind> {
+        let mut pools = self.lock();
+        let counted = pools
+            .entry(id)
+            .or_insert_with(|| Counted { pool: Arc::new(PrivatePool::new(id)), references: 0 });
+        if counted.pool.is_closed() {
+            return Err(Kind::UnknownPool(id));
+        }
+        counted.references += 1;
+        Ok(())
+    }
+
+    /// One reference less. Whether it was the last: then the pool is closed.
+    pub(crate) fn release(&self, id: PoolId) -> Result<bool, Kind> {
+        let mut pools = self.lock();
+        let counted = referenced(&mut pools, id)?;
+        counted.references -= 1;
+        let last = counted.references == 0;
+        counted.pool.closed.store(last, Ordering::Release);
+        Ok(last)
+    }
+
+    /// One more reference to a pool that somebody holds already.
+    pub(crate) fn hold(&self, id: PoolId) -> Result<Arc<PrivatePool>, Kind> {
+        let mut pools = self.lock();
+        let counted = referenced(&mut pools, id)?;
+        counted.references += 1;
+        Ok(counted.pool.clone())
+    }
+
+    /// All that are known, the closed ones included.
+    pub(crate) fn all(&self) -> Vec<Arc<PrivatePool>> {
+        self.lock().values().map(|counted| counted.pool.clone()).collect()
+    }
+
+    /// Forgets a closed pool if nothing is in it, and nobody but the caller could still bring something. Whether it did.
+    pub(crate) fn forget(&self, pool: &Arc<PrivatePool>, is_empty: impl FnOnce() -> bool) -> bool {
+        let mut pools = self.lock();
+        // The caller's and ours. Others are copied from one of these, or from ours with the lock held.
+        let forgotten = Arc::strong_count(pool) == 2 && pools.contains_key(&pool.id) && is_empty();
+        if forgotten {
+            pools.remove(&pool.id);
+        }
+        forgotten
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<PoolId, Counted>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn referenced(pools: &mut BTreeMap<PoolId, Counted>, id: PoolId) -> Result<&mut Counted, Kind> {
+    pools.get_mut(&id).filter(|counted| counted.references > 0).ok_or(Kind::UnknownPool(id))
+}

@@ -1,0 +1,486 @@
+//! What all handles of a host allocator share: the buckets and the ways between them.
+//!
+//! A request takes one bucket's lock; only if nothing there serves does it go further:
+//!
+//! ```text
+//! 1. the bucket of its size            one lock, no driver
+//! 2. the events of that bucket         a few queries
+//! 3. the upstream                      pins
+//! 4. out of memory:  the events of all buckets, then the bucket again, then all free memory back and the upstream again
+//! 5.                 the same, waiting for the events
+//! 6.                 any free block that is large enough
+//! ```
+//!
+//! Waiting (5) comes after everything that needs none, and everything that has completed is found before the first wait: a
+//! stream that is stuck holds up nobody who can be served without it. Steps 4 and 5 are left out during a capture, when events
+//! may not be touched and freeing may break the capture. Step 6 makes sure that a request fails only when no free block could
+//! serve it. A private pool that finds nothing may have a shared block for good; never the other way round.
+//!
+//! *Chores* are what a drop leaves to others because it must not wait: giving back blocks that are too large to be kept,
+//! and emptying pools that were closed. The next call of any kind does them; a flag says whether there are any.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+
+use super::bucket::{Arrival, Asked, Bucket, Common, Freed, Home, Shelf, Slab};
+use super::captures::{Gate, PrivatePool, PrivatePools};
+use super::pinning::Pinning;
+use super::poller::Wake;
+use super::settings::{HostSettings, Rounding};
+use super::statistics::{self, HostStatistics, Tally};
+use super::uses::Recorder;
+use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::trace::history::{History, StackId};
+use crate::upstream::HostUpstream;
+
+/// No request may be larger (1 EiB): it can only be a mistake, and rounding cannot overflow.
+const MAX_REQUEST_BYTES: u64 = 1 << MAX_EXPONENT;
+const MAX_EXPONENT: usize = 60;
+
+/// See the [module's essay](self).
+pub(crate) struct Core {
+    upstream: Arc<dyn HostUpstream>,
+    pub(crate) recorder: Recorder,
+    settings: Mutex<HostSettings>,
+    pub(crate) common: Common,
+    /// By the exponent of the power of two that a size is at most.
+    shared: [Bucket; MAX_EXPONENT + 1],
+    pub(crate) gate: Gate,
+    pub(crate) pools: PrivatePools,
+    pub(crate) pinning: Pinning,
+    /// Held to read by whoever has slabs in no bucket and in nobody's hands, and to write by whoever looks at all slabs. It
+    /// comes before the locks of buckets.
+    pub(crate) moving: RwLock<()>,
+    has_chores: AtomicBool,
+    /// How often a pool was about to be forgotten, and how often that was over.
+    forgettings_begun: AtomicU64,
+    forgettings_ended: AtomicU64,
+    pub(crate) wake: Wake,
+}
+
+impl Core {
+    pub(crate) fn new(upstream: Arc<dyn HostUpstream>, settings: HostSettings) -> Self {
+        Self {
+            recorder: Recorder::new(Arc::clone(&upstream)),
+            upstream,
+            common: Common { rounding: Rounding::new(&settings), history: History::new() },
+            moving: RwLock::default(),
+            settings: Mutex::new(settings),
+            shared: std::array::from_fn(|_| Bucket::default()),
+            gate: Gate::default(),
+            forgettings_begun: AtomicU64::new(0),
+            forgettings_ended: AtomicU64::new(0),
+            pools: PrivatePools::default(),
+            pinning: Pinning::default(),
+            has_chores: AtomicBool::new(false),
+            wake: Wake::default(),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> HostSettings {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_settings(&self, settings: HostSettings) {
+        self.common.rounding.set(&settings);
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    /// Finds memory for a request of at least 1 byte.
+    pub(crate) fn allocate(
+        &self,
+        bytes: u64,
+        home: &Home,
+        stack: Option<StackId>,
+    ) -> Result<Slab, AllocationError> {
+        if bytes > MAX_REQUEST_BYTES {
+            return Err(self.out_of_memory(bytes));
+        }
+        self.do_chores();
+        let asked = Asked { request: self.common.rounding.request(bytes), stack };
+        if let Some(slab) = self.cached(&asked, home) {
+            return Ok(slab);
+        }
+        if let Some(slab) = self.pinned(&asked, home)? {
+            return Ok(slab);
+        }
+        let mut failure = None;
+        for wait in [false, true] {
+            if !self.settle(wait) {
+                break;
+            }
+            if let Some(slab) = self.cached(&asked, home) {
+                return Ok(slab);
+            }
+            failure = self.give_back_free().err().or(failure);
+            if let Some(slab) = self.pinned(&asked, home)? {
+                return Ok(slab);
+            }
+        }
+        match self.any(&asked, home) {
+            Some(slab) => Ok(slab),
+            None => Err(failure.unwrap_or_else(|| self.out_of_memory(bytes))),
+        }
+    }
+
+    /// A cached slab, perhaps one that has just become free.
+    fn cached(&self, asked: &Asked, home: &Home) -> Option<Slab> {
+        let bucket = self.bucket(home, asked.request.size_bytes);
+        let mut shelf = self.lock(bucket);
+        if let Some(slab) = shelf.take(asked, &self.common) {
+            return Some(slab);
+        }
+        if !shelf.has_pending() {
+            return None;
+        }
+        drop(shelf);
+        let gate = self.gate.try_hold_open()?;
+        let mut shelf = self.lock(bucket);
+        self.process(&mut shelf, false);
+        drop(gate);
+        shelf.take(asked, &self.common)
+    }
+
+    fn pinned(&self, asked: &Asked, home: &Home) -> Result<Option<Slab>, AllocationError> {
+        let history = &self.common.history;
+        let slab = self.pinning.pin(asked, history, &self.settings(), &*self.upstream)?;
+        Ok(slab.map(|slab| self.taken(slab, asked, home)))
+    }
+
+    fn taken(&self, slab: Slab, asked: &Asked, home: &Home) -> Slab {
+        self.lock(self.bucket(home, slab.size_bytes)).taken(slab, asked, &self.common)
+    }
+
+    /// The smallest free slab that is large enough, whatever it wastes.
+    fn any(&self, asked: &Asked, home: &Home) -> Option<Slab> {
+        let request = &asked.request;
+        let own = match home {
+            Home::Private(pool) => Some(&pool.bucket),
+            Home::Shared => None,
+        };
+        let shared = &self.shared[exponent(request.requested_bytes)..];
+        let slab = own.into_iter().chain(shared).find_map(|bucket| self.lock(bucket).take_any(request))?;
+        Some(self.taken(slab, asked, home))
+    }
+
+    /// Takes a slab back from a caller's hands. Neither fails nor waits.
+    pub(crate) fn take_back(&self, freed: Freed) {
+        let mut delivery = Delivery { core: self, freed: Some(freed) };
+        if let Some(freed) = &mut delivery.freed
+            && freed.uses.has_marks()
+            && let Some(_open) = self.gate.try_hold_open()
+        {
+            freed.failed = freed.uses.record_marks(&self.recorder).is_err();
+        }
+    }
+
+    /// Brings a freed slab to where it waits, or is kept, or is free.
+    fn deliver(&self, mut freed: Freed) {
+        let pool = loop {
+            match freed.captured_by.pop() {
+                Some(pool) if pool.is_closed() => {}
+                pool => break pool,
+            }
+        };
+        let (to, size_bytes) =
+            (pool.clone().map_or(freed.home.clone(), Home::Private), freed.slab.size_bytes);
+        let may_wait = !freed.uses.is_empty();
+        let arrival = if pool.is_some() { Arrival::Kept(freed) } else { Arrival::Home(freed) };
+        let bucket = self.bucket(&to, size_bytes);
+        match bucket.shelf.try_lock() {
+            Ok(mut shelf) => shelf.receive(arrival, &self.common),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().receive(arrival, &self.common),
+            Err(TryLockError::WouldBlock) => bucket.inbox.push(arrival),
+        }
+        let chore = to.is_closed() || !self.common.rounding.is_cached(size_bytes);
+        if chore {
+            self.has_chores.store(true, Ordering::Release);
+        }
+        if chore || may_wait {
+            self.wake.wake();
+        }
+    }
+
+    /// Looks how far the streams have come. Whether anything is left to look for.
+    pub(crate) fn process_events(&self) -> bool {
+        let looked = self.settle(false);
+        self.do_chores();
+        let mut pending = !looked || self.has_chores.load(Ordering::Acquire);
+        self.each_bucket(|shelf| pending |= shelf.has_pending());
+        pending
+    }
+
+    /// Looks at the events of all buckets, or *waits* for them, and empties closed pools. Whether no capture stood in the way.
+    fn settle(&self, wait: bool) -> bool {
+        let mut looked = true;
+        self.each_bucket(|shelf| {
+            if shelf.has_pending() && looked {
+                match self.gate.try_hold_open() {
+                    Some(_open) => self.process(shelf, wait),
+                    None => looked = false,
+                }
+            }
+        });
+        self.sweep();
+        looked && self.gate.try_hold_open().is_some()
+    }
+
+    /// The caller holds the gate open.
+    fn process(&self, shelf: &mut Shelf, wait: bool) {
+        shelf.process(&self.recorder, &*self.upstream, &self.common, wait);
+        if !shelf.discarded.is_empty() {
+            self.has_chores.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives all memory that no block holds back. *Waits* for pending uses, after all else has gone back.
+    pub(crate) fn empty_cache(&self) -> Result<(), AllocationError> {
+        for wait in [false, true] {
+            if !self.settle(wait) {
+                return Err(Kind::Capturing { call: "empty_cache" }.into());
+            }
+            self.give_back_free()?;
+        }
+        Ok(())
+    }
+
+    /// Gives back what is free in the shared buckets.
+    fn give_back_free(&self) -> Result<(), AllocationError> {
+        let _moving = self.moving();
+        for bucket in &self.shared {
+            let mut shelf = self.lock(bucket);
+            let mut slabs = shelf.free.take_all(false);
+            slabs.append(&mut shelf.discarded);
+            drop(shelf);
+            self.give_back(slabs)?;
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, slabs: Vec<Slab>) -> Result<(), AllocationError> {
+        if slabs.is_empty() {
+            return Ok(());
+        }
+        let catch_all = self.settings().pinned_free_catch_all();
+        let mut going = Going { core: self, slabs };
+        while let Some(slab) = going.slabs.last() {
+            match self.pinning.unpin(slab, &self.common.history, &*self.upstream) {
+                Ok(()) => {}
+                Err(_) if catch_all => self.pinning.lock().lose(&[*slab]),
+                Err(error) => return Err(error),
+            }
+            going.slabs.pop();
+        }
+        Ok(())
+    }
+
+    /// Does what drops have left behind, if anything. What cannot be given back stays for [`empty_cache`](Self::empty_cache).
+    fn do_chores(&self) {
+        if !self.has_chores.load(Ordering::Acquire) {
+            return;
+        }
+        let Some(_open) = self.gate.try_hold_open() else { return };
+        if !self.has_chores.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.sweep();
+        let _moving = self.moving();
+        for bucket in &self.shared {
+            let slabs = std::mem::take(&mut self.lock(bucket).discarded);
+            let _ = self.give_back(slabs);
+        }
+    }
+
+    /// Empties the closed pools, and forgets those of which no block is out.
+    pub(crate) fn sweep(&self) {
+        for pool in self.pools.all() {
+            if pool.is_closed() {
+                self.sweep_pool(&pool);
+            }
+        }
+    }
+
+    fn sweep_pool(&self, pool: &Arc<PrivatePool>) {
+        let _moving = self.moving();
+        loop {
+            let mut shelf = self.lock(&pool.bucket);
+            let kept = std::mem::take(&mut shelf.kept);
+            let mut free = shelf.free.take_all(true);
+            free.append(&mut shelf.discarded);
+            drop(shelf);
+            for slab in free {
+                self.lock(self.shared_bucket(slab.size_bytes)).put(slab, &self.common.rounding);
+            }
+            if kept.is_empty() {
+                break;
+            }
+            // Some of it may come back here, as free slabs.
+            kept.into_iter().for_each(|freed| self.deliver(freed));
+        }
+        let is_empty = || self.lock(&pool.bucket).is_empty();
+        self.forgettings_begun.fetch_add(1, Ordering::AcqRel);
+        if self.pools.forget(pool, is_empty) {
+            let shelf = self.lock(&pool.bucket);
+            let accounts = &mut *self.pinning.lock();
+            accounts.lose(&shelf.retired);
+            accounts.ring.absorb(&self.common.history, &shelf.log.ring);
+            let sum = &mut accounts.statistics;
+            statistics::add_past(&mut sum.active_requests, &shelf.active_requests);
+            statistics::add_past(&mut sum.active_bytes, &shelf.active_bytes);
+        }
+        self.forgettings_ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn statistics(&self) -> HostStatistics {
+        loop {
+            // The figures of a pool that is just being forgotten are in neither place, or in both.
+            let ended = self.forgettings_ended.load(Ordering::Acquire);
+            let sum = self.sum_statistics();
+            if self.forgettings_begun.load(Ordering::Acquire) == ended {
+                return sum;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn sum_statistics(&self) -> HostStatistics {
+        let mut sum = self.pinning.with_statistics(|statistics| statistics.clone());
+        self.each_bucket(|shelf| {
+            statistics::add(&mut sum.active_requests, &shelf.active_requests);
+            statistics::add(&mut sum.active_bytes, &shelf.active_bytes);
+            sum.pending = sum.pending + shelf.pending();
+            sum.retired = sum.retired + Tally::of(shelf.retired.iter().map(|slab| slab.size_bytes));
+        });
+        sum
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.pinning.with_statistics(HostStatistics::reset_peak);
+        self.each_bucket(|shelf| {
+            shelf.active_requests.reset_peak();
+            shelf.active_bytes.reset_peak();
+        });
+    }
+
+    pub(crate) fn reset_accumulated(&self) {
+        self.pinning.with_statistics(HostStatistics::reset_accumulated);
+        self.each_bucket(|shelf| {
+            shelf.active_requests.reset_accumulated();
+            shelf.active_bytes.reset_accumulated();
+        });
+    }
+
+    fn out_of_memory(&self, requested_bytes: u64) -> AllocationError {
+        let statistics = self.statistics();
+        let mut private_pool_bytes = 0;
+        for pool in self.pools.all() {
+            private_pool_bytes += self.lock(&pool.bucket).active_bytes.current;
+        }
+        let pending_bytes = statistics.pending.bytes;
+        Kind::OutOfMemory(Box::new(OutOfMemory {
+            label: "Pinned host memory".to_owned(),
+            requested_bytes,
+            allocated_bytes: statistics.active_bytes.current.saturating_sub(pending_bytes),
+            reserved_bytes: statistics.allocated_bytes.current,
+            pending_bytes,
+            private_pool_bytes,
+            capturing: self.gate.is_closed(),
+            ..OutOfMemory::default()
+        }))
+        .into()
+    }
+
+    pub(crate) fn bucket<'a>(&'a self, home: &'a Home, size_bytes: u64) -> &'a Bucket {
+        match home {
+            Home::Shared => self.shared_bucket(size_bytes),
+            Home::Private(pool) => &pool.bucket,
+        }
+    }
+
+    fn shared_bucket(&self, size_bytes: u64) -> &Bucket {
+        &self.shared[exponent(size_bytes)]
+    }
+
+    /// Every bucket in turn, those of private pools last.
+    pub(crate) fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
+        let pools = self.pools.all();
+        self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
+    }
+
+    /// All buckets that there are, those of these pools last.
+    pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
+        self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
+    }
+
+    fn moving(&self) -> RwLockReadGuard<'_, ()> {
+        self.moving.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a bucket's lock and takes in what was left while somebody else had it.
+    pub(crate) fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
+        // A shelf is valid whenever the upstream, which may panic, is called.
+        let mut shelf = bucket.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(arrival) = bucket.inbox.pop() {
+            shelf.receive(arrival, &self.common);
+        }
+        shelf.settle_all(&self.common);
+        shelf
+    }
+}
+
+/// The exponent of the power of two that a size is at most.
+fn exponent(size_bytes: u64) -> usize {
+    size_bytes.next_power_of_two().trailing_zeros() as usize
+}
+
+/// A slab that is delivered come what may: what recording its events has left undone is done later.
+struct Delivery<'a> {
+    core: &'a Core,
+    freed: Option<Freed>,
+}
+
+impl Drop for Delivery<'_> {
+    fn drop(&mut self) {
+        if let Some(freed) = self.freed.take() {
+            self.core.deliver(freed);
+        }
+    }
+}
+
+/// Slabs on their way to the upstream. Those that did not get there are free again.
+struct Going<'a> {
+    core: &'a Core,
+    slabs: Vec<Slab>,
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        for slab in self.slabs.drain(..) {
+            self.core.lock(self.core.shared_bucket(slab.size_bytes)).put(slab, &self.core.common.rounding);
+        }
+    }
+}
+
+impl Drop for Core {
+    /// Nobody holds a block any more. What could not be waited for may still be copied to or from, and what a graph's pool
+    /// keeps may be replayed: that is left pinned rather than taken away from under the device.
+    fn drop(&mut self) {
+        // An upstream that panics now must not keep the rest from going back.
+        let guarded = |action: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(action)));
+        guarded(&|| _ = self.settle(true));
+        self.sweep();
+        let mut reserve = Vec::new();
+        let mut slabs = Vec::new();
+        self.each_bucket(|shelf| {
+            shelf.waiting.abandon();
+            slabs.extend(shelf.free.take_all(false));
+            slabs.append(&mut shelf.discarded);
+            reserve.extend(shelf.free.take_all(true));
+        });
+        for slab in slabs {
+            guarded(&|| _ = self.pinning.unpin(&slab, &self.common.history, &*self.upstream));
+        }
+        guarded(&|| self.pinning.unpin_reserve(&reserve, &*self.upstream));
+    }
+}

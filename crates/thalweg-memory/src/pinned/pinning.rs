@@ -1,0 +1,221 @@
+//! Pinning memory and giving it back, with its accounts.
+//!
+//! Memory comes from the upstream, piece by piece, or from the *reserve*: one large piece that is pinned at the first request
+//! and handed out from its beginning to its end, in granules of 4 KiB. Nothing returns to the reserve; what came from it is
+//! cached for ever, and the whole goes back with the allocator. If the reserve cannot be pinned, that is tried once, and all
+//! goes on without it ([`reserve_segment_bytes`](crate::HostStatistics::reserve_segment_bytes) stays 0).
+//!
+//! The upstream is called with no lock held, but for the one call that makes the reserve.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use thalweg_snapshot::Action;
+
+use super::bucket::{Asked, Slab, Source};
+use super::settings::{HostSettings, Request};
+use super::statistics::HostStatistics;
+use crate::error::AllocationError;
+use crate::trace::history::{Event, History, Ring, StackId};
+use crate::upstream::{HostMethod, HostUpstream, StreamId, UpstreamError};
+
+/// The reserve is handed out in multiples of this: a page, as far as most hosts go.
+const RESERVE_GRANULE_BYTES: u64 = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Reserve {
+    address: u64,
+    size_bytes: u64,
+    used_bytes: u64,
+    method: HostMethod,
+}
+
+impl Reserve {
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let granules = granules(bytes);
+        if granules > self.size_bytes - self.used_bytes {
+            return None;
+        }
+        let address = self.address + self.used_bytes;
+        self.used_bytes += granules;
+        Some(address)
+    }
+}
+
+fn granules(bytes: u64) -> u64 {
+    bytes.next_multiple_of(RESERVE_GRANULE_BYTES)
+}
+
+/// A slab as it was pinned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) size_bytes: u64,
+    /// Where in the program it was pinned, if that was recorded.
+    pub(crate) stack: Option<StackId>,
+    /// Whether nobody will ever use it again, nor any bucket knows of it.
+    pub(crate) lost: bool,
+}
+
+#[derive(Default, Debug)]
+pub(crate) struct Accounts {
+    /// Without what the buckets count: the active slabs.
+    pub(crate) statistics: HostStatistics,
+    /// All slabs, by address.
+    pub(crate) pieces: BTreeMap<u64, Piece>,
+    /// When they came and went, and the events of buckets that are gone.
+    pub(crate) ring: Ring,
+    reserve: Option<Reserve>,
+    /// The size of a reserve that could not be had.
+    refused_reserve_bytes: u64,
+}
+
+/// The way to the upstream. See the [module's essay](self).
+#[derive(Default, Debug)]
+pub(crate) struct Pinning(Mutex<Accounts>);
+
+impl Pinning {
+    /// Pins memory for a request; `None` when there is none to be had.
+    pub(crate) fn pin(
+        &self,
+        asked: &Asked,
+        history: &History,
+        settings: &HostSettings,
+        upstream: &dyn HostUpstream,
+    ) -> Result<Option<Slab>, AllocationError> {
+        let start = Instant::now();
+        let Request { size_bytes, requested_bytes, .. } = asked.request;
+        let slab = |address, source| Slab { address, size_bytes, requested_bytes, source };
+        let slab = match self.reserved(size_bytes, settings, upstream) {
+            Some(address) => slab(address, Source::Reserve),
+            None => match upstream.allocate_host(size_bytes, settings.method()) {
+                Ok(address) => slab(address, Source::Upstream(settings.method())),
+                Err(UpstreamError::OutOfMemory) => return Ok(None),
+                Err(error) => return Err(AllocationError::upstream("allocate_host", error)),
+            },
+        };
+        let accounts = &mut *self.lock();
+        let piece = Piece { size_bytes, stack: asked.stack, lost: false };
+        accounts.pieces.insert(slab.address, piece);
+        accounts.tell(history, Action::SegmentAlloc, slab.address, &piece);
+        let statistics = &mut accounts.statistics;
+        statistics.host_alloc_time.add(start.elapsed());
+        statistics.num_host_alloc += 1;
+        statistics.allocations.increase(1);
+        statistics.allocated_bytes.increase(size_bytes);
+        Ok(Some(slab))
+    }
+
+    fn reserved(&self, size_bytes: u64, settings: &HostSettings, upstream: &dyn HostUpstream) -> Option<u64> {
+        let wanted_bytes = settings.pinned_reserve_segment_size_bytes();
+        if wanted_bytes == 0 {
+            return None;
+        }
+        let accounts = &mut *self.lock();
+        if accounts.reserve.is_none() {
+            if accounts.refused_reserve_bytes == wanted_bytes {
+                return None;
+            }
+            accounts.refused_reserve_bytes = wanted_bytes;
+            let method = settings.method();
+            let address = upstream.allocate_host(wanted_bytes, method).ok()?;
+            accounts.reserve = Some(Reserve { address, size_bytes: wanted_bytes, used_bytes: 0, method });
+            accounts.statistics.reserve_segment_bytes = wanted_bytes;
+        }
+        let reserve = accounts.reserve.as_mut()?;
+        let address = reserve.take(size_bytes);
+        accounts.statistics.reserve_segment_used_bytes = reserve.used_bytes;
+        address
+    }
+
+    /// Gives one slab, which nobody uses, back to the upstream it came from.
+    pub(crate) fn unpin(
+        &self,
+        slab: &Slab,
+        history: &History,
+        upstream: &dyn HostUpstream,
+    ) -> Result<(), AllocationError> {
+        let Source::Upstream(method) = slab.source else {
+            unreachable!("the reserve goes back as a whole");
+        };
+        let leaving = Leaving::tell(self, slab.address, history);
+        let start = Instant::now();
+        upstream
+            .free_host(slab.address, slab.size_bytes, method)
+            .map_err(|error| AllocationError::upstream("free_host", error))?;
+        leaving.complete();
+        let statistics = &mut self.lock().statistics;
+        statistics.host_free_time.add(start.elapsed());
+        statistics.num_host_free += 1;
+        statistics.allocations.decrease(1);
+        statistics.allocated_bytes.decrease(slab.size_bytes);
+        Ok(())
+    }
+
+    /// Gives the reserve back if these are all the slabs that came from it. This is for the end only.
+    pub(crate) fn unpin_reserve(&self, slabs: &[Slab], upstream: &dyn HostUpstream) {
+        let Some(reserve) = self.lock().reserve else { return };
+        let returned: u64 = slabs.iter().map(|slab| granules(slab.size_bytes)).sum();
+        if returned == reserve.used_bytes {
+            // Nobody is left to be told of a failure.
+            let _ = upstream.free_host(reserve.address, reserve.size_bytes, reserve.method);
+        }
+    }
+
+    /// The statistics, to be read or changed.
+    pub(crate) fn with_statistics<T>(&self, action: impl FnOnce(&mut HostStatistics) -> T) -> T {
+        action(&mut self.lock().statistics)
+    }
+
+    /// The accounts, to be read or changed.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Accounts {
+    fn tell(&mut self, history: &History, action: Action, address: u64, piece: &Piece) {
+        let event = Event::new(action, address, piece.size_bytes, StreamId::from_raw(0));
+        self.ring.push(history, &Event { stack: piece.stack, ..event });
+    }
+
+    /// Slabs that are lost belong to no bucket any more.
+    pub(crate) fn lose(&mut self, slabs: &[Slab]) {
+        for slab in slabs {
+            self.statistics.retired.count(slab.size_bytes);
+            if let Some(piece) = self.pieces.get_mut(&slab.address) {
+                piece.lost = true;
+            }
+        }
+    }
+}
+
+/// A slab that is about to go back. The history is told before, since its address may come back at once on another thread. A
+/// slab that stays after all, because the upstream refuses it, has come again.
+struct Leaving<'a> {
+    pinning: &'a Pinning,
+    history: &'a History,
+    address: u64,
+    piece: Piece,
+}
+
+impl<'a> Leaving<'a> {
+    fn tell(pinning: &'a Pinning, address: u64, history: &'a History) -> Self {
+        let accounts = &mut *pinning.lock();
+        let piece = accounts.pieces.remove(&address).expect("what goes back was pinned");
+        accounts.tell(history, Action::SegmentFree, address, &piece);
+        Self { pinning, history, address, piece }
+    }
+
+    fn complete(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let accounts = &mut *self.pinning.lock();
+        accounts.pieces.insert(self.address, self.piece);
+        accounts.tell(self.history, Action::SegmentAlloc, self.address, &self.piece);
+    }
+}

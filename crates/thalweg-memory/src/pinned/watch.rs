@@ -1,0 +1,255 @@
+//! The history of pinned memory, and its part of a snapshot.
+//!
+//! Each bucket tells what happens to its slabs into a ring of its own, with its lock held; what comes from the upstream and
+//! goes back there is told where that is accounted for. With the history off that is one load an allocation and two a free.
+//! A pinned slab is a segment with one block.
+//!
+//! ```text
+//!  allocate ─▶ segment_alloc (if it had to be pinned) ─▶ alloc
+//!  drop     ─▶ free_requested ─▶ free_completed when all uses are over (with the next look at the bucket)
+//!  empty_cache, and what is too large to be kept ─▶ segment_free
+//! ```
+//!
+//! A block that is freed while another thread holds its bucket arrives, and is told of, when that thread's or the next call takes
+//! it in: never after the memory serves again, but perhaps later than the drop.
+//!
+//! All slabs are known, recorded or not. What is known only of those that were handed out while something was recorded:
+//! how much was asked for, where, and from which pool. A slab that a caller holds since before is shown as asked for in full,
+//! in the shared pool.
+//!
+//! A snapshot holds all buckets at once, so that it is of one moment. (Nobody else holds two.)
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use rustc_hash::FxHashMap;
+use thalweg_snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
+
+use super::HostAllocator;
+use super::bucket::{Home, Shelf, Slab};
+use super::core::Core;
+use crate::statistics::stats::SizeClass;
+use crate::trace::history::{Event, History, HistorySettings, Ring, StackId, StackSource, TextId};
+use crate::trace::watch::SnapshotOptions;
+use crate::upstream::StreamId;
+
+/// What snapshots call the host.
+const HOST: i32 = -1;
+/// Pinned memory belongs to no stream.
+const NO_STREAM: StreamId = StreamId::from_raw(0);
+
+/// A slab that was handed out while something was recorded.
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    requested_bytes: u64,
+    /// Where, if that was asked for.
+    stack: Option<StackId>,
+}
+
+/// What a bucket remembers of its events.
+#[derive(Default, Debug)]
+pub(crate) struct Log {
+    pub(crate) pool_id: (u64, u64),
+    pub(crate) ring: Ring,
+    /// By address, those that are not free again.
+    held: FxHashMap<u64, Holding>,
+}
+
+impl Log {
+    /// A caller gets a slab.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_allocated(&mut self, history: &History, slab: Slab, stack: Option<StackId>) {
+        self.held.insert(slab.address, Holding { requested_bytes: slab.requested_bytes, stack });
+        self.tell(history, Event { stack, ..event(Action::Alloc, slab, self.pool_id) });
+    }
+
+    /// A caller gave a slab back, or it is free. The stack is that of the free, if there is one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_freed(
+        &mut self,
+        history: &History,
+        action: Action,
+        slab: Slab,
+        pool_id: (u64, u64),
+        stack: Option<StackId>,
+    ) {
+        let holding = match action {
+            Action::FreeCompleted => self.held.remove(&slab.address),
+            _ => self.held.get(&slab.address).copied(),
+        };
+        let stack = stack.or_else(|| holding?.stack);
+        self.tell(history, Event { stack, ..event(action, slab, pool_id) });
+    }
+
+    fn annotate(&mut self, history: &History, slab: Slab, text: &str) {
+        let stack = self.held.get(&slab.address).and_then(|holding| holding.stack);
+        let metadata = TextId::of(text);
+        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, slab, self.pool_id) });
+    }
+
+    fn tell(&mut self, history: &History, event: Event) {
+        self.ring.push(history, &event);
+    }
+}
+
+fn event(action: Action, slab: Slab, pool_id: (u64, u64)) -> Event {
+    Event { pool_id, ..Event::new(action, slab.address, slab.requested_bytes, NO_STREAM) }
+}
+
+/// A slab as a snapshot sees it, before names are looked up.
+struct Seen {
+    size_bytes: u64,
+    requested_bytes: u64,
+    state: BlockState,
+    pool_id: (u64, u64),
+    allocated_at: Option<StackId>,
+    pinned_at: Option<StackId>,
+}
+
+impl Seen {
+    fn segment(self, address: u64, frames: &mut impl FnMut(Option<StackId>) -> Frames) -> Segment {
+        let Self { size_bytes, state, .. } = self;
+        let if_in = |states: &[BlockState], bytes| if states.contains(&state) { bytes } else { 0 };
+        let requested_bytes =
+            if_in(&[BlockState::ActiveAllocated, BlockState::ActivePendingFree], self.requested_bytes);
+        Segment {
+            device: HOST,
+            address,
+            total_bytes: size_bytes,
+            allocated_bytes: if_in(&[BlockState::ActiveAllocated], size_bytes),
+            active_bytes: if_in(&[BlockState::ActiveAllocated, BlockState::ActivePendingFree], size_bytes),
+            requested_bytes,
+            stream: NO_STREAM,
+            // Pinned memory has no two kinds of segments.
+            class: SizeClass::Large,
+            pool_id: self.pool_id,
+            is_expandable: false,
+            frames: frames(self.pinned_at),
+            blocks: vec![SegmentBlock {
+                address,
+                size_bytes,
+                requested_bytes,
+                state,
+                frames: frames(self.allocated_at),
+                forward_frames: None,
+            }],
+        }
+    }
+}
+
+/// What one bucket knows of the slabs.
+fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
+    let pool_id = shelf.log.pool_id;
+    for (address, holding) in &shelf.log.held {
+        if let Some(seen) = seen.get_mut(address) {
+            seen.requested_bytes = holding.requested_bytes;
+            seen.allocated_at = holding.stack;
+            seen.pool_id = pool_id;
+        }
+    }
+    let mut note = |slab: &Slab, state| {
+        if let Some(seen) = seen.get_mut(&slab.address) {
+            (seen.state, seen.requested_bytes, seen.pool_id) = (state, slab.requested_bytes, pool_id);
+        }
+    };
+    let free = shelf.free.iter().chain(&shelf.discarded);
+    free.for_each(|slab| note(slab, BlockState::Inactive));
+    let pending = shelf.pending_slabs().chain(&shelf.retired);
+    pending.for_each(|slab| note(slab, BlockState::ActivePendingFree));
+}
+
+impl Core {
+    /// All slabs at one moment, and what happened until then.
+    fn see(&self, include_traces: bool) -> (BTreeMap<u64, Seen>, Vec<TraceEntry>) {
+        let still = self.moving.write().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.pools.all();
+        let shelves: Vec<MutexGuard<'_, Shelf>> =
+            self.buckets(&pools).map(|bucket| self.lock(bucket)).collect();
+        let accounts = self.pinning.lock();
+        let mut seen: BTreeMap<u64, Seen> = accounts
+            .pieces
+            .iter()
+            .map(|(address, piece)| {
+                let state =
+                    if piece.lost { BlockState::ActivePendingFree } else { BlockState::ActiveAllocated };
+                let seen = Seen {
+                    size_bytes: piece.size_bytes,
+                    requested_bytes: piece.size_bytes,
+                    state,
+                    pool_id: (0, 0),
+                    allocated_at: None,
+                    pinned_at: piece.stack,
+                };
+                (*address, seen)
+            })
+            .collect();
+        shelves.iter().for_each(|shelf| look(shelf, &mut seen));
+        if !include_traces {
+            return (seen, Vec::new());
+        }
+        let mut merge = self.common.history.merge();
+        shelves.iter().for_each(|shelf| merge.add(&shelf.log.ring));
+        merge.add(&accounts.ring);
+        drop((shelves, accounts, still));
+        (seen, merge.finish())
+    }
+
+    fn forget_stacks(&self) {
+        self.each_bucket(|shelf| shelf.log.held.clear());
+        self.pinning.lock().pieces.values_mut().for_each(|piece| piece.stack = None);
+    }
+
+    pub(crate) fn annotate(&self, slab: Slab, home: &Home, text: &str) {
+        if self.common.history.is_on() {
+            let mut shelf = self.lock(self.bucket(home, slab.size_bytes));
+            shelf.log.annotate(&self.common.history, slab, text);
+        }
+    }
+}
+
+/// History and snapshots.
+impl HostAllocator {
+    /// From now on, records what happens to pinned memory, as
+    /// [`DeviceAllocator::record_memory_history`](crate::DeviceAllocator::record_memory_history) does for a device's: each is
+    /// switched by itself. When recording ends, everything that was recorded is forgotten.
+    pub fn record_memory_history(&self, settings: HistorySettings) {
+        let history = &self.core.common.history;
+        history.configure(settings);
+        if !history.is_on() {
+            self.core.forget_stacks();
+        }
+    }
+
+    /// Where the stacks in the history come from, from now on and for good.
+    ///
+    /// # Errors
+    /// Gives `source` back if there is one already.
+    pub fn set_stack_source(&self, source: Arc<dyn StackSource>) -> Result<(), Arc<dyn StackSource>> {
+        self.core.common.history.set_stack_source(source)
+    }
+
+    /// What is known of pinned memory: the `host_segments` and `host_traces` of a snapshot, and nothing else. It waits for
+    /// calls that give memory back or wait for uses.
+    pub fn memory_snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        self.add_to_snapshot(&mut snapshot, &SnapshotOptions::default());
+        snapshot
+    }
+
+    /// Adds the same, or a part of it, to the snapshot of a device.
+    pub fn add_to_snapshot(&self, snapshot: &mut Snapshot, options: &SnapshotOptions) {
+        let (seen, traces) = self.core.see(options.include_traces);
+        let history = &self.core.common.history;
+        let mut known: FxHashMap<StackId, Frames> = FxHashMap::default();
+        let mut frames = |stack: Option<StackId>| match stack {
+            Some(stack) => known.entry(stack).or_insert_with(|| history.frames(stack)).clone(),
+            None => Frames::default(),
+        };
+        let pool_id = options.pool.map(|pool| (0, pool.raw()));
+        let wanted = seen.into_iter().filter(|(_, seen)| pool_id.is_none_or(|id| id == seen.pool_id));
+        snapshot.host_segments = wanted.map(|(address, seen)| seen.segment(address, &mut frames)).collect();
+        snapshot.host_traces = traces;
+    }
+}

@@ -1,0 +1,205 @@
+//! Those who want to be told: when memory runs out, and of each event.
+//!
+//! [`Observers`] is a list of functions that anybody may add to at any time. Asking whether there is anybody is one load, so that
+//! an allocator can ask at every event. Which lock is held when they are told is said by whoever tells them: of a failed request
+//! ([`OutOfMemoryEvent`]) they are told with no lock held, and may do anything, even allocate; of an event
+//! ([`Event`]) with the lock of its memory held, and what they ask of the allocator then is refused.
+//!
+//! [`SnapshotFiles`] is what nearly everybody does when memory runs out: it writes a snapshot, but not a thousand of them.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thalweg_snapshot::Snapshot;
+
+use super::history::Event;
+
+/// A request that failed for want of memory. Sizes are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfMemoryEvent {
+    /// The device's number; -1 for the host.
+    pub device: i32,
+    /// What would have been taken from the device.
+    pub size_bytes: u64,
+    /// The most that may be taken from it; all that it has, if there is no limit.
+    pub allowed_bytes: u64,
+    /// What it has left.
+    pub free_bytes: u64,
+}
+
+/// Names an observer, to remove it by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ObserverId(u64);
+
+/// Told of requests that fail for want of memory.
+pub type OutOfMemoryObservers = Observers<OutOfMemoryEvent>;
+
+/// Told of every event, whether it is recorded or not.
+pub type EventObservers = Observers<Event>;
+
+type Observer<E> = Arc<dyn Fn(&E) + Send + Sync>;
+
+/// Functions that are told of events of one kind.
+pub struct Observers<E> {
+    count: AtomicUsize,
+    list: Mutex<List<E>>,
+}
+
+struct List<E> {
+    observers: Vec<(ObserverId, Observer<E>)>,
+    next: u64,
+}
+
+impl<E> Default for Observers<E> {
+    fn default() -> Self {
+        let list = List { observers: Vec::new(), next: 1 };
+        Self { count: AtomicUsize::new(0), list: Mutex::new(list) }
+    }
+}
+
+impl<E> Observers<E> {
+    /// Nobody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Tells `observer` of every event from now on, after those that were added before it.
+    pub fn add(&self, observer: impl Fn(&E) + Send + Sync + 'static) -> ObserverId {
+        let mut list = self.list();
+        let id = ObserverId(list.next);
+        list.next += 1;
+        list.observers.push((id, Arc::new(observer)));
+        self.count.store(list.observers.len(), Ordering::Release);
+        id
+    }
+
+    /// Tells that observer no more; whether it was there. It may be in the middle of an event when this returns.
+    pub fn remove(&self, id: ObserverId) -> bool {
+        let mut list = self.list();
+        let before = list.observers.len();
+        list.observers.retain(|(other, _)| *other != id);
+        self.count.store(list.observers.len(), Ordering::Release);
+        list.observers.len() < before
+    }
+
+    /// Whether there is nobody to tell.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Tells everybody, on this thread. Observers may add and remove observers meanwhile; that counts from the next event on.
+    ///
+    /// # Panics
+    /// If an observer does; those after it are not told.
+    pub fn notify(&self, event: &E) {
+        if self.is_empty() {
+            return;
+        }
+        let observers: Vec<Observer<E>> =
+            self.list().observers.iter().map(|(_, observer)| Arc::clone(observer)).collect();
+        observers.iter().for_each(|observer| observer(event));
+    }
+
+    fn list(&self) -> MutexGuard<'_, List<E>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<E> fmt::Debug for Observers<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observers").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+/// Writes snapshots into one folder, up to a number of them: a program that runs out of memory often does so again at once.
+#[derive(Debug)]
+pub struct SnapshotFiles {
+    folder: PathBuf,
+    prefix: String,
+    limit: usize,
+    written: AtomicUsize,
+}
+
+impl SnapshotFiles {
+    /// At most `limit` files in `folder`, which is made when it is needed: `<prefix>_0.pickle` and so on. Files of these names that
+    /// are there already are written over.
+    pub fn new(folder: impl Into<PathBuf>, prefix: impl Into<String>, limit: usize) -> Self {
+        Self { folder: folder.into(), prefix: prefix.into(), limit, written: AtomicUsize::new(0) }
+    }
+
+    /// Writes the snapshot that `take` takes, and says where; `None`, without taking one, once there are as many files as may
+    /// be.
+    ///
+    /// # Errors
+    /// If it cannot be written. That attempt counts, so that a full disk is not tried for ever.
+    pub fn write(&self, take: impl FnOnce() -> Snapshot) -> io::Result<Option<PathBuf>> {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        if number >= self.limit {
+            // One per call, and it is at most as far ahead as there are threads.
+            self.written.fetch_sub(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        fs::create_dir_all(&self.folder)?;
+        let path = self.folder.join(format!("{}_{number}.pickle", self.prefix));
+        fs::write(&path, take().to_pickle())?;
+        Ok(Some(path))
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn observers_are_told_in_order_and_may_change_the_list() {
+        let observers = Arc::new(OutOfMemoryObservers::new());
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let tell = |name: &'static str| {
+            let (told, again) = (Arc::clone(&told), Arc::clone(&observers));
+            move |event: &OutOfMemoryEvent| {
+                told.lock().expect("nobody panics").push((name, event.size_bytes));
+                let _ = again.is_empty() || again.remove(ObserverId(1));
+            }
+        };
+        assert!(observers.is_empty());
+        let first = observers.add(tell("first"));
+        let second = observers.add(tell("second"));
+        let event = |size_bytes| OutOfMemoryEvent { device: 0, size_bytes, allowed_bytes: 10, free_bytes: 5 };
+        observers.notify(&event(1));
+        observers.notify(&event(2));
+        assert!(!observers.remove(first), "the observers removed it");
+        assert!(observers.remove(second) && observers.is_empty());
+        observers.notify(&event(3));
+        assert_eq!(*told.lock().expect("nobody panics"), [("first", 1), ("second", 1), ("second", 2)]);
+    }
+
+    #[test]
+    fn snapshots_are_written_up_to_a_limit() {
+        let folder = std::env::temp_dir().join(format!("thalweg-snapshot-files-{}", std::process::id()));
+        let files = SnapshotFiles::new(&folder, "oom", 2);
+        let mut written = Vec::new();
+        for _ in 0..4 {
+            written.extend(files.write(Snapshot::default).expect("there is room for a small file"));
+        }
+        let names: Vec<_> =
+            written.iter().map(|path| path.file_name().and_then(|name| name.to_str())).collect();
+        assert_eq!(names, [Some("oom_0.pickle"), Some("oom_1.pickle")]);
+        for path in &written {
+            let bytes = fs::read(path).expect("it was written");
+            assert_eq!(Snapshot::from_pickle(&bytes), Ok(Snapshot::default()));
+        }
+        assert!(
+            files.write(|| panic!("no snapshot is taken for nothing")).expect("nothing is written").is_none()
+        );
+        fs::remove_dir_all(&folder).expect("it is ours");
+    }
+}
