@@ -58,25 +58,11 @@ pub fn collect(
         let place = entry.strip_prefix(&kept).expect("an entry lies in its folder");
         super::copy(&entry, &out.join(FOLDER).join(place))?;
     }
-    pack(out)
+    super::pack(out, FOLDER, "kernels.tar.gz", "gzip -9n")
 }
 
 /// The folder of the kernels within the bundle, before it is packed and after it is unpacked.
 const FOLDER: &str = "kernels";
-
-/// Replaces the folder by an archive, which is the same for the same kernels.
-fn pack(out: &Path) -> Result<(), String> {
-    let status = Command::new("tar")
-        .args(["--create", "--gzip", "--file", "kernels.tar.gz", "--sort=name", "--mtime=@0"])
-        .args(["--owner=0", "--group=0", "--numeric-owner", FOLDER])
-        .current_dir(out)
-        .status()
-        .map_err(|error| format!("tar, which packs the kernels, cannot be started: {error}"))?;
-    if !status.success() {
-        return Err(format!("tar could not pack the kernels ({status})"));
-    }
-    fs::remove_dir_all(out.join(FOLDER)).map_err(|error| format!("the kernels cannot be removed: {error}"))
-}
 
 /// How a program is called so that it uses the kernels that it uses on a card; several ways, or none.
 fn calls(program: &Program) -> Vec<&'static [&'static str]> {

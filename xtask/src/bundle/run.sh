@@ -50,26 +50,35 @@ part=$1
 shift
 
 export THALWEG_DEVICE="$device" THALWEG_TEST_DEVICE="$device"
-export CARGO_BIN_EXE_thalweg="$here/thalweg"
 # Tests share the card: while one captures a graph, calls of another thread would break the capture.
 if [ "$device" = cuda ]; then export RUST_TEST_THREADS=1; fi
 out=${OUT:-out}
 
-# unpack FOLDER: puts the kernels into it; whole or not at all, so that a run that is cut short does no harm.
+# unpack ARCHIVE NAME FOLDER: puts what NAME.tar.* holds into FOLDER/NAME; whole or not at all, so that a run that is cut short
+# does no harm.
 unpack() {
-    mkdir -p "$1/kernels.$$" && tar -C "$1/kernels.$$" -mxzf "$here/kernels.tar.gz" || return 1
+    mkdir -p "$3/$2.$$" && tar -C "$3/$2.$$" -mxf "$here/$1" || return 1
     # What others can write is not used.
-    chmod -R go-w "$1/kernels.$$/kernels" || return 1
-    rm -rf "$1/kernels" && mv "$1/kernels.$$/kernels" "$1/kernels" && rmdir "$1/kernels.$$"
+    chmod -R go-w "$3/$2.$$/$2" || return 1
+    rm -rf "${3:?}/$2" && mv "$3/$2.$$/$2" "$3/$2" && rmdir "$3/$2.$$"
 }
 
-# The kernels lie beside the programs or, where nothing can be written there, beside the logs.
-if [ -f "$here/kernels.tar.gz" ] && [ -z "${THALWEG_PRECOMPILED_KERNELS-}" ]; then
-    kernels=$here/kernels
-    if [ ! -d "$kernels" ] || [ "$here/kernels.tar.gz" -nt "$kernels" ]; then
-        unpack "$here" 2>/dev/null || { unpack "$out" && kernels=$(cd "$out" && pwd)/kernels; } ||
-            echo "run: the precompiled kernels cannot be unpacked; NVRTC is needed" >&2
+# unpacked ARCHIVE NAME: says where NAME is: beside its archive or, where nothing can be written there, beside the logs.
+unpacked() {
+    if [ ! -d "$here/$2" ] || [ "$here/$1" -nt "$here/$2" ]; then
+        unpack "$1" "$2" "$here" 2>/dev/null || { unpack "$1" "$2" "$out" && echo "$(cd "$out" && pwd)/$2" && return; } || return 1
     fi
+    echo "$here/$2"
+}
+
+programs=$here
+if [ -f "$here/programs.tar.xz" ]; then
+    programs=$(unpacked programs.tar.xz programs) || { echo "run: the programs cannot be unpacked; tar and xz are needed" >&2; exit 2; }
+fi
+export CARGO_BIN_EXE_thalweg="$programs/thalweg"
+if [ -f "$here/kernels.tar.gz" ] && [ -z "${THALWEG_PRECOMPILED_KERNELS-}" ]; then
+    kernels=$(unpacked kernels.tar.gz kernels) ||
+        echo "run: the precompiled kernels cannot be unpacked; NVRTC is needed" >&2
     export THALWEG_PRECOMPILED_KERNELS="$kernels"
 fi
 summary=
@@ -124,7 +133,7 @@ finish() {
 }
 
 run_tests() {
-    for test in "$here"/tests/*; do
+    for test in "$programs"/tests/*; do
         [ -x "$test" ] || continue
         name=${test##*/}
         if [ $# -gt 0 ]; then
@@ -136,7 +145,7 @@ run_tests() {
 }
 
 run_benches() {
-    for bench in "$here"/benches/*; do
+    for bench in "$programs"/benches/*; do
         [ -x "$bench" ] || continue
         name=${bench##*/}
         step "bench/${name#thalweg-}" "$bench" --bench --json "$@"
@@ -144,7 +153,7 @@ run_benches() {
 }
 
 run_examples() {
-    for example in "$here"/*; do
+    for example in "$programs"/*; do
         [ -f "$example" ] && [ -x "$example" ] || continue
         case ${example##*/} in
         run | thalweg | conformance | digits) ;;
@@ -155,9 +164,9 @@ run_examples() {
 }
 
 run_digits() {
-    step digits "$here/digits" --device "$device" --json
-    step digits-again "$here/digits" --device "$device" --json
-    step digits-graph "$here/digits" --device "$device" --graph --json
+    step digits "$programs/digits" --device "$device" --json
+    step digits-again "$programs/digits" --device "$device" --json
+    step digits-graph "$programs/digits" --device "$device" --graph --json
     losses=$(cat "$out"/digits.log "$out"/digits-again.log "$out"/digits-graph.log | grep '^losses:' | sort | uniq -c)
     case $losses in
     *' 3 losses:'*) row digits-losses 0 0 "the same in all three runs" ;;
@@ -166,16 +175,16 @@ run_digits() {
 }
 
 case $part in
-doctor) exec "$here/thalweg" doctor "$@" ;;
-digits) exec "$here/digits" --device "$device" "$@" ;;
-conformance) exec "$here/conformance" --device "$device" "$@" ;;
-litmus) exec "$here/conformance" --device "$device" --litmus "$@" ;;
+doctor) exec "$programs/thalweg" doctor "$@" ;;
+digits) exec "$programs/digits" --device "$device" "$@" ;;
+conformance) exec "$programs/conformance" --device "$device" "$@" ;;
+litmus) exec "$programs/conformance" --device "$device" --litmus "$@" ;;
 tests) begin; run_tests "$@"; finish ;;
 benches) begin; run_benches "$@"; finish ;;
 all)
     begin
-    step doctor "$here/thalweg" doctor
-    step litmus "$here/conformance" --device "$device" --litmus
+    step doctor "$programs/thalweg" doctor
+    step litmus "$programs/conformance" --device "$device" --litmus
     run_tests
     run_digits
     run_examples
@@ -184,7 +193,7 @@ all)
 *)
     case $part in
     */* | run) ;;
-    *) if [ -f "$here/$part" ] && [ -x "$here/$part" ]; then exec "$here/$part" "$@"; fi ;;
+    *) if [ -f "$programs/$part" ] && [ -x "$programs/$part" ]; then exec "$programs/$part" "$@"; fi ;;
     esac
     echo "run: there is no part '$part'" >&2
     usage >&2

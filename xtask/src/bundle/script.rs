@@ -93,6 +93,27 @@ mod tests {
     }
 
     #[test]
+    fn packed_programs_are_unpacked_at_the_first_call() {
+        let fake = Fake::new("packed");
+        let fresh = fake.0.join("fresh/programs");
+        fs::create_dir_all(&fresh).unwrap();
+        fs::rename(fake.0.join("thalweg"), fresh.join("thalweg")).unwrap();
+        fs::rename(fake.0.join("tests"), fresh.join("tests")).unwrap();
+        let mut tar = Command::new("tar");
+        tar.arg("-C")
+            .arg(fake.0.join("fresh"))
+            .arg("-cJf")
+            .arg(fake.0.join("programs.tar.xz"))
+            .arg("programs");
+        assert!(tar.status().unwrap().success());
+        fs::remove_dir_all(fake.0.join("fresh")).unwrap();
+        assert_eq!(fake.run(&["doctor", "--json"]), (Some(0), "doctor --json on sim\n".to_owned()));
+        assert!(fake.0.join("programs/thalweg").is_file());
+        let (status, text) = fake.run(&["tests", "good"]);
+        assert_eq!(status, Some(0), "{text}");
+    }
+
+    #[test]
     fn wrong_calls_do_nothing() {
         let fake = Fake::new("usage");
         for arguments in [&[][..], &["nothing"], &["--device", "tpu", "all"], &["--device"]] {
