@@ -22,7 +22,7 @@ use crate::graph::Captures;
 use crate::graph::audit::{Auditor, called};
 use crate::kernel::KernelTable;
 use crate::launch::LaunchTable;
-use crate::memory::DriverUpstream;
+use crate::memory::{DriverUpstream, Quarantine};
 use crate::stream::{StreamPool, StreamState};
 use crate::{Error, Result, Stream};
 
@@ -47,6 +47,8 @@ struct DeviceState {
     properties: DeviceProperties,
     environment: Environment,
     upstream: Arc<DriverUpstream>,
+    /// Freed memory that is held back; before the allocator, which it goes back to.
+    quarantine: OnceLock<Quarantine>,
     allocator: Arc<DeviceAllocator>,
     host_allocator: Arc<HostAllocator>,
     default_stream: Arc<StreamState>,
@@ -87,8 +89,8 @@ impl Device {
     /// `THALWEG_SIM_SEED` it is [watched](crate::sim).
     pub fn sim(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
-        DEVICES.get(index, || {
-            let environment = Environment::get();
+        let environment = Environment::get();
+        let device = DEVICES.get(index, || {
             environment.check()?;
             let defaults = SimConfig::default();
             let config = SimConfig {
@@ -101,7 +103,11 @@ impl Device {
                 None => SimDriver::new(config)?,
             };
             Ok(Devices::new(driver, environment))
-        })
+        })?;
+        if environment.sim_check.as_ref().is_some_and(|program| program.quarantine) {
+            device.hold_back_freed();
+        }
+        Ok(device)
     }
 
     /// The device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`.
@@ -286,7 +292,22 @@ impl Device {
     /// Gives all memory that is cached and unused back to the driver. *Blocks* until the device is done with it.
     pub fn empty_cache(&self) -> Result<()> {
         self.check_process("empty_cache")?;
+        self.give_back_held();
         self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
+    }
+
+    /// Holds freed memory back from now on ([`Quarantine`]).
+    pub(crate) fn hold_back_freed(&self) {
+        self.0.quarantine.get_or_init(|| Quarantine::new(self.0.properties.total_memory_bytes));
+    }
+
+    pub(crate) fn quarantine(&self) -> Option<&Quarantine> {
+        self.0.quarantine.get()
+    }
+
+    /// Gives back the freed memory that is held back, and says whether there was any.
+    pub(crate) fn give_back_held(&self) -> bool {
+        self.quarantine().is_some_and(Quarantine::give_back)
     }
 
     /// Lets kernels and copies of `accessor`, another device of the same driver, touch this device's memory: plain memory, and
@@ -358,6 +379,7 @@ impl System {
             properties: driver.device_properties(index)?,
             environment: self.environment.clone(),
             upstream,
+            quarantine: OnceLock::new(),
             allocator,
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),

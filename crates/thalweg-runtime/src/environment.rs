@@ -99,6 +99,7 @@ impl Environment {
             seed,
             faults: flag("THALWEG_SIM_FAULTS"),
             order_only: flag("THALWEG_SIM_ORDER_ONLY"),
+            quarantine: flag("THALWEG_SIM_QUARANTINE"),
             time_limit,
             report: variable("THALWEG_SIM_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         });

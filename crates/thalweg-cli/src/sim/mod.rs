@@ -119,6 +119,8 @@ struct SeedFailure {
     status: Option<String>,
     /// The end of its standard error.
     errors: String,
+    /// Whether freed memory was held back.
+    held_freed: bool,
 }
 
 impl SeedFailure {
@@ -204,7 +206,22 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Runs a seed; the first one again with freed memory held back, if all was well. Of that run its uses of freed memory count, and
+/// nothing else: the program may have to do with other addresses and figures than usual.
 fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
+    let ended = run_process(arguments, seed, false)?;
+    if seed != arguments.first || matches!(ended, Ended::Failed(_)) {
+        return Ok(ended);
+    }
+    match run_process(arguments, seed, true)? {
+        Ended::Failed(failure) if !failure.findings.is_empty() => {
+            Ok(Ended::Failed(SeedFailure { status: None, ..failure }))
+        }
+        _ => Ok(ended),
+    }
+}
+
+fn run_process(arguments: &Arguments, seed: u64, holds_freed: bool) -> std::io::Result<Ended> {
     let folder = PrivateFolder::new()?;
     let report = folder.0.join("report");
     let mut observed = report.clone().into_os_string();
@@ -220,7 +237,9 @@ fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    if arguments.faults {
+    if holds_freed {
+        process.env("THALWEG_SIM_QUARANTINE", "1");
+    } else if arguments.faults {
         process.env("THALWEG_SIM_FAULTS", "1");
     }
     if arguments.order_only {
@@ -245,7 +264,7 @@ fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
     };
     let lines: Vec<&str> = errors.lines().collect();
     let shown = lines[lines.len().saturating_sub(SHOWN_ERROR_LINES)..].join("\n");
-    Ok(Ended::Failed(SeedFailure { findings, status, errors: shown }))
+    Ok(Ended::Failed(SeedFailure { findings, status, errors: shown, held_freed: holds_freed }))
 }
 
 /// Waits for a process, for so long at most, and kills it then. Its status, and what it wrote to standard error.
@@ -331,6 +350,10 @@ fn print_text(output: &Output, arguments: &Arguments, runs: &Runs, seconds: f64)
     if let Some(status) = &failure.status {
         output.line(2, &format!("The program ended with {status}. The end of its standard error:"));
         output.text(&format!("{}\n\n", failure.errors));
+    }
+    if failure.held_freed {
+        output
+            .line(2, "Freed memory was held back in this run; otherwise another owner may have it by then.");
     }
     let again = run_seed(arguments, *seed);
     let is_again = matches!(&again, Ok(Ended::Failed(second)) if second.essence() == failure.essence());

@@ -41,6 +41,13 @@ fn hand_over(kind: &str) -> thalweg::Result<()> {
             std::thread::park();
         },
         "asks" => drop(side.query()?),
+        "stale" => {
+            let pointer = Buffer::new(&main, 64)?.pointer();
+            let next = Buffer::new(&main, 64)?;
+            for pointer in [next.pointer(), pointer] {
+                main.fill(pointer, FillPattern::U8(2), 64, Label::here("fill"))?;
+            }
+        }
         _ => {}
     }
     let read = main.copy_to_host(&mut [0; 64], buffer.pointer(), Label::here("read"));
@@ -63,6 +70,15 @@ fn a_right_program_passes_every_seed() {
     let (status, out, errors) = sim(&["--seeds", "6"], "right");
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("6 seeds, nothing found"), "{out}");
+}
+
+#[test]
+fn a_stale_pointer_is_found_though_another_has_the_memory() {
+    let (status, out, _) = sim(&["--seeds", "3", "--jobs", "1"], "stale");
+    assert_eq!(status, Some(1), "{out}");
+    for part in ["seed 0", "use after free", "was held back", "showed the same", "--first 0 --seeds 1 -- "] {
+        assert!(out.contains(part), "`{part}` is not in:\n{out}");
+    }
 }
 
 #[test]

@@ -703,6 +703,17 @@ impl Block {
         std::mem::forget(self.arena.take());
     }
 
+    /// Takes the block out of what is being dropped, so that its memory goes back later: for checks that hold freed memory back.
+    /// For those who watch it ([`Vigil`](crate::Vigil)) it dies now. No other call of what is left is to follow.
+    pub fn hold_back(&mut self) -> Self {
+        let arena = self.arena.take();
+        if let (Some(arena), Some(block)) = (&arena, self.block.some()) {
+            arena.lock().tell_vigils(block);
+        }
+        let uses = Mutex::new(self.uses().take());
+        Self { arena, uses, ..*self }
+    }
+
     /// Its arena, and its name there.
     pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
         (self.arena(), self.block.some())

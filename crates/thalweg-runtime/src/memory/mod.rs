@@ -7,6 +7,7 @@ mod captures;
 mod loan;
 mod managed;
 mod pages;
+mod quarantine;
 mod sharing;
 mod stream_ordered;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use thalweg_memory::{AllocationError, Block};
 
 pub use self::loan::Loan;
 pub use self::managed::ManagedMemory;
+pub(crate) use self::quarantine::Quarantine;
 pub use self::sharing::{SharedBuffer, SharedHandle};
 pub(crate) use self::upstream::DriverUpstream;
 use crate::{Device, Error, Result, Stream};
@@ -88,10 +90,11 @@ impl Buffer {
     pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
         device.check_process("Buffer::new")?;
-        let block = device
-            .allocator()
-            .allocate(bytes, stream.id())
-            .map_err(|error| from_allocation(device, error).at(label.location))?;
+        let mut outcome = device.allocator().allocate(bytes, stream.id());
+        if outcome.as_ref().is_err_and(AllocationError::is_out_of_memory) && device.give_back_held() {
+            outcome = device.allocator().allocate(bytes, stream.id());
+        }
+        let block = outcome.map_err(|error| from_allocation(device, error).at(label.location))?;
         if let Some(instrument) = device.driver().instrument() {
             let (start, kind) = (block.address(), BlockKind::Device);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
@@ -174,10 +177,13 @@ impl Drop for Buffer {
                 Memory::Lent(lent) => std::mem::forget(lent.clone()),
             };
         }
-        match &self.memory {
+        match &mut self.memory {
             Memory::Owned(block) => {
                 if let Some(instrument) = self.device.driver().instrument() {
                     instrument.block_freed(block.address(), None);
+                    if let Some(quarantine) = self.device.quarantine() {
+                        quarantine.hold(block);
+                    }
                 }
             }
             Memory::Lent(lent) => lent.give_back(),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use thalweg_sanitizer::{Finding, Site};
+use thalweg_sanitizer::{Finding, FindingKind, Site};
 
 use super::run::Plan;
 
@@ -67,6 +67,11 @@ impl Problem {
             | (Self::Lost { .. }, Self::Lost { .. }) => true,
             _ => false,
         }
+    }
+
+    /// Whether it is a use of memory that had been given back.
+    pub(super) fn is_use_after_free(&self) -> bool {
+        matches!(self, Self::Finding(finding) if finding.kind == FindingKind::UseAfterFree)
     }
 
     /// Whether it names a drop without its line.
@@ -193,6 +198,12 @@ impl fmt::Display for Failure {
                 }
             }
             None => writeln!(f, "schedule: {}", self.first.style)?,
+        }
+        if self.plan.holds_freed {
+            writeln!(
+                f,
+                "memory:   freed blocks are held back in this run (otherwise another owner may have them by then)"
+            )?;
         }
         for fault in &self.plan.faults {
             writeln!(f, "fault:    {fault}")?;

@@ -6,7 +6,8 @@
 //! opens the devices is the one that the schedule knows; other threads of the program take part from their first call on.
 //! `THALWEG_SIM_TIMEOUT` is how many seconds the process may take. With `THALWEG_SIM_ORDER_ONLY=1` no command touches memory, and
 //! a process that may have seen something of what the schedule decides leaves a file beside the report whose name ends in
-//! [`OBSERVED_SUFFIX`]: without it, other seeds would have given the same.
+//! [`OBSERVED_SUFFIX`]: without it, other seeds would have given the same. With `THALWEG_SIM_QUARANTINE=1` freed memory is held
+//! back, and uses of freed memory are all that is reported ([`Check::quarantine`](super::Check::quarantine)).
 //!
 //! A whole program has no end that we see, so what is left at its end is not looked at.
 
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_driver::Driver;
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::{CheckedDriver, FindingKind};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use super::run::Plan;
@@ -44,6 +45,8 @@ pub struct CheckedProgram {
     pub faults: bool,
     /// `THALWEG_SIM_ORDER_ONLY=1`: no command touches memory.
     pub order_only: bool,
+    /// `THALWEG_SIM_QUARANTINE=1`: freed memory is held back.
+    pub quarantine: bool,
     /// `THALWEG_SIM_TIMEOUT`, in seconds.
     pub time_limit: Option<Duration>,
     /// `THALWEG_SIM_REPORT`.
@@ -69,11 +72,14 @@ impl CheckedProgram {
             // Without it the other seeds are left out: said too little rather than too much.
             machine.on_observation(move || drop(std::fs::write(companion, "")))?;
         }
-        let report = self.report.clone();
-        machine.on_stuck(move |text| write(&text, report.as_deref()))?;
+        let (report, quarantine) = (self.report.clone(), self.quarantine);
+        if !quarantine {
+            machine.on_stuck(move |text| write(&text, report.as_deref()))?;
+        }
         let referee = CheckedDriver::new(machine);
         let report = self.report.clone();
         referee.on_finding(move |finding| match finding.is_possible() {
+            _ if quarantine && finding.kind != FindingKind::UseAfterFree => {}
             true => write(&format!("{POSSIBLE_PREFIX}{finding}"), report.as_deref()),
             false => write(finding, report.as_deref()),
         });

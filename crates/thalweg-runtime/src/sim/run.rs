@@ -70,6 +70,9 @@ pub(super) struct Plan {
     pub(super) faults: Vec<Fault>,
     /// The choices themselves, where they are to be made as they were before and not by the style.
     pub(super) deviations: Option<Vec<Deviation>>,
+    /// Whether freed memory is held back. Allocators then behave otherwise than without (their figures, their errors), so nothing
+    /// counts but uses of freed memory: those are wrong whatever an allocator does.
+    pub(super) holds_freed: bool,
 }
 
 impl Plan {
@@ -85,7 +88,12 @@ impl Plan {
         };
         let count = if with_faults && random.below(2) == 0 { 1 + random.below(4) } else { 0 };
         let faults = (0..count).map(|_| fault(&mut random)).collect();
-        Self { seed, style, faults, deviations: None }
+        Self { seed, style, faults, deviations: None, holds_freed: false }
+    }
+
+    /// The schedule of a seed without faults, with freed memory held back.
+    pub(super) fn holding_freed(seed: u64) -> Self {
+        Self { holds_freed: true, ..Self::of_seed(seed, false) }
     }
 
     /// The same run with its choices written down.
@@ -194,6 +202,9 @@ impl Check {
             .unwrap_or_else(|error| panic!("the devices of a simulated machine did not open: {error}"));
         let used_before: Vec<u64> = (0..self.devices).map(|index| used_bytes(&machine, index)).collect();
         machine.inject(&plan.faults);
+        if plan.holds_freed {
+            devices.iter().for_each(Device::hold_back_freed);
+        }
         let gpu = Gpu::new(devices, machine.clone(), referee.clone(), plan.seed);
         let outcome = panics::catch(|| {
             let _current = gpu.device().make_current();
@@ -238,6 +249,9 @@ impl Check {
         let findings = findings.into_iter().map(|finding| Problem::Finding(Box::new(finding)));
         problems.splice(0..0, findings);
         put_first(&mut problems, stuck);
+        if plan.holds_freed {
+            problems.retain(Problem::is_use_after_free);
+        }
         let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
         let mut trace = machine.trace().unwrap_or_default();
         trace.observations += u64::from(was_seen);

@@ -104,6 +104,82 @@ fn the_report_of_a_use_after_the_drop_names_the_line_of_the_drop() {
     assert!(freed.file.ends_with("sim_check.rs") && freed.line == dropped, "{failure}");
 }
 
+/// A raw pointer to memory that was dropped, used after the next request of the stream got the same bytes.
+fn stale_pointer(gpu: &Gpu) -> Result<()> {
+    let main = gpu.device().current_stream();
+    let buffer = Buffer::new(&main, BYTES)?;
+    let stale = buffer.pointer();
+    drop(buffer);
+    let next = Buffer::new(&main, BYTES)?;
+    fill(&main, &next, 1)?;
+    main.fill(stale, FillPattern::U8(2), BYTES, Label::here("stale fill"))
+}
+
+#[test]
+fn a_stale_pointer_to_memory_that_another_has_is_found() {
+    let plain = Check::new().quarantine(false).find(stale_pointer);
+    assert!(plain.is_ok(), "the bytes are the next owner's, and the order is right for it");
+    let failure = Check::new().find(stale_pointer).unwrap_err();
+    assert_eq!(kind(&failure), Some(FindingKind::UseAfterFree), "{failure}");
+    let report = failure.to_string();
+    for part in ["seed 0 fails", "`stale fill` at", "held back", "freed by `drop` at", "sim_check.rs"] {
+        assert!(report.contains(part), "{report}");
+    }
+}
+
+/// Uses up nearly all memory again and again, and asks what there is, which must be as if nothing were held back.
+#[test]
+fn memory_that_is_held_back_is_there_when_it_is_needed() {
+    const MEMORY: u64 = 64 << 20;
+    let rounds = std::cell::Cell::new(0);
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        for round in 0..8u64 {
+            let sizes = [(10 + round) << 20, (14 - round) << 20, 12 << 20, 12 << 20, 10 << 20];
+            let buffers = sizes.map(|bytes| Buffer::new(&main, bytes));
+            for buffer in buffers {
+                fill(&main, &buffer?, 1)?;
+            }
+            rounds.set(rounds.get() + 1);
+        }
+        Ok(())
+    };
+    let summary = Check::new().seeds(0..1).memory_bytes(MEMORY).run(program);
+    assert_eq!((summary.runs, rounds.get()), (1, 16), "the run that holds memory back gets to its end, too");
+}
+
+#[test]
+fn an_allocators_figures_fail_no_right_program() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let before = gpu.device().memory_reserved();
+        for _ in 0..64 {
+            fill(&main, &Buffer::new(&main, 1 << 20)?, 1)?;
+        }
+        assert!(gpu.device().memory_reserved() - before <= 32 << 20, "one block serves all");
+        Ok(())
+    };
+    Check::new().seeds(0..2).run(program);
+}
+
+#[test]
+fn a_graph_refuses_an_input_that_was_dropped_though_its_memory_is_held_back() {
+    let refusals = std::cell::Cell::new(0);
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let input = Buffer::new(&main, BYTES)?;
+        let (graph, ()) = Graph::capture(gpu.device(), CaptureOptions::default(), || {
+            fill(&gpu.device().current_stream(), &input, 1)
+        })?;
+        graph.replay_on(&main)?;
+        drop(input);
+        refusals.set(refusals.get() + u32::from(graph.replay_on(&main).is_err()));
+        Ok(())
+    };
+    Check::new().seeds(0..1).run(program);
+    assert_eq!(refusals.get(), 2, "in the run of the seed, and in the one that holds memory back");
+}
+
 #[test]
 fn what_nobody_gives_back_is_a_leak() {
     let program = |gpu: &Gpu| -> Result<()> {

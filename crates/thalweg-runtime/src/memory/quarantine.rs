@@ -1,0 +1,65 @@
+//! [`Quarantine`]: freed blocks that nobody gets for a while, so that a pointer which is used too long meets memory that is nobody's.
+//!
+//! An allocator gives the bytes that a stream freed last to the stream's next request. A stale pointer then reads and
+//! writes what belongs to another, in an order that is right for the other, and no referee can tell it from a good one. Address
+//! sanitizers hold freed memory back for that reason; so do checks ([`Check::quarantine`](crate::sim::Check::quarantine)).
+//!
+//! The memory of private pools is left alone: graphs count on its addresses.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use thalweg_memory::Block;
+
+use super::upstream::lock;
+
+/// What part of the device's memory is held back at most: one in so many bytes.
+const SHARE: u64 = 4;
+
+/// How many blocks are held back at most.
+const MOST_BLOCKS: usize = 4096;
+
+/// The freed blocks of a device that are held back.
+pub(crate) struct Quarantine {
+    most_bytes: u64,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// The one that was freed last is the last.
+    blocks: VecDeque<Block>,
+    bytes: u64,
+}
+
+impl Quarantine {
+    /// Holds nothing back yet, and a share of a device's memory at most.
+    pub(crate) fn new(device_bytes: u64) -> Self {
+        Self { most_bytes: device_bytes / SHARE, held: Mutex::default() }
+    }
+
+    /// Takes a block that is being dropped, and gives back those that were freed first, if it is too much now.
+    pub(super) fn hold(&self, block: &mut Block) {
+        let bytes = block.size_bytes();
+        if block.is_null() || block.pool().is_some() || bytes > self.most_bytes {
+            return;
+        }
+        // Dropped when the lock is free again: the allocator calls out.
+        let mut outlived = Vec::new();
+        let mut held = lock(&self.held);
+        held.bytes += bytes;
+        held.blocks.push_back(block.hold_back());
+        while held.bytes > self.most_bytes || held.blocks.len() > MOST_BLOCKS {
+            let Some(oldest) = held.blocks.pop_front() else { break };
+            held.bytes -= oldest.size_bytes();
+            outlived.push(oldest);
+        }
+        drop(held);
+    }
+
+    /// Gives everything back, and says whether there was anything.
+    pub(crate) fn give_back(&self) -> bool {
+        let held = std::mem::take(&mut *lock(&self.held));
+        !held.blocks.is_empty()
+    }
+}
