@@ -28,6 +28,13 @@ pub(crate) struct Apart {
     sighted: Option<Sighted>,
 }
 
+impl Apart {
+    /// The thread, if it has begun.
+    pub(crate) fn sighted(&self) -> Option<&Sighted> {
+        self.sighted.as_ref()
+    }
+}
+
 impl Control {
     /// Whether all that runs apart is asleep.
     pub(crate) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {

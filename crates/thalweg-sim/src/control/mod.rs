@@ -13,6 +13,9 @@
 //! and have threads of their own ([`apart`](crate::control::apart)). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
+//! A thread that nobody has announced is unknown until it calls. So after the first call of one, a decision waits a moment for
+//! others that the system shows and the machine has not seen; and there is no deadlock at once while there is such a thread.
+//!
 //! # Polling
 //! A device goes on while a program polls. So a thread that looks at the same thing again and again, with nothing done in
 //! between, waits until something is done; and if nothing is left that could be done, for a while, that is a livelock.
@@ -45,7 +48,7 @@ use super::refusal::{Outcome, Refusal};
 use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
 use super::state::State;
 use crate::control::apart::Apart;
-use crate::control::threads::{Alive, Sighted};
+use crate::control::threads::{Activity, Alive, Sighted, Tick, made_since};
 use crate::control::watch::{Limit, Stall};
 
 /// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
@@ -61,6 +64,11 @@ const LOOKED_AT: usize = 32;
 /// How long nobody may get ahead, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
 /// may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often decisions look, after a thread came that nobody had announced, for others that are on their way, and wait for a moment if
+/// there are any. A thread that makes its first call only when another is done with its work may know of that work, as far as
+/// anybody can see.
+const ARRIVAL_LOOKS: u32 = 64;
 
 /// How often threads poll in that time, at least: one that sleeps in between is not busy.
 const LIVELOCK_POLLS: u32 = 1000;
@@ -137,6 +145,10 @@ pub(super) struct Control {
     /// How long the run may take.
     pub(super) limit: Option<Limit>,
     pub(super) stall: Stall,
+    /// When the machine was made, or its last run began.
+    began: Tick,
+    /// How often decisions will look yet for threads that are on their way to their first call.
+    arrival_looks: u32,
 }
 
 /// Polls since something was done last.
@@ -252,6 +264,8 @@ impl Control {
             on_observation: None,
             limit: None,
             stall: Stall::default(),
+            began: Tick::now(),
+            arrival_looks: 0,
         }
     }
 
@@ -271,7 +285,7 @@ impl Control {
             self.hosts.pop();
         }
         self.hosts.iter_mut().for_each(|host| host.looks = Looks::default());
-        self.progress = 0;
+        (self.progress, self.began) = (0, Tick::now());
         std::mem::take(&mut self.trace)
     }
 
@@ -285,6 +299,7 @@ impl Control {
     /// Takes the calling thread in, which nobody has announced. Its number.
     fn adopt(&mut self) -> u32 {
         self.trace.is_controlled = false;
+        self.arrival_looks = ARRIVAL_LOOKS;
         let name = std::thread::current().name().unwrap_or("a thread without a name").to_owned();
         let mut host = Host::new(Cow::Owned(name), Phase::Running);
         host.bind();
@@ -389,6 +404,29 @@ impl Control {
     /// Whether the trace still notes what polls are answered.
     pub(super) fn notes_polls(&self) -> bool {
         self.polls.progress != self.progress || self.polls.count < NOTED_POLLS
+    }
+
+    /// What the threads are doing that were made since the run began and have not called yet.
+    fn newcomers(&self) -> Vec<Activity> {
+        let hosts = self.hosts.iter().map(|host| &host.sighted);
+        let known: SmallVec<[&Sighted; 8]> =
+            hosts.chain(self.apart.iter().filter_map(Apart::sighted)).collect();
+        made_since(self.began, |number| known.iter().any(|thread| thread.is_number(number)))
+    }
+
+    /// Whether there is a thread that may yet call for the first time.
+    pub(super) fn has_newcomer(&self) -> bool {
+        self.newcomers().iter().any(|activity| *activity != Activity::Gone)
+    }
+
+    /// Whether a decision has to wait for a thread that is on its way to its first call.
+    pub(super) fn awaits_newcomer(&mut self) -> bool {
+        if self.arrival_looks == 0 {
+            return false;
+        }
+        let newcomers = self.newcomers();
+        self.arrival_looks = if newcomers.is_empty() { 0 } else { self.arrival_looks - 1 };
+        newcomers.contains(&Activity::Awake)
     }
 
     /// Whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.

@@ -149,6 +149,11 @@ impl Sighted {
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
+    /// Whether it is the thread that the system knows by this number.
+    pub(crate) fn is_number(&self, number: i32) -> bool {
+        self.life.strong_count() > 0 && self.system == SystemThread(number)
+    }
+
     /// Whether it is the calling thread.
     pub(crate) fn is_here(&self) -> bool {
         self.activity() != Activity::Gone && self.system == SystemThread::current()
@@ -179,9 +184,69 @@ impl Sighted {
     }
 }
 
+/// A moment in the system's count of clock ticks, by which it says when a thread was made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Tick(u64);
+
+#[cfg(target_os = "linux")]
+impl Tick {
+    pub(crate) fn now() -> Self {
+        if cfg!(miri) {
+            // It has no such clock, and shows no threads either.
+            return Self(0);
+        }
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes the time to a place of ours.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+        Self(time.tv_sec as u64 * TICKS_PER_SECOND + time.tv_nsec as u64 * TICKS_PER_SECOND / 1_000_000_000)
+    }
+}
+
+/// What the threads of the process are doing that were made at this moment or later, without the simulator's own and those that are
+/// known.
+#[cfg(target_os = "linux")]
+pub(crate) fn made_since(moment: Tick, is_known: impl Fn(i32) -> bool) -> Vec<Activity> {
+    let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let numbers = folder.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let activity = |number: &i32| {
+        let status = SystemThread(*number).status()?;
+        // Field 22 of proc(5), of which the first here is the third.
+        let made = status.fields.split(' ').nth(19)?.parse().ok().map(Tick)?;
+        (made >= moment && !status.name.starts_with(OWN_PREFIX)).then(|| status.activity())
+    };
+    numbers.filter(|number| !is_known(*number)).filter_map(|number| activity(&number)).collect()
+}
+
 /// A thread as the operating system names it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct SystemThread(i32);
+
+/// Steps of the clock by which the system counts the times of threads.
+#[cfg(target_os = "linux")]
+const TICKS_PER_SECOND: u64 = 100;
+
+/// What the names of the simulator's own threads begin with.
+#[cfg(target_os = "linux")]
+const OWN_PREFIX: &str = "sim-";
+
+/// What the system says of a thread.
+#[cfg(target_os = "linux")]
+struct Status {
+    name: String,
+    /// From the state on.
+    fields: String,
+}
+
+#[cfg(target_os = "linux")]
+impl Status {
+    fn activity(&self) -> Activity {
+        match self.fields.chars().next() {
+            None | Some('Z' | 'X') => Activity::Gone,
+            Some('S') => Activity::Asleep,
+            _ => Activity::Awake,
+        }
+    }
+}
 
 #[cfg(target_os = "linux")]
 impl SystemThread {
@@ -190,30 +255,38 @@ impl SystemThread {
         Self(unsafe { libc::gettid() })
     }
 
-    /// What the system says of it, from the state on.
-    fn status(self) -> Option<String> {
+    /// What the system says of it.
+    fn status(self) -> Option<Status> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)).ok()?;
         // `4711 (a name) S 1 …`: the name may hold anything, a bracket too.
-        Some(text.rsplit_once(") ")?.1.to_owned())
+        let (name, fields) = text.rsplit_once(") ")?;
+        Some(Status { name: name.split_once('(')?.1.to_owned(), fields: fields.to_owned() })
     }
 
     /// What the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
     fn activity(self) -> Activity {
-        match self.status().and_then(|status| status.chars().next()) {
-            None | Some('Z' | 'X') => Activity::Gone,
-            Some('S') => Activity::Asleep,
-            _ => Activity::Awake,
-        }
+        self.status().map_or(Activity::Gone, |status| status.activity())
     }
 
     /// How long a processor has worked for the thread, in steps of the system's clock.
     fn busy(self) -> Duration {
-        const TICK: Duration = Duration::from_millis(10);
-        let status = self.status().unwrap_or_default();
+        let fields = self.status().map_or_else(String::new, |status| status.fields);
         // Fields 14 and 15 of proc(5), of which the first here is the third.
-        let ticks = status.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
-        TICK * ticks.sum()
+        let ticks = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u32>().ok());
+        Duration::from_secs(1) / TICKS_PER_SECOND as u32 * ticks.sum()
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Tick {
+    pub(crate) fn now() -> Self {
+        Self(0)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn made_since(_: Tick, _: impl Fn(i32) -> bool) -> Vec<Activity> {
+    Vec::new()
 }
 
 /// Elsewhere nobody tells: a thread that does not park for a few looks counts as asleep.

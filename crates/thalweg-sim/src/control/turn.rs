@@ -101,7 +101,7 @@ impl<'a> Locked<'a> {
             let control = self.control();
             let is_settled = if (host as usize) < control.hosts.len() {
                 host == me || !control.host(host).is_running() || control.is_asleep(host, machine)
-            } else if control.apart_is_asleep(machine) {
+            } else if control.apart_is_asleep(machine) && !control.awaits_newcomer() {
                 return self;
             } else {
                 false
@@ -121,7 +121,7 @@ impl<'a> Locked<'a> {
         loop {
             let control = self.control();
             let is_somebody_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
-            let may_change = is_somebody_outside || !control.trace.is_controlled;
+            let may_change = is_somebody_outside || !control.trace.is_controlled || control.has_newcomer();
             if !may_change || begin.elapsed() > PATIENCE {
                 self.declare_stuck("deadlock: no host thread can go on and no command is ready. ");
                 return self;
