@@ -276,7 +276,13 @@ impl Stream {
         let mut state = StreamState::new(device.driver(), handle, priority, StreamKind::External);
         state.forgotten = Some(pool.forgotten.clone());
         let state = Arc::new(state);
-        pool.external.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&state));
+        let mut external = pool.external.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that are gone leave before the list would grow, so that it is never longer than twice what lives.
+        if external.len() == external.capacity() {
+            external.retain(|state| state.strong_count() > 0);
+        }
+        external.push(Arc::downgrade(&state));
+        drop(external);
         Ok(Self::from_state(device, state))
     }
 
@@ -600,5 +606,9 @@ mod tests {
         drop(adopt());
         assert_eq!(device.stream_pool().all().len(), 1);
         assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
+        // And without anybody who asks for all.
+        (0..1000).for_each(|_| drop(adopt()));
+        let listed = device.stream_pool().external.lock().unwrap().len();
+        assert!(listed <= 16, "{listed} streams are listed, and one is there");
     }
 }

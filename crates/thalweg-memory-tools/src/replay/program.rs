@@ -86,28 +86,17 @@ pub struct Program {
     pub(super) homes: usize,
 }
 
-/// No program has more streams and private pools. An allocator takes time with their number at every step.
-const MOST_HOMES: usize = 4096;
-
 impl Program {
     /// The program of one device of a recording that has its trace.
     ///
     /// # Errors
-    /// If the recording has no trace of the device, or one with more streams and private pools than a program can have.
+    /// If the recording has no trace of the device, or one that cannot be: with more private pools than have numbers, say.
     pub fn from_recording(recording: &Recording, device: usize) -> Result<Self, SnapshotError> {
         let segments = recording
             .segments(device)
             .map(|(segment, blocks)| reading::LastSegment::new(segment, blocks))
             .collect();
-        let program = reading::read(segments, recording.trace(device), device)?;
-        if program.homes > MOST_HOMES {
-            return Err(SnapshotError::new(format!(
-                "the trace has {} streams and private pools; with more than {MOST_HOMES} a replay would take too long, and \
-                 no program has so many",
-                program.homes
-            )));
-        }
-        Ok(program)
+        reading::read(segments, recording.trace(device), device)
     }
 
     /// The same of a snapshot.

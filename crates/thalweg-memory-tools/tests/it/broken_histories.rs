@@ -125,21 +125,19 @@ fn sums_of_huge_sizes_are_huge() {
     replay(&recording);
 }
 
-/// As many streams as a real program may have, and more than any.
+/// More streams than any real program has: the time that a replay takes is near linear in them.
 #[test]
-fn thousands_of_streams_are_served_or_refused() {
+fn thousands_of_streams_are_served() {
     let snapshot = |streams: u64| {
         let entries = (0..streams).map(|stream| {
             TraceEntry::new(Action::Alloc, (1 << 40) + (stream << 21), 1000, StreamId::from_raw(stream))
         });
         Snapshot { device_traces: vec![entries.collect()], ..Snapshot::default() }
     };
-    let program = Program::from_recording(&read(&snapshot(1900)), 0).expect("that can be");
+    let program = Program::from_recording(&read(&snapshot(20_000)), 0).expect("that can be");
     let settings = what_if::settings(Policy::PyTorch, "expandable_segments:True").expect("PyTorch takes it");
     let forecast = Forecast::of(&program, &settings, false, None, |_| {}).expect("there is room");
-    assert_eq!(forecast.tidy.peak_reserved_bytes, 1900 << 21);
-    let error = Program::from_recording(&read(&snapshot(5000)), 0).expect_err("no program has so many");
-    assert!(error.to_string().contains("5000 streams and private pools"), "{error}");
+    assert_eq!(forecast.tidy.peak_reserved_bytes, 20_000 << 21);
 }
 
 /// Everything that the toolbox does with a recording. Errors are fine, panics are not.

@@ -238,8 +238,12 @@ impl DeviceAllocator {
     /// Looks, without waiting, which freed blocks other streams are done with, and makes them available. Every allocation
     /// does so too, for its own stream (with `policy:pytorch`, for all).
     pub fn process_events(&self) {
-        for arena in self.common.all_arenas().iter().filter(|arena| arena.is_waiting()) {
-            arena.lock().process_events(arena);
+        for arena in self.common.waiting_arenas() {
+            if arena.is_waiting() {
+                arena.lock().process_events(&arena);
+            } else {
+                arena.state().strike_waiting(&arena);
+            }
         }
     }
 

@@ -53,7 +53,7 @@ use crate::policy::{self, Policy};
 use crate::statistics::stats::SizeClass;
 use crate::trace::history::StackId;
 use crate::trace::watch::Log;
-use crate::upstream::{EventId, SegmentSource, StreamId, UpstreamError};
+use crate::upstream::{SegmentSource, StreamId, UpstreamError};
 
 /// Whose an arena is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -195,6 +195,10 @@ impl Arena {
         self.state.try_lock()
     }
 
+    pub(crate) fn has_empty_inbox(&self) -> bool {
+        self.returned.is_empty()
+    }
+
     /// Whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.returned.is_empty() || !self.state().order.is_idle()
@@ -222,7 +226,10 @@ impl Arena {
                     state.leave(|state| &mut state.references);
                 }
             }
-            Err(arena) => arena.returned.push((block, uses, stack)),
+            Err(arena) => {
+                arena.returned.push((block, uses, stack));
+                arena.common.rolls.waiting.insert(arena.number);
+            }
         }
     }
 
@@ -270,13 +277,6 @@ impl Arena {
         }
         unrecorded.iter().for_each(|stream| drop(memory.synchronize_stream(*stream)));
         streams.try_for_each(|stream| memory.synchronize_stream(*stream))
-    }
-
-    /// This stream was made to wait for these events. The upstream is not called.
-    pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
-        if events.len() > 0 {
-            self.state().order.add_waits(events);
-        }
     }
 
     /// To be called when no capture is under way any more.
@@ -373,7 +373,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // No block is left, so no thread is inside.
         self.release_everything();
-        self.common.forget(self.number);
+        self.common.forget(self);
     }
 }
 
@@ -410,6 +410,10 @@ pub(crate) struct ArenaState {
     references: Pile<Arena>,
     /// None are left here any more.
     closed: bool,
+    /// What is written down of it ([`roll`](super::roll)). Where this says no, it may be all the same.
+    pub(crate) is_on_waiting: bool,
+    /// The same, exactly.
+    pub(crate) is_on_lending: bool,
 }
 
 impl ArenaState {
@@ -433,6 +437,8 @@ impl ArenaState {
             hand: None,
             references: Pile::default(),
             closed: false,
+            is_on_waiting: false,
+            is_on_lending: false,
         }
     }
 
@@ -595,6 +601,7 @@ impl ArenaState {
         if self.policy.should_split(class, request.size_bytes, rest_bytes) {
             let rest = self.blocks.split(found.block, request.size_bytes);
             self.free[class as usize].insert(rest, registration);
+            self.note_free(arena);
             inactive = (1, rest.size_bytes);
             span.size_bytes = request.size_bytes;
         }
@@ -675,6 +682,7 @@ impl ArenaState {
                 self.tell_freed(arena, Action::FreeCompleted, block, stack);
             }
             if self.policy.keeps_hand {
+                self.note_free(arena);
                 if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
                     self.return_to_bins(arena, before);
                 }
@@ -684,6 +692,7 @@ impl ArenaState {
         } else {
             gauges.held(class, size_bytes);
             let around = arena.common.surroundings();
+            self.note_waiting(arena);
             self.order.free(block, planted!(UsesForgotten, uses, Uses::new()), &around);
             self.collect_ready(arena);
         }
@@ -718,6 +727,7 @@ impl ArenaState {
     pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
         let Tag { class, grows, registration } = self.blocks.tag(block);
         let now = self.now(arena, class);
+        self.note_free(arena);
         let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);

@@ -7,7 +7,7 @@
 //! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
 //! all streams together. What it reads does not change then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 
@@ -15,10 +15,11 @@ use rustc_hash::FxHashSet;
 
 use super::allocator::{Block, DeviceAllocator};
 use super::arena::Arena;
-use super::gauges::{Gauges, Totals};
+use super::gauges::{Gauges, Quantity, Totals};
 use super::pending::Surroundings;
 use super::pools::Owner;
 use super::registry::Registry;
+use super::roll::Rolls;
 use super::spare::{SparePage, SparePages};
 use crate::ipc::imports::Imports;
 use crate::statistics::stats::SizeClass;
@@ -31,6 +32,7 @@ pub(crate) struct Common {
     pub(crate) totals: Totals,
     pub(crate) watch: Watch,
     pub(crate) spare: SparePages,
+    pub(crate) rolls: Rolls,
     /// How many captures are under way on the device.
     captures: AtomicUsize,
     /// Held to read by whoever touches events with no arena's lock held, because it goes, or there is none: no capture begins
@@ -49,10 +51,17 @@ pub(crate) struct Common {
     pub(crate) imports: Imports,
     /// Streams whose uses of memory may go unrecorded.
     unrecorded: RwLock<Vec<StreamId>>,
-    /// All arenas that are alive, by number, so the oldest first. They are not owned here: an arena owns this.
-    arenas: RwLock<BTreeMap<u64, Weak<Arena>>>,
+    arenas: RwLock<Arenas>,
     /// How many arenas there were.
     numbered: AtomicU64,
+}
+
+/// All arenas that are alive. They are not owned here: an arena owns [`Common`].
+#[derive(Default)]
+struct Arenas {
+    /// By number, so the oldest first.
+    all: BTreeMap<u64, Weak<Arena>>,
+    of_owners: BTreeSet<(Owner, u64)>,
 }
 
 impl Common {
@@ -62,6 +71,7 @@ impl Common {
             totals: Totals::default(),
             watch: Watch::default(),
             spare: SparePages::default(),
+            rolls: Rolls::default(),
             captures: AtomicUsize::new(0),
             gate: RwLock::default(),
             sequence: AtomicU64::new(1),
@@ -83,7 +93,7 @@ impl Common {
 
     /// To be called when no capture is under way any more: what waited for that is done now.
     pub(crate) fn end_captures(&self) {
-        for arena in self.all_arenas() {
+        for arena in self.waiting_arenas() {
             arena.end_captures();
         }
     }
@@ -144,6 +154,17 @@ impl Common {
         |number, change| self.change_gauges(number, change)
     }
 
+    /// What is active in all arenas together, in bytes; or something less than that, if it is certain to be no more than `known`.
+    pub(crate) fn active_bytes(&self, known: u64) -> u64 {
+        match self.totals.sum(Quantity::ActiveBytes, &self.with()) {
+            (sum, is_exact) if is_exact || sum <= known => sum,
+            _ => {
+                let arenas = self.all_arenas();
+                arenas.iter().map(|arena| arena.state().gauges.current(Quantity::ActiveBytes)).sum()
+            }
+        }
+    }
+
     /// How [`Totals`] gets at the gauges of all arenas.
     pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
         |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
@@ -168,22 +189,26 @@ impl Common {
         let number = self.numbered.fetch_add(1, Ordering::Relaxed);
         let arena = Arc::new(make(number));
         let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
-        arenas.insert(number, Arc::downgrade(&arena));
+        arenas.all.insert(number, Arc::downgrade(&arena));
+        arenas.of_owners.insert((arena.home.owner, number));
         arena
     }
 
-    /// Forgets the arena of this number, which goes.
-    pub(crate) fn forget(&self, number: u64) {
-        self.arenas.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    /// Forgets an arena, which goes.
+    pub(crate) fn forget(&self, arena: &Arena) {
+        self.rolls.forget(arena);
+        let mut listed = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
+        listed.all.remove(&arena.number);
+        listed.of_owners.remove(&(arena.home.owner, arena.number));
     }
 
     pub(crate) fn arena(&self, number: u64) -> Option<Arc<Arena>> {
-        self.arenas.read().unwrap_or_else(PoisonError::into_inner).get(&number)?.upgrade()
+        self.arenas.read().unwrap_or_else(PoisonError::into_inner).all.get(&number)?.upgrade()
     }
 
     /// The pages that are mapped in holes.
     pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
-        let arenas = self.all_arenas();
+        let arenas = self.holed_arenas();
         arenas
             .iter()
             .flat_map(|arena| {
@@ -194,7 +219,9 @@ impl Common {
 
     /// The arenas of one owner that are alive, oldest first.
     pub(crate) fn arenas_of(&self, owner: Owner) -> Vec<Arc<Arena>> {
-        self.all_arenas().into_iter().filter(|arena| arena.home.owner == owner).collect()
+        let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
+        let numbers = arenas.of_owners.range((owner, 0)..=(owner, u64::MAX));
+        numbers.filter_map(|(_, number)| arenas.all.get(number)?.upgrade()).collect()
     }
 
     /// The streams whose uses of memory may go unrecorded.
@@ -236,7 +263,7 @@ impl Common {
     /// All arenas that are alive, oldest first.
     pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
-        arenas.values().filter_map(Weak::upgrade).collect()
+        arenas.all.values().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -281,7 +308,7 @@ mod tests {
             drop(allocator.allocate(1000, stream).expect("there is room"));
             allocator.end_allocate_to_pool(pool).expect("it was begun");
             allocator.release_pool(pool).expect("one reference");
-            let listed = allocator.common().arenas.read().expect("nobody panics").len();
+            let listed = allocator.common().arenas.read().expect("nobody panics").all.len();
             assert!(listed <= 1, "{listed} arenas are listed, and one pool has memory");
         }
         drop(allocator.allocate(1000, stream).expect("there is room"));

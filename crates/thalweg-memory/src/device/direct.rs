@@ -123,6 +123,9 @@ impl ArenaState {
     /// Takes a block back that no cache will hold.
     pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
         let around = arena.common.surroundings();
+        if !uses.is_empty() {
+            self.note_waiting(arena);
+        }
         self.order.free(block, uses, &around);
         if self.policy.stream_ordered {
             // If the stream cannot be made to wait, the events are polled for.
@@ -135,6 +138,7 @@ impl ArenaState {
     pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
         if arena.common.is_capturing() && !self.frees_in_graph(arena) {
             self.order.pop_ready();
+            self.note_waiting(arena);
             self.deferred.push(block);
             return;
         }
@@ -148,6 +152,7 @@ impl ArenaState {
         // The driver refuses what no launch has left allocated, and what went with the graph: such memory is the graph's own.
         if freed.is_err() && !self.frees_in_graph(arena) {
             // It is tried again behind a later event.
+            self.note_waiting(arena);
             let again = vec![super::pending::Use::noted(arena.home.stream)];
             self.order.free(block, again, &arena.common.surroundings());
             return;

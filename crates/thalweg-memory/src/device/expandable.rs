@@ -330,6 +330,7 @@ impl ArenaState {
         let page_bytes = self.policy.page_bytes[class];
         let plan = self.plan(request).filter(|plan| plan.pages <= supply.len());
         let Some(plan) = plan else { return Ok(None) };
+        self.note_free(arena);
         let (mut span, mut ranges) = (self.blocks.span(plan.first), 0);
         loop {
             let is_unmapped = self.blocks.usage(span.block) == BlockUse::Unmapped;
@@ -548,8 +549,10 @@ impl ArenaState {
         let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
         pages.extend(&moved);
         self.blocks.take(block, 0);
+        arena.common.rolls.holed.insert(arena.number);
         self.holes.insert(block, Hole { pages: moved, is_alias });
         if planted!(AliasUnmapped, !is_alias, true) {
+            self.note_waiting(arena);
             let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
             self.order.free(block, uses, &arena.common.surroundings());
         }
@@ -563,6 +566,7 @@ impl ArenaState {
         self.order.pop_ready();
         if unmapped.is_err() {
             // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
+            self.note_waiting(arena);
             self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
             return;
         }

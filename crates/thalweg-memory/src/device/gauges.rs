@@ -402,6 +402,14 @@ impl Totals {
         statistics.oversize_allocations = statistic(2, Quantity::OversizeAllocations as usize);
     }
 
+    /// The sum of a quantity over all arenas, and whether it is exact. If several threads count it is not, but never too small.
+    pub(crate) fn sum(&self, quantity: Quantity, with: &With<'_>) -> (u64, bool) {
+        let _calm = self.calm();
+        self.fold_exclusive(with);
+        let sum = [0, 1].map(|class: usize| self.published[class][quantity as usize].load(Ordering::Relaxed));
+        (sum[0].wrapping_add(sum[1]), self.exclusive.load(Ordering::Relaxed) != SHARED)
+    }
+
     /// Sets every peak to what there is now.
     pub(crate) fn reset_peak(&self, with: &With<'_>, each: &Each<'_>) {
         let _calm = self.calm();

@@ -19,6 +19,8 @@ pub(crate) struct Ledger {
     pub(crate) statistics: DeviceStatistics,
     /// What private pools have taken. A pool's entry outlives it, until the next reset, or until there are many such.
     pub(crate) private: BTreeMap<PoolId, Statistic>,
+    /// So many entries there were when those without memory were looked for last, and were left.
+    private_left: usize,
     /// The most that may be taken from the upstream.
     pub(crate) allowed_bytes: Option<u64>,
     /// The most that was found active when memory was looked for, since everything free was given back last.
@@ -90,13 +92,16 @@ impl Ledger {
 
     /// A pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
     fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
-        if self.private.len() >= MOST_PRIVATE && !self.private.contains_key(&pool) {
+        // As many again must have come, so that a look is paid for.
+        let most = MOST_PRIVATE.max(2 * self.private_left);
+        if self.private.len() >= most && !self.private.contains_key(&pool) {
             let mut surplus = self.private.len() / 2;
             self.private.retain(|_, statistic| {
                 let stays = statistic.current > 0 || surplus == 0;
                 surplus -= usize::from(!stays);
                 stays
             });
+            self.private_left = self.private.len();
         }
         self.private.entry(pool).or_default()
     }

@@ -21,6 +21,7 @@ pub(crate) mod reentry;
 pub(crate) mod registry;
 pub(crate) mod release;
 pub mod restore;
+pub(crate) mod roll;
 pub(crate) mod slots;
 pub(crate) mod slow_path;
 pub(crate) mod spare;

@@ -15,7 +15,7 @@
 //!
 //! What is not here: the deferral of frees during a capture ([`pending`](super::pending)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -118,12 +118,19 @@ struct PrivatePool {
 #[derive(Default)]
 pub(crate) struct Pools {
     private: BTreeMap<PoolId, PrivatePool>,
+    /// Those of them that nobody refers to.
+    unheld: BTreeSet<PoolId>,
+    /// Those of them that help out when memory is short.
+    helping: BTreeSet<PoolId>,
 }
 
 impl Pools {
     /// A new private pool with one reference.
     pub(crate) fn create(&mut self, options: PoolOptions) -> PoolId {
         let id = PoolId::unique();
+        if options.use_on_oom {
+            self.helping.insert(id);
+        }
         self.private.insert(id, PrivatePool { options, references: 1, ..PrivatePool::default() });
         id
     }
@@ -134,7 +141,11 @@ impl Pools {
     }
 
     pub(crate) fn release(&mut self, id: PoolId) -> Result<(), Kind> {
-        self.referenced(id)?.references -= 1;
+        let private = self.referenced(id)?;
+        private.references -= 1;
+        if private.references == 0 {
+            self.unheld.insert(id);
+        }
         self.forget_done();
         Ok(())
     }
@@ -148,7 +159,9 @@ impl Pools {
     /// Gives a pool whose last reference has gone one again, if it has not been forgotten yet. Whether it did.
     pub(crate) fn revive(&mut self, id: PoolId) -> bool {
         let found = self.private.get_mut(&id).filter(|private| private.references == 0);
-        found.map(|private| (private.references, private.stays_in_place) = (1, false)).is_some()
+        let revived =
+            found.map(|private| (private.references, private.stays_in_place) = (1, false)).is_some();
+        revived && self.unheld.remove(&id)
     }
 
     /// How many references a pool has; 0 if there is no such pool.
@@ -192,13 +205,13 @@ impl Pools {
 
     /// The arenas of pools that help out when memory is short, for one stream.
     pub(crate) fn helping_out(&self, stream: StreamId) -> Vec<Arc<Arena>> {
-        let helping = self.private.values().filter(|private| private.options.use_on_oom);
+        let helping = self.helping.iter().filter_map(|id| self.private.get(id));
         helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
     /// The arenas of pools that nobody holds any more: they are here as long as they have memory.
     pub(crate) fn of_nobody(&self) -> Vec<Arc<Arena>> {
-        let left = self.private.values().filter(|private| private.references == 0);
+        let left = self.unheld.iter().filter_map(|id| self.private.get(id));
         left.flat_map(|private| private.arenas.values().cloned()).collect()
     }
 
@@ -210,7 +223,13 @@ impl Pools {
     ) -> Result<Vec<Arc<Arena>>, Kind> {
         let private = self.referenced(id)?;
         change(&mut private.options);
-        Ok(private.arenas.values().cloned().collect())
+        let (helps, arenas) = (private.options.use_on_oom, private.arenas.values().cloned().collect());
+        if helps {
+            self.helping.insert(id);
+        } else {
+            self.helping.remove(&id);
+        }
+        Ok(arenas)
     }
 
     /// Whether a pool's blocks are never cut.
@@ -220,11 +239,14 @@ impl Pools {
 
     /// Forgets the pools that nobody refers to and that hold nothing.
     pub(crate) fn forget_done(&mut self) {
-        self.private.retain(|_, private| {
-            let keeps =
-                private.references > 0 || private.arenas.values().any(|arena| !arena.forget_if_empty());
+        let Self { private, unheld, helping } = self;
+        unheld.retain(|id| {
+            let Some(pool) = private.get(id) else { return false };
+            let keeps = pool.arenas.values().any(|arena| !arena.forget_if_empty());
             if !keeps {
-                private.arenas.values().for_each(|arena| arena.close());
+                pool.arenas.values().for_each(|arena| arena.close());
+                private.remove(id);
+                helping.remove(id);
             }
             keeps
         });

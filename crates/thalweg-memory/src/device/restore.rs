@@ -72,6 +72,7 @@ impl DeviceAllocator {
         let mut state = arena.lock();
         let span = state.add_plain(arena, &mut cold.ledger, class, address, bytes);
         let registration = state.blocks.tag(span.block).registration;
+        state.note_free(arena);
         state.free[class as usize].insert(span, registration);
         Ok(address)
     }
@@ -99,6 +100,7 @@ impl DeviceAllocator {
             return Ok(None);
         }
         let Some(base) = state.last_unmapped(class) else { return Ok(None) };
+        state.note_free(arena);
         for &(offset, bytes) in ranges {
             if !state.map_at(base + offset, bytes, class, memory)? {
                 return Ok(None);

@@ -35,9 +35,9 @@ use super::allocator::{Cold, DeviceAllocator};
 use super::arena::{Arena, ArenaState, Home, Request};
 use super::blocks::{BlockId, Span};
 use super::expandable::{Legal, PageOrder, found};
-use super::gauges::Quantity;
 use super::pools::Owner;
 use super::reentry::Outside;
+use super::roll::MOST_ASKED;
 use super::spare::SparePage;
 use crate::error::AllocationError;
 use crate::policy::Policy;
@@ -203,7 +203,7 @@ impl<'a> Climb<'a> {
         }
         let mut missing = (reserved - limit) as i64;
         let mut segments = Vec::new();
-        for arena in self.arena.common.arenas_of(Owner::Shared) {
+        for arena in self.arena.common.lenders(Owner::Shared, usize::MAX) {
             let mut state = arena.lock();
             let now = state.now(&arena, SizeClass::Large);
             let whole = state.free[SizeClass::Large as usize]
@@ -249,9 +249,8 @@ impl<'a> Climb<'a> {
     /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
     fn has_slack(&mut self, pages: usize) -> bool {
         let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
-        let arenas = self.arena.common.all_arenas();
-        let active = |arena: &Arc<Arena>| arena.state().gauges.current(Quantity::ActiveBytes);
-        let active_bytes = arenas.iter().map(active).sum::<u64>() + self.request.size_bytes;
+        let known_bytes = self.cold().ledger.most_active_bytes.saturating_sub(self.request.size_bytes);
+        let active_bytes = self.arena.common.active_bytes(known_bytes) + self.request.size_bytes;
         let ledger = &mut self.cold().ledger;
         ledger.most_active_bytes = ledger.most_active_bytes.max(active_bytes);
         let allowed_bytes = (ledger.most_active_bytes as f64 * (1.0 + slack)) as u64;
@@ -441,11 +440,11 @@ impl<'a> Climb<'a> {
                     all.push(Arc::clone(self.arena));
                 }
                 if self.is_capturing() {
-                    all.extend(self.arena.common.arenas_of(Owner::Shared));
+                    all.extend(self.arena.common.lenders(Owner::Shared, usize::MAX));
                 }
                 all
             }
-            Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(),
+            Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(donors),
             Donors::Idle | Donors::Anybody => Vec::new(),
         }
     }
@@ -462,14 +461,16 @@ impl<'a> Climb<'a> {
         alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
-    /// The arenas that may lend blocks to this one: its own first.
-    fn lenders(&self) -> Vec<Arc<Arena>> {
+    /// The arenas that may lend blocks to this one: its own first. Before memory is short, not all that may be idle are asked.
+    fn lenders(&self, donors: Donors) -> Vec<Arc<Arena>> {
         let mut lenders = vec![Arc::clone(self.arena)];
         // What makes another stream's memory legal is an event, and there are none while a capture is under way.
         if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
             let Home { owner, .. } = self.arena.home;
-            let all = self.arena.common.all_arenas().into_iter();
-            lenders.extend(all.filter(|one| one.home.owner == owner && one.number != self.arena.number));
+            let is_urgent = donors != Donors::Idle || self.is_last_resort;
+            let most = if is_urgent { usize::MAX } else { MOST_ASKED };
+            let others = self.arena.common.lenders(owner, most).into_iter();
+            lenders.extend(others.filter(|one| one.number != self.arena.number));
         }
         lenders
     }
@@ -480,6 +481,7 @@ impl<'a> Climb<'a> {
         match (own, donors) {
             (true, Donors::Own) => return Some(Legal::Aliased),
             (true, _) => return Some(Legal::Ordered),
+            (false, _) if !state.has_free(donor) => return None,
             (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
             (false, _) if !self.arena.common.may_hand_on(donor.home.stream, self.arena.home.stream) => {
                 return None;
@@ -564,7 +566,7 @@ impl<'a> Climb<'a> {
     }
 
     fn borrow(&mut self, donors: Donors, lenient: bool) -> Step {
-        for donor in self.lenders() {
+        for donor in self.lenders(donors) {
             let own = donor.number == self.arena.number;
             if own && !lenient {
                 continue;

@@ -1,0 +1,325 @@
+//! Which arenas there is something to do for, so that nobody looks at all of them.
+//!
+//! A program may have thousands of streams and private pools, with an arena each, and what is done at every step must not walk
+//! them all. So those that matter are written down, on a [`Roll`] for each question:
+//!
+//! | roll | who is on it | who looks |
+//! |---|---|---|
+//! | `waiting` | who has frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
+//! | `lending` | who has free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
+//! | `holed` | who has holes, whose pages are mapped still | the way back of [spare](super::spare) pages |
+//!
+//! An arena is written down when it comes to have such a thing, and struck when somebody looks in vain. So each look is paid for
+//! by an entry, and N streams of which K have something cost N + K looks, however often is asked.
+//!
+//! # Threads
+//!
+//! A roll has a lock of its own, under which nothing else is taken; an arena's lock comes before it. What an arena has changes
+//! under the arena's lock, and so do its entries: it is written down *before* it has something, and struck when it has nothing.
+//! So whoever looks while no arena is busy finds all that have something, also after a panic of the upstream. That an arena is on
+//! a roll is kept behind its lock as well, so that it is written down once: what is freed on the fast path costs a look at a plain
+//! `bool`.
+//!
+//! The inbox alone is filled without the arena's lock, by who could not get it: he fills it first and writes the arena down then.
+//! Whoever strikes it looks into the inbox with the roll's lock held. If the other was there before, what he brought is seen and
+//! the entry stays; if not, he writes it anew. At worst an arena is on the roll in vain, until the next look.
+//!
+//! How many there are is kept in an atomic, which is changed with the roll's lock held: a look at an empty roll is one load, and
+//! sees every entry that was made before it.
+
+use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, PoisonError};
+
+use crate::device::arena::{Arena, ArenaState};
+use crate::device::common::Common;
+use crate::device::pools::Owner;
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::upstream::EventId;
+
+/// So many other arenas are asked whether they are idle, at most, as long as there is memory to be had: each costs the driver a
+/// look at an event.
+pub(crate) const MOST_ASKED: usize = 64;
+
+/// Names that are written down. See the [module's essay](self).
+#[derive(Debug)]
+pub(crate) struct Roll<K> {
+    len: AtomicUsize,
+    inner: Mutex<Inner<K>>,
+}
+
+#[derive(Debug)]
+struct Inner<K> {
+    names: BTreeSet<K>,
+    /// Who was the last of [some](Roll::some).
+    last: Option<K>,
+}
+
+impl<K> Default for Roll<K> {
+    fn default() -> Self {
+        let inner = Inner { names: BTreeSet::new(), last: None };
+        Self { len: AtomicUsize::new(0), inner: Mutex::new(inner) }
+    }
+}
+
+impl<K: Ord + Copy> Roll<K> {
+    /// Writes a name down.
+    pub(crate) fn insert(&self, name: K) {
+        let mut inner = self.lock();
+        inner.names.insert(name);
+        self.len.store(inner.names.len(), Ordering::Release);
+    }
+
+    /// Strikes a name, if `is_done` says so, which is asked with the roll's lock held.
+    pub(crate) fn strike_if(&self, name: K, is_done: impl FnOnce() -> bool) {
+        let mut inner = self.lock();
+        if is_done() {
+            inner.names.remove(&name);
+            self.len.store(inner.names.len(), Ordering::Release);
+        }
+    }
+
+    /// Whether there was nobody at the time of the call. One atomic load.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// The names within a range, in order.
+    pub(crate) fn within(&self, range: RangeInclusive<K>) -> Vec<K> {
+        if self.is_empty() { Vec::new() } else { self.lock().names.range(range).copied().collect() }
+    }
+
+    /// The same, if there are no more than `most`; else so many of them, other ones at each call.
+    pub(crate) fn some(&self, range: RangeInclusive<K>, most: usize) -> Vec<K> {
+        let mut inner = self.lock();
+        let all = || inner.names.range(range.clone());
+        let last = inner.last.filter(|last| range.contains(last) && all().nth(most).is_some());
+        let names: Vec<K> = match last {
+            None => all().take(most).copied().collect(),
+            Some(last) => {
+                let behind = inner.names.range((Excluded(last), Unbounded));
+                let behind = behind.take_while(|name| range.contains(name));
+                behind.chain(all().take_while(|name| **name <= last)).take(most).copied().collect()
+            }
+        };
+        inner.last = names.last().copied().or(inner.last);
+        names
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<K>> {
+        // Neither an entry nor its end leaves the roll half changed.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The rolls of one allocator, with arenas by number.
+#[derive(Debug, Default)]
+pub(crate) struct Rolls {
+    pub(crate) waiting: Roll<u64>,
+    pub(crate) lending: Roll<(Owner, u64)>,
+    pub(crate) holed: Roll<u64>,
+}
+
+impl Rolls {
+    /// An arena goes.
+    pub(crate) fn forget(&self, arena: &Arena) {
+        self.waiting.strike_if(arena.number, || true);
+        self.lending.strike_if((arena.home.owner, arena.number), || true);
+        self.holed.strike_if(arena.number, || true);
+    }
+}
+
+impl Common {
+    /// The arenas that something may wait in, oldest first.
+    pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
+        let waiting = self.rolls.waiting.within(0..=u64::MAX);
+        waiting.into_iter().filter_map(|number| self.arena(number)).collect()
+    }
+
+    /// The arenas that have free memory of an owner, oldest first; or, if there are more than `most`, other ones at each call.
+    pub(crate) fn lenders(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
+        let lenders = self.rolls.lending.some((owner, 0)..=(owner, u64::MAX), most);
+        lenders.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
+    }
+
+    /// The arenas that have holes, oldest first.
+    pub(crate) fn holed_arenas(&self) -> Vec<Arc<Arena>> {
+        let mut arenas: Vec<Arc<Arena>> = Vec::new();
+        for number in self.rolls.holed.within(0..=u64::MAX) {
+            let Some(arena) = self.arena(number) else { continue };
+            let state = arena.state();
+            if state.holes.is_empty() {
+                self.rolls.holed.strike_if(number, || true);
+            }
+            drop(state);
+            arenas.push(arena);
+        }
+        arenas
+    }
+}
+
+impl Arena {
+    /// This stream was made to wait for these events. The upstream is not called.
+    pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
+        if events.len() > 0 {
+            let mut state = self.state();
+            state.note_waiting(self);
+            state.order.add_waits(events);
+        }
+    }
+}
+
+impl ArenaState {
+    /// To be called before something may come to wait here.
+    pub(crate) fn note_waiting(&mut self, arena: &Arena) {
+        if !self.is_on_waiting {
+            self.is_on_waiting = true;
+            arena.common.rolls.waiting.insert(arena.number);
+        }
+    }
+
+    /// Somebody looked here for what waits. The arena is struck if nothing does.
+    pub(crate) fn strike_waiting(&mut self, arena: &Arena) {
+        if self.order.is_idle() && self.deferred.is_empty() {
+            self.is_on_waiting = false;
+            arena.common.rolls.waiting.strike_if(arena.number, || arena.has_empty_inbox());
+        }
+    }
+
+    /// To be called when memory becomes free here.
+    #[inline]
+    pub(crate) fn note_free(&mut self, arena: &Arena) {
+        if !self.is_on_lending {
+            self.enter_lending(arena);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_lending(&mut self, arena: &Arena) {
+        self.is_on_lending = true;
+        arena.common.rolls.lending.insert((arena.home.owner, arena.number));
+    }
+
+    /// Whether there is free memory here, with every free block in its bin. The arena is struck if there is not.
+    pub(crate) fn has_free(&mut self, arena: &Arena) -> bool {
+        let has_free = self.free.iter().any(|bins| bins.iter().next().is_some());
+        if !has_free && self.is_on_lending {
+            self.is_on_lending = false;
+            arena.common.rolls.lending.strike_if((arena.home.owner, arena.number), || true);
+        }
+        has_free
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::device::allocator::{Block, DeviceAllocator};
+    use crate::fake::FakeUpstream;
+    use crate::settings::Settings;
+    use crate::upstream::StreamId;
+
+    fn allocator() -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
+        let upstream = Arc::new(FakeUpstream::new(1 << 40));
+        (upstream.clone(), DeviceAllocator::new(upstream, Settings::default()))
+    }
+
+    /// A block on each of so many streams.
+    fn blocks(allocator: &DeviceAllocator, streams: u64, bytes: u64) -> Vec<Block> {
+        let streams = (1..=streams).map(StreamId::from_raw);
+        streams.map(|stream| allocator.allocate(bytes, stream).expect("there is room")).collect()
+    }
+
+    #[test]
+    fn only_arenas_in_which_something_waits_are_looked_at() {
+        let (upstream, allocator) = allocator();
+        let blocks = blocks(&allocator, 1000, 20 << 20);
+        let waiting = || allocator.common().waiting_arenas().len();
+        let other = StreamId::from_raw(5000);
+        blocks.iter().take(10).for_each(|block| block.record_stream(other));
+        assert_eq!(waiting(), 0);
+        drop(blocks);
+        assert_eq!(waiting(), 10);
+        let before = upstream.calls().query_event;
+        allocator.process_events();
+        assert_eq!((waiting(), upstream.calls().query_event - before), (10, 10));
+        upstream.complete_stream(other);
+        // One look takes them in, the next finds nothing.
+        (0..2).for_each(|_| allocator.process_events());
+        assert_eq!(waiting(), 0);
+    }
+
+    #[test]
+    fn only_arenas_that_have_free_memory_are_asked_for_it() {
+        let (_, allocator) = allocator();
+        let mut blocks = blocks(&allocator, 100, 20 << 20);
+        let lenders = || allocator.common().lenders(Owner::Shared, usize::MAX).len();
+        assert_eq!(lenders(), 0, "each block fills its segment");
+        blocks.truncate(97);
+        assert_eq!(lenders(), 3);
+        let again = allocator.allocate(20 << 20, StreamId::from_raw(100)).expect("it is cached");
+        // Somebody else looks there, and finds nothing.
+        drop(allocator.allocate(20 << 20, StreamId::from_raw(200)).expect("there is room"));
+        assert_eq!(lenders(), 3, "two of the three, and the new one");
+        drop(again);
+        assert_eq!(lenders(), 4);
+    }
+
+    #[test]
+    fn the_events_of_many_streams_are_not_all_asked_for_at_each_request() {
+        const STREAMS: u64 = 600;
+        let (upstream, allocator) = allocator();
+        // Each leaves a part of its segment free, and none is known to be done.
+        drop(blocks(&allocator, STREAMS, 1000));
+        let asked = upstream.calls().query_event;
+        assert!(asked <= 65 * STREAMS, "{asked} looks at events, of {STREAMS} streams");
+    }
+
+    #[test]
+    fn some_are_all_if_they_are_few_and_else_all_have_their_turn() {
+        let roll = Roll::default();
+        assert!(roll.some(0..=9, 3).is_empty() && roll.is_empty());
+        [3, 1, 2, 20].into_iter().for_each(|name| roll.insert(name));
+        assert_eq!([(); 2].map(|()| roll.some(0..=9, 3)), [[1, 2, 3], [1, 2, 3]], "20 is beyond the range");
+        roll.insert(4);
+        assert_eq!(roll.some(0..=9, 3), [4, 1, 2]);
+        assert_eq!(roll.some(0..=9, 3), [3, 4, 1]);
+        roll.strike_if(4, || false);
+        assert_eq!(roll.within(2..=20), [2, 3, 4, 20]);
+        roll.strike_if(4, || true);
+        assert_eq!(roll.within(2..=20), [2, 3, 20]);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+    use crate::device::inbox::Inbox;
+    use crate::sync::thread;
+
+    #[test]
+    fn loom_who_has_something_in_the_inbox_is_on_the_roll() {
+        loom::model(|| {
+            let shared = Arc::new((Mutex::new(()), Inbox::default(), Roll::default()));
+            let leave = |shared: &(Mutex<()>, Inbox<u32>, Roll<u64>), entry| {
+                shared.1.push(entry);
+                shared.2.insert(7);
+            };
+            leave(&shared, 1);
+            let other = Arc::clone(&shared);
+            let handle = thread::spawn(move || leave(&other, 2));
+            {
+                let _arena = shared.0.lock().expect("no thread panics");
+                while shared.1.pop().is_some() {}
+                shared.2.strike_if(7, || shared.1.is_empty());
+            }
+            handle.join().expect("no thread panics");
+            assert!(shared.1.is_empty() || !shared.2.is_empty(), "what came is never found");
+        });
+    }
+}
