@@ -200,7 +200,10 @@ impl LoopOp {
                 if scalar_is_float { floating(promoted) } else { promoted }
             }
             DTypeRule::Floating => floating(promote(0)?),
-            DTypeRule::Comparison | DTypeRule::Logical => DType::Bool,
+            DTypeRule::Comparison | DTypeRule::Logical => {
+                promote(0)?;
+                DType::Bool
+            }
             DTypeRule::Condition => promote(1)?,
             DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,
