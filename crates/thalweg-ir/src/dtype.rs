@@ -9,7 +9,7 @@ use half::{bf16, f16};
 /// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its variant of [`DType`], the Rust type of an element, and PyTorch's name.
 /// The group says what is done with it:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
-/// - `integer`: arithmetic wraps around. Wider ones stand behind narrower ones;
+/// - `integer`: arithmetic wraps around;
 /// - `reduced`: 16-bit floats, which are loaded, stored and cast; arithmetic is done in f32;
 /// - `float`: floats with arithmetic of their own.
 macro_rules! for_each_dtype {
@@ -23,6 +23,12 @@ macro_rules! for_each_dtype {
             integer {
                 /// Unsigned 8-bit integers.
                 U8 u8 "uint8",
+                /// Signed 8-bit integers.
+                I8 i8 "int8",
+                /// Signed 16-bit integers.
+                I16 i16 "int16",
+                /// Unsigned 16-bit integers.
+                U16 u16 "uint16",
                 /// Signed 32-bit integers.
                 I32 i32 "int32",
                 /// Signed 64-bit integers.
@@ -284,7 +290,7 @@ impl DType {
     /// Returns the type that both convert to when they meet in one operator (`torch.promote_types`).
     ///
     /// A float wins over integers and bools, an integer over bools. Of two floats the wider wins, and two of the same width meet
-    /// in f32; of two integers the wider wins.
+    /// in f32; of two integers the wider wins, and u8 and i8 meet in i16.
     ///
     /// # Errors
     /// If one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch has such types for storage,
@@ -294,17 +300,15 @@ impl DType {
             return Ok(self);
         }
         let (lower, higher) = if self.rank() <= other.rank() { (self, other) } else { (other, self) };
+        let is_tie = lower.rank() == higher.rank();
         if higher.category() == Category::FloatingPoint {
-            let is_tie = lower.rank() == higher.rank();
             return Ok(if is_tie { Self::F32 } else { higher });
         }
-        if [lower, higher]
-            .iter()
-            .any(|dtype| dtype.is_integer() && !dtype.is_signed() && dtype.size_bytes() > 1)
-        {
+        let is_for_storage = |dtype: Self| dtype.is_integer() && !dtype.is_signed() && dtype.size_bytes() > 1;
+        if is_for_storage(lower) || is_for_storage(higher) {
             return Err(PromotionError(self, other));
         }
-        Ok(higher)
+        Ok(if is_tie { Self::I16 } else { higher })
     }
 
     /// Category and width: where its numbers stand in promotion.
@@ -380,16 +384,19 @@ mod tests {
     use super::{DType, PromotionError};
 
     /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns up to
-    /// itself.
+    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported".
     const PROMOTION: &str = "\
 bool:     bool
 uint8:    uint8    uint8
-int32:    int32    int32    int32
-int64:    int64    int64    int64    int64
-float16:  float16  float16  float16  float16  float16
-bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 float32  bfloat16
-float32:  float32  float32  float32  float32  float32  float32  float32
-float64:  float64  float64  float64  float64  float64  float64  float64  float64
+int8:     int8     int16    int8
+int16:    int16    int16    int16    int16
+uint16:   -        -        -        -        uint16
+int32:    int32    int32    int32    int32    -        int32
+int64:    int64    int64    int64    int64    -        int64    int64
+float16:  float16  float16  float16  float16  float16  float16  float16  float16
+bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 float32  bfloat16
+float32:  float32  float32  float32  float32  float32  float32  float32  float32  float32  float32
+float64:  float64  float64  float64  float64  float64  float64  float64  float64  float64  float64  float64
 ";
 
     #[test]

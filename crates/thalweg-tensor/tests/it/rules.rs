@@ -120,6 +120,11 @@ fn values_that_a_dtype_does_not_hold() {
         (Scalar::I64(300), DType::U8),
         (Scalar::F64(-1.0), DType::U8),
         (Scalar::I64(-256), DType::U8),
+        (Scalar::I64(-129), DType::I8),
+        (Scalar::I64(255), DType::I8),
+        (Scalar::F64(32767.5), DType::I16),
+        (Scalar::I64(65_536), DType::U16),
+        (Scalar::F64(-1.0), DType::U16),
         (Scalar::I64(1 << 40), DType::I32),
         (Scalar::F64(f64::NAN), DType::I32),
         (Scalar::F64(f64::INFINITY), DType::I64),
@@ -131,6 +136,9 @@ fn values_that_a_dtype_does_not_hold() {
     let taken = [
         (Scalar::I64(-1), DType::U8, 255.0),
         (Scalar::I64(255), DType::U8, 255.0),
+        (Scalar::I64(-128), DType::I8, -128.0),
+        (Scalar::I64(-32_768), DType::I16, -32_768.0),
+        (Scalar::I64(-1), DType::U16, 65_535.0),
         (Scalar::F64(2.9), DType::I32, 2.0),
         (Scalar::I64(i64::from(i32::MIN)), DType::I32, f64::from(i32::MIN)),
         (Scalar::F64(f64::NEG_INFINITY), DType::F16, f64::NEG_INFINITY),
@@ -322,4 +330,46 @@ fn optimizers_that_cannot_step() {
     new(vec![part(0, 2), part(2, 2)]).unwrap();
     refused(new(vec![x.mul_scalar(2.0).unwrap()]), "no leaf");
     new(vec![leaf(&[0]), leaf(&[0])]).unwrap();
+}
+
+#[test]
+fn narrow_integers_wrap_and_are_summed_in_int64() {
+    let bytes = Tensor::from_slice(&[i8::MIN, -1, 0, 100], &[4], &device()).unwrap();
+    assert_eq!(bytes.add(&bytes).unwrap().to_vec::<i8>().unwrap(), [0, -2, 0, -56]);
+    assert_eq!(bytes.neg().unwrap().to_vec::<i8>().unwrap(), [i8::MIN, 1, 0, -100]);
+    assert_eq!(bytes.amax(&[], false).unwrap().to_vec::<i8>().unwrap(), [100]);
+    assert_eq!(bytes.amin(&[], false).unwrap().to_vec::<i8>().unwrap(), [i8::MIN]);
+    assert_eq!(bytes.sum(&[], false).unwrap().to_vec::<i64>().unwrap(), [-29]);
+    let words = Tensor::from_slice(&[u16::MAX, 0, 1, 40_000], &[4], &device()).unwrap();
+    assert_eq!(words.add(&words).unwrap().to_vec::<u16>().unwrap(), [65_534, 0, 2, 14_464]);
+    assert_eq!(words.amax(&[], false).unwrap().to_vec::<u16>().unwrap(), [u16::MAX]);
+    assert_eq!(words.sum(&[], false).unwrap().to_vec::<i64>().unwrap(), [105_536]);
+    assert_eq!(words.to_dtype(DType::I16).unwrap().to_vec::<i16>().unwrap(), [-1, 0, 1, -25_536]);
+    let floats = tensor(&[-40_000.7, f64::NAN, 1.9, 1e9], &[4], DType::F32);
+    let converted = |dtype| values(&floats.to_dtype(dtype).unwrap());
+    assert_eq!(converted(DType::I8), [-128.0, 0.0, 1.0, 127.0]);
+    assert_eq!(converted(DType::I16), [-32_768.0, 0.0, 1.0, 32_767.0]);
+    assert_eq!(converted(DType::U16), [0.0, 0.0, 1.0, 65_535.0]);
+    let counted = Tensor::arange(300, -2, 1, DType::I16, &device()).unwrap();
+    assert_eq!(counted.to_vec::<i16>().unwrap(), (-2..298).collect::<Vec<i16>>());
+    let columns = counted.reshape(&[3, 100]).unwrap().transpose(0, 1).unwrap().contiguous().unwrap();
+    assert_eq!(columns.to_vec::<i16>().unwrap()[..4], [-2, 98, 198, -1]);
+}
+
+#[test]
+fn sixteen_unsigned_bits_promote_to_floats_alone() {
+    use DType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16};
+    let words = ones(&[2], U16);
+    for other in [Bool, U8, I8, I16, I32, I64] {
+        refused(words.add(&ones(&[2], other)), "to no common dtype");
+        refused(ones(&[2], other).lt(&words), "to no common dtype");
+        refused(ones(&[2], other).logical_and(&words), "to no common dtype");
+    }
+    for float in [F16, Bf16, F32, F64] {
+        assert_eq!(words.mul(&ones(&[2], float)).unwrap().dtype(), float);
+    }
+    // Without dimensions and of no higher category an operand does not take part: torch.result_type gives uint16.
+    assert_eq!(words.mul(&ones(&[], I64)).unwrap().dtype(), U16);
+    assert_eq!(words.add_scalar(1).unwrap().dtype(), U16);
+    assert_eq!(ones(&[2], U8).add(&ones(&[2], I8)).unwrap().dtype(), I16);
 }
