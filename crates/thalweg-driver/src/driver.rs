@@ -3,7 +3,7 @@
 //! # Contract
 //!
 //! **Who validates.** The driver does. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
-//! error ([`Code::InvalidHandle`](crate::Code::InvalidHandle), [`InvalidDevice`](crate::Code::InvalidDevice),
+//! error ([`Code::InvalidHandle`], [`InvalidDevice`](crate::Code::InvalidDevice),
 //! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
 //! it was given is the kernel's affair: on a card a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
 //! and sticky; in the simulator it is the same, at the first byte outside the declared accesses.
