@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use thalweg_driver::{
-    CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, Fill, FillPattern, GraphDescription,
-    GraphNodeHandle, GraphNodeKind, GraphNodeWork, HostFlags, Label,
+    CaptureInfo, CaptureMode, CaptureStatus, Copy, DependencyUpdate, Endpoint, Fill, FillPattern,
+    GraphDescription, GraphNodeHandle, GraphNodeKind, GraphNodeWork, HostFlags, Label,
 };
 
 use super::fixture::{Fixture, equal, holds, refused_argument, skip};
@@ -471,9 +471,17 @@ fn relaxed_captures_allow_allocation(fixture: &Fixture) -> Outcome {
 fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> Outcome {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
+    // One that the device has copied from, too: giving it back may have to wait for the device.
+    let used = fixture.driver.host_allocate(16, HostFlags::default())?;
+    fixture.driver.host_write(used, &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])?;
+    let (source, target) = (Endpoint::Pinned(used), Endpoint::Device(buffer.pointer));
+    fixture
+        .driver
+        .copy_async(stream.handle, &Copy { source, target, bytes: 16, label: Label::here("copy") })?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
         fixture.add(&stream, &buffer, 1)?;
         let pointer = fixture.driver.host_allocate(64, HostFlags::default())?;
+        fixture.driver.host_free(used)?;
         Ok(fixture.driver.host_free(pointer)?)
     })?;
     graph.replay(&stream, 1)?;

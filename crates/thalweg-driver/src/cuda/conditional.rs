@@ -361,6 +361,7 @@ impl CudaDriver {
             )
         };
         self.cuda.check(outcome, || format!("a {mode:?} capture of a body on device {}", stream.device))?;
+        lock(&self.capturing).insert(handle.raw());
         drop(raw);
         self.body_is_captured(&stream, handle, body, &graph, &mut captures)
     }

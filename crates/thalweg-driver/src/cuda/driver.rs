@@ -53,6 +53,8 @@ pub struct CudaDriver {
     pub(super) ranges: Ranges,
     pub(super) pinned: Pinned,
     pub(super) captures: Captures,
+    /// The streams on which captures began that have not ended: while there is one, no context is waited for on our own account.
+    pub(super) capturing: Mutex<rustc_hash::FxHashSet<u64>>,
     pub(super) conditions: Table<Condition>,
     pub(super) families: Families,
     pub(super) environment: SearchEnvironment,
@@ -121,6 +123,7 @@ impl CudaDriver {
             ranges: Ranges::default(),
             pinned: Pinned::default(),
             captures: Mutex::default(),
+            capturing: Mutex::default(),
             conditions: Table::new("condition"),
             families: Mutex::default(),
             environment,

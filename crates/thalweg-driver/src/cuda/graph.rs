@@ -178,13 +178,15 @@ impl CudaDriver {
         Ok(RawInfo { status, id, graph, nodes, count })
     }
 
-    pub(super) fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
-        let stream = self.streams.get(stream.raw(), "cuStreamBeginCapture")?;
+    pub(super) fn stream_begin_capture(&self, handle: StreamHandle, mode: CaptureMode) -> Result<()> {
+        let stream = self.streams.get(handle.raw(), "cuStreamBeginCapture")?;
         self.submit_on(&stream)?;
         let _captures = lock(&self.captures);
         // SAFETY: the stream is looked up.
         let outcome = unsafe { self.cuda.table.stream_begin_capture(stream.raw, mode_number(mode)) };
-        self.cuda.check(outcome, || format!("a {mode:?} capture on a stream of device {}", stream.device))
+        self.cuda.check(outcome, || format!("a {mode:?} capture on a stream of device {}", stream.device))?;
+        lock(&self.capturing).insert(handle.raw());
+        Ok(())
     }
 
     pub(super) fn stream_end_capture(&self, handle: StreamHandle) -> Result<GraphHandle> {
@@ -200,6 +202,9 @@ impl CudaDriver {
         let ended = self.cuda.check(outcome, || format!("a stream of device {}", stream.device));
         // A capture that was broken is over; one that another stream has to end is not.
         let over = ended.is_ok() || matches!(self.capture_status(&stream, call), Ok(sys::CAPTURE_NONE));
+        if over {
+            lock(&self.capturing).remove(&handle.raw());
+        }
         let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
         // Before anybody can look: the bodies of a capture that failed are gone with it.
         let family = known.and_then(|graph| self.family_is_built(graph, ended.is_ok()));

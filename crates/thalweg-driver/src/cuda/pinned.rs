@@ -251,7 +251,7 @@ impl CudaDriver {
                 Error::new(Code::InvalidValue, "cuMemFreeHost", detail)
             })?
         };
-        if Arc::get_mut(&mut block).is_none() {
+        if Arc::get_mut(&mut block).is_none() || self.would_break_a_capture(&block) {
             // A call in flight or a captured graph has a share; a block that left the table gains no new ones.
             lock(&self.pinned.retired).push(block);
         } else if let Err(error) = self.free_unshared(&block) {
@@ -261,6 +261,11 @@ impl CudaDriver {
         }
         self.release_retired();
         Ok(())
+    }
+
+    /// Whether giving the block back would wait for a context on which a stream captures, which breaks the capture in every mode.
+    fn would_break_a_capture(&self, block: &PinnedBlock) -> bool {
+        block.used_by.load(Ordering::Relaxed) != 0 && !lock(&self.capturing).is_empty()
     }
 
     /// Gives back a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
@@ -278,11 +283,13 @@ impl CudaDriver {
         block.free(&self.cuda)
     }
 
-    /// Frees the retired blocks that nobody shares any more.
+    /// Frees the retired blocks that nobody shares any more, and that may be waited for now.
     fn release_retired(&self) {
         let idle: Vec<Arc<PinnedBlock>> = {
             let mut retired = lock(&self.pinned.retired);
-            retired.extract_if(.., |block| Arc::get_mut(block).is_some()).collect()
+            retired
+                .extract_if(.., |block| Arc::get_mut(block).is_some() && !self.would_break_a_capture(block))
+                .collect()
         };
         for block in idle {
             // The caller freed another block: what this one answers is no answer to that call. It is tried again later.

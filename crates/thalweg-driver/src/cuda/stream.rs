@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use super::context::Device;
 use super::driver::CudaDriver;
+use super::handles::lock;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
 use crate::{Code, Error, EventFlags, EventHandle, ForeignStream, Result, StreamHandle};
 
@@ -65,7 +66,8 @@ impl CudaDriver {
 
     pub(super) fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
         let call = "cuStreamDestroy";
-        self.streams.remove(stream.raw(), call, |stream| match stream.owner {
+        let handle = stream.raw();
+        self.streams.remove(handle, call, |stream| match stream.owner {
             StreamOwner::Device => {
                 Err(Error::new(Code::InvalidHandle, call, "the legacy default stream cannot be destroyed"))
             }
@@ -76,7 +78,9 @@ impl CudaDriver {
                 let outcome = unsafe { self.cuda.table.stream_destroy(stream.raw) };
                 self.cuda.check(outcome, || format!("a stream of device {}", stream.device))
             }
-        })
+        })?;
+        lock(&self.capturing).remove(&handle);
+        Ok(())
     }
 
     pub(super) fn stream_device(&self, stream: StreamHandle) -> Result<u32> {

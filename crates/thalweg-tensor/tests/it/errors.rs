@@ -23,7 +23,8 @@ use crate::support::{device, random};
 fn says<T>(result: Result<T>, beginning: &str) {
     let Err(error) = result else { panic!("the call should have been refused: {beginning}") };
     let (text, here) = (error.to_string(), Location::caller());
-    assert!(text.starts_with(beginning), "it begins otherwise: {text}");
+    let on_device = beginning.replace("sim:0", &device().to_string());
+    assert!(text.starts_with(&on_device), "it begins otherwise: {text}");
     let (operator, _) = beginning.split_once(['(', ':']).expect("the operator is named");
     let again =
         text.matches(&format!("{operator}(")).count() + text.matches(&format!("{operator}: ")).count();
