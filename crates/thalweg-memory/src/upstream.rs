@@ -20,33 +20,7 @@ use std::fmt;
 
 pub use thalweg_snapshot::StreamId;
 
-macro_rules! identifiers {
-    ($($(#[$doc:meta])* $name:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub struct $name(u64);
-
-        impl $name {
-            /// The identifier with this number. Only the upstream gives the number a meaning.
-            pub const fn from_raw(raw: u64) -> Self {
-                Self(raw)
-            }
-
-            /// The number.
-            pub const fn raw(self) -> u64 {
-                self.0
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
-            }
-        }
-    )*};
-}
-
-identifiers! {
+thalweg_snapshot::identifiers! {
     /// An event that was recorded on a stream and has not been released.
     EventId;
     /// A piece of physical memory of a [`VirtualMemory`], without an address of its own.

@@ -3,26 +3,38 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A stream: a queue of device work that runs in order. Two streams of one upstream never share a number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamId(u64);
+/// Defines identifiers: numbers of a type of their own, for this crate and the allocators.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! identifiers {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(u64);
 
-impl StreamId {
-    /// Names the stream with this number.
-    pub const fn from_raw(raw: u64) -> Self {
-        Self(raw)
-    }
+        impl $name {
+            /// The identifier with this number. Only the upstream gives the number a meaning.
+            pub const fn from_raw(raw: u64) -> Self {
+                Self(raw)
+            }
 
-    /// Returns the number.
-    pub const fn raw(self) -> u64 {
-        self.0
-    }
+            /// The number.
+            pub const fn raw(self) -> u64 {
+                self.0
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+    )*};
 }
 
-impl fmt::Debug for StreamId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamId({:#x})", self.0)
-    }
+identifiers! {
+    /// A stream: a queue of device work that runs in order. Two streams of one upstream never share a number.
+    StreamId;
 }
 
 /// Names a private pool. No two pools of a process share a name, whatever allocator they belong to.
