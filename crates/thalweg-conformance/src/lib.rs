@@ -26,6 +26,7 @@ mod capture_rules;
 mod child;
 mod code;
 mod collectives;
+mod compiled;
 mod conditionals;
 mod copies;
 mod devices;
@@ -50,6 +51,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 pub use child::holds_in_child;
+pub use compiled::compiler_accepts;
 pub use fixture::Fixture;
 pub(crate) use kernels::wait_us;
 pub use kernels::{Arguments, Kernel, KernelSet, PTX, host_module};

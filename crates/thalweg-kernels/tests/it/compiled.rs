@@ -1,6 +1,6 @@
 //! Launch shapes, and the compiler's opinion of every source.
 
-use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+use thalweg_conformance::compiler_accepts;
 use thalweg_ir::{DType, cuda};
 use thalweg_kernels::matmul::{self, Matmul};
 use thalweg_kernels::sources;
@@ -18,28 +18,5 @@ fn launches_of_products_cover_their_tiles() {
 
 #[test]
 fn the_compiler_accepts_every_kernel_without_a_warning() {
-    let nvrtc = match Nvrtc::load(&SearchEnvironment::from_process()) {
-        Ok(nvrtc) => nvrtc,
-        Err(error) => {
-            println!("skipped: {error}");
-            return;
-        }
-    };
-    let units = sources();
-    let compile = |architecture: &str| {
-        let extra = cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
-        for (name, source) in &units {
-            let compiled = nvrtc.compile(source, name, &options);
-            let compiled = compiled.unwrap_or_else(|error| panic!("{name} for {architecture}: {error}"));
-            assert!(compiled.log.is_empty(), "{name} for {architecture}: {}", compiled.log);
-            assert!(!compiled.cubin.is_empty());
-        }
-    };
-    std::thread::scope(|scope| {
-        for architecture in ["sm_80", "sm_90", "sm_100"] {
-            let compile = &compile;
-            scope.spawn(move || compile(architecture));
-        }
-    });
+    compiler_accepts(&sources(), &cuda::OPTIONS);
 }

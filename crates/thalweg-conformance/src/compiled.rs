@@ -1,0 +1,35 @@
+//! What NVRTC says of CUDA C that tests hand it. It needs no GPU.
+
+use std::thread;
+
+use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
+
+/// Compiles every unit, by name and source, for sm_80, sm_90 and sm_100. Without NVRTC it says so and does nothing.
+///
+/// # Panics
+/// If the compiler refuses a unit, or has anything to say of it.
+pub fn compiler_accepts(units: &[(String, String)], options: &[&str]) {
+    let nvrtc = match Nvrtc::load(&SearchEnvironment::from_process()) {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let compile = |architecture: &str| {
+        let extra = options.iter().map(|&option| option.to_owned()).collect();
+        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) };
+        for (name, source) in units {
+            let compiled = nvrtc.compile(source, name, &options);
+            let compiled = compiled.unwrap_or_else(|error| panic!("{name} for {architecture}: {error}"));
+            assert!(compiled.log.is_empty(), "{name} for {architecture}: {}", compiled.log);
+            assert!(!compiled.cubin.is_empty());
+        }
+    };
+    thread::scope(|scope| {
+        for architecture in ["sm_80", "sm_90", "sm_100"] {
+            let compile = &compile;
+            scope.spawn(move || compile(architecture));
+        }
+    });
+}
