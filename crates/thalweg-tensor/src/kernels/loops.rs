@@ -364,6 +364,17 @@ impl Resolved {
         if let Some(launch) = self.launch.get() {
             return Ok(launch);
         }
+        let launch = self.prepared(operator, call, self.alignment_bytes)?;
+        Ok(self.launch.get_or_init(|| launch))
+    }
+
+    /// The launch for addresses of this alignment.
+    fn prepared(
+        &self,
+        operator: &LoopOp,
+        call: &Call<'_>,
+        alignment_bytes: u64,
+    ) -> Result<Arc<PreparedLaunch>> {
         let (rows, inner) = self.extents.rows_and_inner();
         let launch = LoopLaunch {
             id: self.forward.id,
@@ -377,8 +388,7 @@ impl Resolved {
             label: call.label,
         };
         launch.check_inputs(call.tensors)?;
-        let launch = launch.prepared(call.device, self.alignment_bytes)?;
-        Ok(self.launch.get_or_init(|| launch))
+        launch.prepared(call.device, alignment_bytes)
     }
 
     /// The gradient for the inputs that `wanted` has a bit for.
@@ -437,14 +447,16 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
         .collect::<Result<Tensors>>()?;
     let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
     let results: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-    if alignment_of(&results) < resolved.alignment_bytes {
-        // Memory of an upstream that aligns less than the caching allocator does.
-        let body = Prepared { operator, body: &resolved.forward, compute: resolved.signature.compute };
-        launch_into(&body, &resolved.extents, call.tensors, call.arguments, &outputs, call.label)?;
-        return Ok(outputs);
-    }
     let scalars = bits_of(&resolved.forward.body, call.arguments);
-    let launch = resolved.launch(operator, call)?;
+    let results_alignment = alignment_of(&results);
+    let own;
+    let launch = if results_alignment >= resolved.alignment_bytes {
+        resolved.launch(operator, call)?
+    } else {
+        // Memory of an upstream that aligns less than the caching allocator does.
+        own = resolved.prepared(operator, call, results_alignment)?;
+        &own
+    };
     stream.launch(launch, &inputs, &results, &scalars, call.label)?;
     Ok(outputs)
 }
