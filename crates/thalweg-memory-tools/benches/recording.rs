@@ -1,6 +1,6 @@
 //! What reading a large snapshot costs, summarising it and telling its places: seconds, and memory over the length of the file.
 //!
-//! `cargo bench -p thalweg-memory --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
+//! `cargo bench -p thalweg-memory-tools --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
 //! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of
 //! frames that are distinct too. They are written as Python's pickler does, and read back. `-- --only NAME` does one of them, `-- --mb 100` makes them smaller,
 //! `-- --keep` leaves them there, and `-- --json` prints one object a line (`name`, `value`, `unit`). Memory is this process's
