@@ -139,5 +139,5 @@ fn units() -> Vec<(String, String)> {
 
 #[test]
 fn the_compiler_accepts_every_kernel_without_a_warning() {
-    compiler_accepts(&units(), &cuda::OPTIONS);
+    compiler_accepts(&units(), cuda::OPTIONS);
 }

@@ -18,5 +18,5 @@ fn launches_of_products_cover_their_tiles() {
 
 #[test]
 fn the_compiler_accepts_every_kernel_without_a_warning() {
-    compiler_accepts(&sources(), &cuda::OPTIONS);
+    compiler_accepts(&sources(), cuda::OPTIONS);
 }
