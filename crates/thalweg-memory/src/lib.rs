@@ -54,7 +54,7 @@
 //! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |
 //! | `device/directory`, `pools` | which arena serves whom | blocks |
 //! | `device/direct` | the same books for memory that is not cached here | |
-//! | `device/registry`, `raw`, `exact`, `restore` | blocks by address, at an address, and a recorded state laid out again | |
+//! | `device/exact`, `restore` | blocks at an address, and a recorded state laid out again | |
 //! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; who is in a function of the program's with a lock held | |
 //! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held and who hears when one is given back (`vigil`) | graphs |
 //! | `ipc` | memory for other processes, and theirs | |
@@ -122,8 +122,6 @@ pub mod upstream;
 
 pub use device::allocator::{Block, DeviceAllocator, FreeMemoryCallback};
 pub use device::pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
-pub use device::raw::BaseAllocation;
-pub use device::registry::RawBlock;
 #[doc(hidden)]
 pub use device::restore;
 pub use diagnose::advice::Advice;

@@ -10,9 +10,6 @@
 //! - A block stands under its first address, in the shard of that address.
 //! - No block is dropped with a shard's lock held. It may be *used* there: `record_use` records an event, which takes no lock
 //!   of this crate.
-//!
-//! What is not here: `thalweg_memory` has a table of its own for callers of the same kind (`raw`). This one knows the device of a
-//! block too, so that a pointer is looked up once.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

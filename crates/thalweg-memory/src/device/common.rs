@@ -13,12 +13,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use rustc_hash::FxHashSet;
 
-use super::allocator::{Block, DeviceAllocator};
+use super::allocator::DeviceAllocator;
 use super::arena::Arena;
 use super::gauges::{Gauges, Quantity, Totals};
 use super::pending::Surroundings;
 use super::pools::Owner;
-use super::registry::Registry;
 use super::roll::Rolls;
 use super::spare::{SparePage, SparePages};
 use crate::ipc::imports::Imports;
@@ -45,8 +44,6 @@ pub(crate) struct Common {
     searches: [AtomicU64; 2],
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
-    /// Raw blocks. They keep their arenas, and so this, for as long as they are out.
-    pub(crate) raw: Registry<Block>,
     /// Memory of other processes.
     pub(crate) imports: Imports,
     /// Streams whose uses of memory may go unrecorded.
@@ -77,7 +74,6 @@ impl Common {
             sequence: AtomicU64::new(1),
             searches: Default::default(),
             waits: AtomicU64::new(0),
-            raw: Registry::default(),
             imports: Imports::default(),
             unrecorded: RwLock::default(),
             arenas: RwLock::default(),

@@ -144,8 +144,8 @@ impl DeviceAllocator {
     /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
     /// [`checkpoint_pool`](Self::checkpoint_pool) does.
     ///
-    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`]), also those that it lent to others (`use_on_oom`),
-    /// and raw ones: their drop frees nothing from then on. New blocks are handed out for those that are live in the
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`]), also those that it lent to others (`use_on_oom`):
+    /// their drop frees nothing from then on. New blocks are handed out for those that are live in the
     /// checkpoint. Memory that the pool took since stays with it, and is free.
     ///
     /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
@@ -198,7 +198,6 @@ impl DeviceAllocator {
             }
         }
         drop(cold);
-        self.common().raw.remove_all(Block::is_revoked);
         restored.freed.sort_unstable();
         restored.allocated.sort_by_key(Block::address);
         Ok(restored)
@@ -250,13 +249,6 @@ impl Block {
     pub fn is_revoked(&self) -> bool {
         let (arena, block) = self.place();
         block.is_some_and(|block| arena.lock().is_revoked(block))
-    }
-
-    /// The segment that it lies in; `None` for a null block, and for one that is revoked.
-    pub(crate) fn segment(&self) -> Option<SegmentView<Tag>> {
-        let (arena, block) = self.place();
-        let state = arena.lock();
-        block.filter(|block| !state.is_revoked(*block)).map(|block| state.blocks.segment_of(block))
     }
 }
 

@@ -33,7 +33,7 @@
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
 //! | `watch` | the history: what happened to which slab; snapshots | how a slab is found |
-//! | `block`, `raw` | handles, and addresses for callers that have no handles | |
+//! | `block` | handles | |
 //!
 //! # What holds
 //!
@@ -55,7 +55,6 @@ mod captures;
 mod core;
 mod pinning;
 mod poller;
-mod raw;
 mod settings;
 mod statistics;
 mod uses;
@@ -68,7 +67,6 @@ use self::bucket::Home;
 use self::core::Core;
 use self::poller::Poller;
 use crate::device::pools::{PoolId, StreamFilter};
-use crate::device::registry::Registry;
 use crate::error::AllocationError;
 use crate::upstream::{HostUpstream, StreamId};
 
@@ -82,7 +80,6 @@ pub use self::statistics::{HostStatistics, StatisticEntry, Tally, TimeStatistic}
 /// pending uses and gives everything back to the upstream.
 pub struct HostAllocator {
     core: Arc<Core>,
-    registry: Registry<HostBlock>,
     poller: Mutex<Option<Poller>>,
 }
 
@@ -90,7 +87,7 @@ impl HostAllocator {
     /// An allocator that holds nothing yet.
     pub fn new(upstream: Arc<dyn HostUpstream>, settings: HostSettings) -> Arc<Self> {
         let core = Arc::new(Core::new(upstream, HostSettings::default()));
-        let allocator = Arc::new(Self { core, registry: Registry::default(), poller: Mutex::default() });
+        let allocator = Arc::new(Self { core, poller: Mutex::default() });
         allocator.set_settings(settings);
         allocator
     }

@@ -235,26 +235,6 @@ fn the_new_blocks_free_the_memory() {
 }
 
 #[test]
-fn raw_blocks_are_revoked_too() {
-    for bench in benches() {
-        let scope = bench.allocator.use_pool(bench.pool).expect("it is known");
-        let address = bench.allocator.allocate_raw(3000, stream(1)).expect("there is room");
-        let checkpoint = bench.allocator.checkpoint_pool(bench.pool).expect("nothing is in the way");
-        let later = bench.allocator.allocate_raw(3000, stream(1)).expect("there is room");
-        drop(scope);
-        let restored = bench.allocator.restore_pool(bench.pool, &checkpoint).expect("nothing is in the way");
-        for address in [address, later] {
-            assert!(bench.allocator.free_raw(address).expect_err("it is gone").is_invalid_argument());
-        }
-        for block in restored.allocated {
-            assert_eq!(bench.allocator.register_raw(block), address);
-        }
-        bench.allocator.free_raw(address).expect("it is live again");
-        bench.assert_counted();
-    }
-}
-
-#[test]
 fn live_blocks_are_compared_by_address() {
     for bench in benches() {
         let check = |expected: &[u64]| bench.allocator.check_pool_live_allocations(bench.pool, expected);

@@ -97,26 +97,6 @@ fn pools_open_and_close_while_their_blocks_are_dropped() {
     assert_eq!((statistics.active_requests.current, statistics.active_requests.freed), (0, 2400));
 }
 
-#[test]
-fn raw_blocks_come_and_go_on_any_thread() {
-    let (upstream, allocator) = with(1 << 40, HostSettings::default());
-    std::thread::scope(|scope| {
-        for thread in 1..=4u64 {
-            let allocator = &allocator;
-            scope.spawn(move || {
-                for round in 1..1000 {
-                    let address = allocator.allocate_raw(round * 100).expect("there is room");
-                    allocator.record_use_raw(address + round, stream(thread)).expect("it is live");
-                    allocator.free_raw(address).expect("it is live");
-                }
-            });
-        }
-    });
-    upstream.complete_all();
-    allocator.empty_cache().expect("no capture is under way");
-    assert_eq!((upstream.live_host_allocations().len(), upstream.live_events()), (0, 0));
-}
-
 /// Waits for something that another thread does some day.
 fn eventually(condition: impl Fn() -> bool) {
     while !condition() {

@@ -26,7 +26,6 @@ mod out_of_memory;
 mod private_pools;
 mod races;
 mod random;
-mod raw;
 mod record_use;
 mod reentry;
 mod settings;

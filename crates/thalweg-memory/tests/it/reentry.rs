@@ -25,7 +25,6 @@ fn ask(allocator: &Arc<DeviceAllocator>) {
         assert_refused(allocator.allocate(1000, stream(on)));
         assert_refused(allocator.allocate(30 * MIB, stream(on)));
         assert_refused(allocator.allocate(u64::MAX, stream(on)));
-        assert_refused(allocator.allocate_raw(1000, stream(on)));
         assert_refused(allocator.allocate_at(512, 1000, stream(on)));
     }
     assert_refused(allocator.empty_cache());
