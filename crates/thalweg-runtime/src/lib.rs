@@ -9,7 +9,7 @@
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: what stands in the way of one.
-//! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a referee.
+//! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a sanitizer.
 //!
 //! # Invariants
 //! - No operator names, no tensors, no `unsafe`.

@@ -1,5 +1,5 @@
 //! How many small programs a controlled simulator runs in a second, on one core: make a driver, three streams and two
-//! events, submit twenty commands with the order between them, wait, drop the driver. With all checks (`checked`: the referee
+//! events, submit twenty commands with the order between them, wait, drop the driver. With all checks (`checked`: the sanitizer
 //! in front), and without.
 //!
 //! `cargo bench -p thalweg-sanitizer --bench controlled` prints a table; with `-- --json`, one JSON object a line.
@@ -11,7 +11,7 @@ use thalweg_driver::{
     Access, DevicePointer, Driver, EventFlags, HostKernel, HostLaunch, HostModule, Image, Label, Launch,
     Result,
 };
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random};
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
@@ -70,9 +70,9 @@ fn scenario(
     if !checked {
         return program(&*machine, module);
     }
-    let referee = CheckedDriver::new(machine);
-    program(&*referee, module)?;
-    assert!(referee.findings().is_empty(), "the program is right");
+    let sanitizer = SanitizerDriver::new(machine);
+    program(&*sanitizer, module)?;
+    assert!(sanitizer.findings().is_empty(), "the program is right");
     Ok(())
 }
 

@@ -11,9 +11,9 @@ use super::clock::Clock;
 use super::model::{Model, StreamId};
 use super::shadow::{Mark, MarkKind};
 use super::touch::Manner;
-use super::{CheckedDriver, take_label};
+use super::{SanitizerDriver, take_label};
 
-impl CheckedDriver {
+impl SanitizerDriver {
     /// The state of the stream's capture, where it takes part in one.
     pub(super) fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
         self.arrive();

@@ -1,4 +1,4 @@
-//! The [`Driver`] of the referee: each call goes to the driver inside, and what it means goes to the model.
+//! The [`Driver`] of the sanitizer: each call goes to the driver inside, and what it means goes to the model.
 //!
 //! The model is not locked while the driver inside works: calls that wait would keep everybody else out. Calls that hand
 //! something out enter the model afterwards, calls that give something up leave it beforehand and come back if the driver
@@ -17,7 +17,7 @@ use thalweg_driver::{
 use super::capture::CapturedCall;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
-use super::{CheckedDriver, Instrument, take_label, threads};
+use super::{Instrument, SanitizerDriver, take_label, threads};
 
 fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
     match endpoint {
@@ -26,7 +26,7 @@ fn end_of_copy(endpoint: Endpoint, bytes: u64, mode: AccessMode) -> Access {
     }
 }
 
-impl Driver for CheckedDriver {
+impl Driver for SanitizerDriver {
     fn instrument(&self) -> Option<&dyn Instrument> {
         Some(self)
     }

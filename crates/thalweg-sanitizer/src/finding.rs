@@ -149,7 +149,7 @@ pub struct Finding {
     /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range.
     pub is_certain: bool,
     /// Whether another host thread knows that the first is over, and may have told the one that submitted the second: by a
-    /// mutex, a channel or a flag that the referee was not told of. Then it is not certain either.
+    /// mutex, a channel or a flag that the sanitizer was not told of. Then it is not certain either.
     pub is_between_threads: bool,
     /// The work that came first in the order of submission, where there are two.
     pub first: Option<Work>,

@@ -1,8 +1,8 @@
-//! The referee: a [`Driver`] around any other that finds races, lifetime bugs and reads of nothing.
+//! The sanitizer: a [`Driver`] around any other that finds races, lifetime bugs and reads of nothing.
 //!
-//! [`CheckedDriver`] forwards every call to a driver, simulated or real, and keeps a model of its own of what the program has
+//! [`SanitizerDriver`] forwards every call to a driver, simulated or real, and keeps a model of its own of what the program has
 //! ordered. It works when work is *submitted*: every order that CUDA promises is known then, so what it finds does not depend on
-//! how the device happens to run things. It shares no code with the simulator: a referee does not borrow a player's eyes.
+//! how the device happens to run things. It shares no code with the simulator: it must not repeat the simulator's mistakes.
 //!
 //! # What orders work
 //! A stream's own order; the record of an event and the waits that found it; what a host thread has seen complete
@@ -73,7 +73,7 @@ pub use self::told::Completed;
 ///
 /// Calls answer as the driver inside answers. Findings are collected, each once, and do not fail a call unless
 /// [`fail_on_findings`](Self::fail_on_findings) says so.
-pub struct CheckedDriver {
+pub struct SanitizerDriver {
     inner: Arc<dyn Driver>,
     model: Arc<Mutex<Model>>,
     /// How many captures are under way.
@@ -88,8 +88,8 @@ thread_local! {
     static TOLD: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-impl CheckedDriver {
-    /// A referee around a driver. What happened before it is unknown to it, so put it there before the first call.
+impl SanitizerDriver {
+    /// A sanitizer around a driver. What happened before it is unknown to it, so put it there before the first call.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
         Arc::new(Self {
             model: Arc::new(Mutex::new(Model::new(inner.device_count()))),
@@ -111,7 +111,7 @@ impl CheckedDriver {
         self.lock().traces_drops = traces;
     }
 
-    /// Counts all host threads as one that nobody introduces: for programs whose threads tell each other what the referee does not
+    /// Counts all host threads as one that nobody introduces: for programs whose threads tell each other what the sanitizer does not
     /// hear of. Say so before the first call.
     pub fn count_threads_as_one(&self) {
         self.lock().threads_are_one = true;
@@ -122,7 +122,7 @@ impl CheckedDriver {
         self.lock().findings.list.clone()
     }
 
-    /// Calls `observer` with each finding, as it is found. It is called while the referee is locked: it must not call the driver.
+    /// Calls `observer` with each finding, as it is found. It is called while the sanitizer is locked: it must not call the driver.
     pub fn on_finding(&self, observer: impl Fn(&Finding) + Send + Sync + 'static) {
         self.lock().findings.observer = Some(Box::new(observer));
     }
@@ -155,9 +155,9 @@ impl CheckedDriver {
     }
 }
 
-impl fmt::Debug for CheckedDriver {
+impl fmt::Debug for SanitizerDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CheckedDriver").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("SanitizerDriver").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
@@ -166,7 +166,7 @@ fn take_label() -> Option<Label> {
     LABEL.take()
 }
 
-impl Instrument for CheckedDriver {
+impl Instrument for SanitizerDriver {
     fn block_allocated(&self, start: u64, bytes: u64, kind: BlockKind, stream: StreamHandle, label: Label) {
         if bytes == 0 {
             return;

@@ -1,4 +1,4 @@
-//! The referee's model of a machine: streams, events and host threads with their clocks, and what orders what.
+//! The sanitizer's model of a machine: streams, events and host threads with their clocks, and what orders what.
 //!
 //! The model works at submission. Every order that CUDA promises is known when a call is made, whatever the device does later,
 //! so nothing here depends on how the driver below schedules its work. Calls enter the model after the driver has accepted
@@ -98,7 +98,7 @@ pub(super) enum Record {
     Captured,
 }
 
-/// All that the referee knows.
+/// All that the sanitizer knows.
 pub(super) struct Model {
     pub(super) sites: Sites,
     pub(super) actors: Vec<Actor>,

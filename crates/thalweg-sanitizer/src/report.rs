@@ -70,7 +70,7 @@ impl Model {
     fn site(&self, id: SiteId) -> Site {
         self.sites
             .get(id)
-            .unwrap_or(Site { operator: "work that the referee was not told of", location: None })
+            .unwrap_or(Site { operator: "work that the sanitizer was not told of", location: None })
     }
 
     fn work_of(&self, mark: &Mark) -> Work {

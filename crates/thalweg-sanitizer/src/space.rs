@@ -1,4 +1,4 @@
-//! Which bytes an address means: the referee's own table of what is mapped where.
+//! Which bytes an address means: the sanitizer's own table of what is mapped where.
 //!
 //! An *object* is a piece of memory with bytes of its own: a plain allocation, physical memory, pinned memory. Addresses are
 //! mapped to objects; physical memory may be mapped at several, which are then the same bytes. What nobody has announced (memory

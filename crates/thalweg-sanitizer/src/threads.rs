@@ -1,6 +1,6 @@
 //! Host threads: who is calling, and what one thread knows of another.
 //!
-//! A thread that nobody has introduced is a host of its own from its first call on. What orders two such threads the referee
+//! A thread that nobody has introduced is a host of its own from its first call on. What orders two such threads the sanitizer
 //! mostly cannot see, so it believes what it must not deny:
 //! - a new thread knows all that any thread knew at its first call, since it was started by one of them;
 //! - a thread that has ended may have been joined: older ones and those that come later know what it knew. A younger one does
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use thalweg_driver::{HostClock, HostFunction};
 
-use super::CheckedDriver;
+use super::SanitizerDriver;
 use super::clock::Clock;
 use super::model::{HostId, Model};
 
@@ -62,7 +62,7 @@ fn age() -> Option<u64> {
     text.chars().filter(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 
-impl CheckedDriver {
+impl SanitizerDriver {
     /// The calling host thread. Called after the driver inside has seen the thread, where there is such a call.
     pub(super) fn host(&self) -> HostId {
         self.see(true)

@@ -14,7 +14,7 @@ use super::clock::Clock;
 use super::model::{Model, Record};
 use super::shadow::MarkKind;
 use super::touch::Manner;
-use super::{CheckedDriver, Site, TOLD, work};
+use super::{SanitizerDriver, Site, TOLD, work};
 
 /// Something that a host thread has seen complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +32,7 @@ const fn key(event: u64) -> u64 {
     event | 1 << 63
 }
 
-impl CheckedDriver {
+impl SanitizerDriver {
     /// Tells of work that touches memory: it was just given to `stream`, or is about to be. What it finds is in
     /// [`findings`](Self::findings). In a capture it is left out, and the answer is `false`.
     pub fn told_work(&self, stream: StreamHandle, site: Site, accesses: &[Access]) -> bool {

@@ -3,7 +3,7 @@
 //! After an update of the whole executable its nodes are the other graph's, taken over as they are: what they touch and what
 //! orders them is then right whatever the driver paired with what. The pairing is only needed for the names that the nodes
 //! keep, so it is found when there are names to keep, and a name without a pair is forgotten: an update of that node is then
-//! one that the referee does not see.
+//! one that the sanitizer does not see.
 
 use thalweg_driver::{GraphNodeHandle, Launch};
 

@@ -1,6 +1,6 @@
-//! The sanitizer: the referee around the driver that the allocator stands on, told of the work that PyTorch gives the device.
+//! The sanitizer: a [`SanitizerDriver`] below the allocator, to which the work that PyTorch submits is reported.
 //!
-//! The allocator's own doings (blocks given out, recorded and freed, pages mapped) reach the [`CheckedDriver`] by themselves. What
+//! The allocator's own doings (blocks given out, recorded and freed, pages mapped) reach the [`SanitizerDriver`] by themselves. What
 //! PyTorch submits does not: its dispatch mode and its trace of events and streams tell of it (`thalweg_sanitizer_*`). Texts that
 //! they name are operators and lines of the program: kept for good, each once.
 
@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{Access, AccessMode, Driver, Touch};
 use thalweg_runtime::{Device, Devices, Environment};
-use thalweg_sanitizer::{CheckedDriver, Site, SourceLine};
+use thalweg_sanitizer::{SanitizerDriver, Site, SourceLine};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_snapshot::Frame;
 
@@ -28,7 +28,7 @@ pub struct Sanitizer {
 
 #[derive(Debug)]
 struct Opened {
-    referee: Arc<CheckedDriver>,
+    driver: Arc<SanitizerDriver>,
     devices: Devices,
 }
 
@@ -48,7 +48,7 @@ impl Sanitizer {
         self.is_real
     }
 
-    /// A device, behind the referee.
+    /// A device, behind the sanitizer.
     ///
     /// # Errors
     /// If there is no such device, or its driver cannot be opened.
@@ -56,9 +56,9 @@ impl Sanitizer {
         Ok(self.opened()?.devices.get(index)?)
     }
 
-    /// The referee, with its driver opened.
-    pub(crate) fn referee(&self) -> Result<&Arc<CheckedDriver>> {
-        Ok(&self.opened()?.referee)
+    /// Returns the checked driver, and opens it first if need be.
+    pub(crate) fn driver(&self) -> Result<&Arc<SanitizerDriver>> {
+        Ok(&self.opened()?.driver)
     }
 
     fn opened(&self) -> Result<&Opened> {
@@ -71,33 +71,33 @@ impl Sanitizer {
         } else {
             SimDriver::new(SimConfig::default()).map_err(thalweg_runtime::Error::from)?
         };
-        let referee = CheckedDriver::new(driver);
-        referee.speak_python();
+        let driver = SanitizerDriver::new(driver);
+        driver.speak_python();
         // The engine of autograd has threads that wait for one another unseen.
-        referee.count_threads_as_one();
-        let devices = Devices::new(referee.clone(), Environment::get());
-        Ok(self.opened.get_or_init(|| Opened { referee, devices }))
+        driver.count_threads_as_one();
+        let devices = Devices::new(driver.clone(), Environment::get());
+        Ok(self.opened.get_or_init(|| Opened { driver, devices }))
     }
 
     /// Says where the calling thread is, by its stack, unless it has said so itself.
     pub(crate) fn at_line_of(&self, call: &'static str, stacks: &Stacks) -> Option<AtSite> {
-        if CheckedDriver::has_told_site() {
+        if SanitizerDriver::has_told_site() {
             return None;
         }
         let frames = stacks.python_stack()?;
         let frame = frames.iter().find(|frame| is_of_program(frame))?;
         let line = SourceLine { file: kept(&frame.filename), line: frame.line };
-        CheckedDriver::told_site(Some(Site { operator: call, location: Some(line) }));
+        SanitizerDriver::told_site(Some(Site { operator: call, location: Some(line) }));
         Some(AtSite)
     }
 }
 
-/// While it lives, a site of the calling thread is told. See [`CheckedDriver::told_site`].
+/// While it lives, a site of the calling thread is told. See [`SanitizerDriver::told_site`].
 pub(crate) struct AtSite;
 
 impl Drop for AtSite {
     fn drop(&mut self) {
-        CheckedDriver::told_site(None);
+        SanitizerDriver::told_site(None);
     }
 }
 

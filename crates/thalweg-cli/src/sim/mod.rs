@@ -1,7 +1,7 @@
 //! `thalweg sim`: a whole program under many seeds of the simulated GPU.
 //!
 //! The program knows nothing of it. Each seed is a process of its own, told by the environment which seed it has and where
-//! to write what the referee finds (`thalweg::sim::CheckedProgram`). A seed fails if the referee found something, the program
+//! to write what the sanitizer finds (`thalweg::sim::CheckedProgram`). A seed fails if the sanitizer found something, the program
 //! got stuck, or it did not end with status 0. The lowest failing seed is run once more, so that the report can say whether it can
 //! be relied on, and reported; the others only counted.
 
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 /// What a seed that failed left behind.
 struct SeedFailure {
-    /// What the referee found, as it reads.
+    /// What the sanitizer found, as it reads.
     findings: Vec<String>,
     /// How the program ended, if not with status 0.
     status: Option<String>,

@@ -1,7 +1,7 @@
 //! [`Quarantine`]: freed blocks that nobody gets for a while, so that a pointer which is used too long meets memory that is nobody's.
 //!
 //! An allocator gives the bytes that a stream freed last to the stream's next request. A stale pointer then reads and
-//! writes what belongs to another, in an order that is right for the other, and no referee can tell it from a good one. Address
+//! writes what belongs to another, in an order that is right for the other, and no sanitizer can tell it from a good one. Address
 //! sanitizers hold freed memory back for that reason; so do checks ([`Check::quarantine`](crate::sim::Check::quarantine)).
 //!
 //! The memory of private pools is left alone: graphs count on its addresses.

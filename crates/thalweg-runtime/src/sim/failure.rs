@@ -10,7 +10,7 @@ use super::run::Plan;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The referee found an order or a lifetime that CUDA does not promise.
+    /// The sanitizer found an order or a lifetime that CUDA does not promise.
     Finding(Box<Finding>),
     /// The program panicked: an assertion, most likely.
     Panic {

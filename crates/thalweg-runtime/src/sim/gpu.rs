@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_driver::{HostClock, Instrument as _};
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::{SimDriver, SimThread};
 
 use super::panics::{self, Panic};
@@ -15,7 +15,7 @@ use crate::Device;
 pub struct Gpu {
     pub(super) devices: Vec<Device>,
     pub(super) machine: Arc<SimDriver>,
-    pub(super) referee: Arc<CheckedDriver>,
+    pub(super) sanitizer: Arc<SanitizerDriver>,
     seed: u64,
     /// Whether the program has asked for the seed.
     seed_was_seen: AtomicBool,
@@ -25,10 +25,10 @@ impl Gpu {
     pub(super) fn new(
         devices: Vec<Device>,
         machine: Arc<SimDriver>,
-        referee: Arc<CheckedDriver>,
+        sanitizer: Arc<SanitizerDriver>,
         seed: u64,
     ) -> Self {
-        Self { devices, machine, referee, seed, seed_was_seen: AtomicBool::new(false) }
+        Self { devices, machine, sanitizer, seed, seed_was_seen: AtomicBool::new(false) }
     }
 
     pub(super) fn seed_was_seen(&self) -> bool {
@@ -71,7 +71,7 @@ impl Gpu {
     /// Starts a host thread that the schedule knows: one host thread runs at a time, and who goes on is decided at each call
     /// of the driver. Its current device is the first. What this thread has seen complete, the new one knows.
     ///
-    /// What such threads tell each other, the referee learns from [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
+    /// What such threads tell each other, the sanitizer learns from [`Gpu::channel`], [`Gpu::mutex`], [`Gpu::flag`] and
     /// [`Thread::join`]; of other locks, channels and flags it knows nothing, and may report a race that they rule out.
     ///
     /// # Panics
@@ -81,20 +81,20 @@ impl Gpu {
         name: &str,
         body: impl FnOnce() -> T + Send + 'static,
     ) -> Thread<T> {
-        let referee = Arc::clone(&self.referee);
+        let sanitizer = Arc::clone(&self.sanitizer);
         let device = self.device().clone();
-        let (begin, own_name) = (referee.host_release(), name.to_owned());
+        let (begin, own_name) = (sanitizer.host_release(), name.to_owned());
         let thread = self.machine.spawn(name, move || {
-            referee.introduce_thread(&own_name);
-            referee.host_acquire(&begin);
+            sanitizer.introduce_thread(&own_name);
+            sanitizer.host_acquire(&begin);
             let result = panics::catch(move || {
                 let _current = device.make_current();
                 body()
             });
-            (result, referee.host_release())
+            (result, sanitizer.host_release())
         });
         let thread = thread.unwrap_or_else(|error| panic!("{error}"));
-        Thread { thread, referee: Arc::clone(&self.referee) }
+        Thread { thread, sanitizer: Arc::clone(&self.sanitizer) }
     }
 }
 
@@ -102,7 +102,7 @@ impl Gpu {
 #[derive(Debug)]
 pub struct Thread<T> {
     thread: SimThread<(Result<T, Panic>, HostClock)>,
-    referee: Arc<CheckedDriver>,
+    sanitizer: Arc<SanitizerDriver>,
 }
 
 impl<T> Thread<T> {
@@ -115,7 +115,7 @@ impl<T> Thread<T> {
     /// If the thread did, with its message.
     pub fn join(self) -> crate::Result<T> {
         let (result, clock) = self.thread.join()?;
-        self.referee.host_acquire(&clock);
+        self.sanitizer.host_acquire(&clock);
         result.map_or_else(|panic| panics::resume(panic), Ok)
     }
 }

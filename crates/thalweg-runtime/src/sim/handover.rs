@@ -1,4 +1,4 @@
-//! What host threads hand one another, so that the referee hears of it: a channel, a mutex, a flag.
+//! What host threads hand one another, so that the sanitizer hears of it: a channel, a mutex, a flag.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard as StdGuard, PoisonError, TryLockError};
 
 use thalweg_driver::{HostClock, Instrument as _};
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::SimDriver;
 
 use super::Gpu;
@@ -18,7 +18,7 @@ impl Gpu {
         let channel = Arc::new(Channel {
             state: std::sync::Mutex::new(state),
             machine: Arc::clone(&self.machine),
-            referee: Arc::clone(&self.referee),
+            sanitizer: Arc::clone(&self.sanitizer),
         });
         (Sender(Arc::clone(&channel)), Receiver(channel))
     }
@@ -28,14 +28,18 @@ impl Gpu {
         Mutex {
             inner: Arc::new(std::sync::Mutex::new((value, None))),
             machine: Arc::clone(&self.machine),
-            referee: Arc::clone(&self.referee),
+            sanitizer: Arc::clone(&self.sanitizer),
         }
     }
 
     /// A flag that a host thread or a host function sets: who sees it set knows what that one knew, or came after. A clone is
     /// the same flag.
     pub fn flag(&self) -> Flag {
-        Flag { told: Arc::default(), machine: Arc::clone(&self.machine), referee: Arc::clone(&self.referee) }
+        Flag {
+            told: Arc::default(),
+            machine: Arc::clone(&self.machine),
+            sanitizer: Arc::clone(&self.sanitizer),
+        }
     }
 }
 
@@ -51,7 +55,7 @@ pub struct Receiver<T>(Arc<Channel<T>>);
 struct Channel<T> {
     state: std::sync::Mutex<ChannelState<T>>,
     machine: Arc<SimDriver>,
-    referee: Arc<CheckedDriver>,
+    sanitizer: Arc<SanitizerDriver>,
 }
 
 #[derive(Debug)]
@@ -73,7 +77,7 @@ impl<T> Sender<T> {
     /// # Errors
     /// The value, if there is no receiver any more.
     pub fn send(&self, value: T) -> Result<(), T> {
-        let clock = self.0.referee.host_release();
+        let clock = self.0.sanitizer.host_release();
         let mut state = self.0.state();
         if !state.has_receiver {
             return Err(value);
@@ -109,7 +113,7 @@ impl<T: Send + 'static> Receiver<T> {
         };
         self.0.machine.wait_until("a value from a channel", is_decided)?;
         let Some((value, clock)) = self.0.state().values.pop_front() else { return Ok(None) };
-        self.0.referee.host_acquire(&clock);
+        self.0.sanitizer.host_acquire(&clock);
         Ok(Some(value))
     }
 }
@@ -125,26 +129,26 @@ impl<T> Drop for Receiver<T> {
     }
 }
 
-/// A mutex that the referee hears of. See [`Gpu::mutex`].
+/// A mutex that the sanitizer hears of. See [`Gpu::mutex`].
 #[derive(Debug)]
 pub struct Mutex<T> {
     /// The value, and what those knew who have unlocked it.
     inner: Arc<std::sync::Mutex<(T, Option<HostClock>)>>,
     machine: Arc<SimDriver>,
-    referee: Arc<CheckedDriver>,
+    sanitizer: Arc<SanitizerDriver>,
 }
 
 impl<T> Clone for Mutex<T> {
     fn clone(&self) -> Self {
-        let (machine, referee) = (Arc::clone(&self.machine), Arc::clone(&self.referee));
-        Self { inner: Arc::clone(&self.inner), machine, referee }
+        let (machine, sanitizer) = (Arc::clone(&self.machine), Arc::clone(&self.sanitizer));
+        Self { inner: Arc::clone(&self.inner), machine, sanitizer }
     }
 }
 
 /// The value of a [`Mutex`], for as long as this lives.
 pub struct MutexGuard<'a, T> {
     value: StdGuard<'a, (T, Option<HostClock>)>,
-    referee: &'a CheckedDriver,
+    sanitizer: &'a SanitizerDriver,
 }
 
 fn try_lock<T>(mutex: &std::sync::Mutex<T>) -> Option<StdGuard<'_, T>> {
@@ -168,9 +172,9 @@ impl<T: Send + 'static> Mutex<T> {
             self.machine.wait_until("a mutex", move || try_lock(&inner).is_some())?;
             if let Some(value) = try_lock(&self.inner) {
                 if let Some(clock) = &value.1 {
-                    self.referee.host_acquire(clock);
+                    self.sanitizer.host_acquire(clock);
                 }
-                return Ok(MutexGuard { value, referee: &self.referee });
+                return Ok(MutexGuard { value, sanitizer: &self.sanitizer });
             }
         }
     }
@@ -199,23 +203,23 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 impl<T> Drop for MutexGuard<'_, T> {
     fn drop(&mut self) {
         // Who had it before is known to this one already.
-        self.value.1 = Some(self.referee.host_release());
+        self.value.1 = Some(self.sanitizer.host_release());
     }
 }
 
-/// A flag that the referee hears of. See [`Gpu::flag`].
+/// A flag that the sanitizer hears of. See [`Gpu::flag`].
 #[derive(Clone, Debug)]
 pub struct Flag {
     /// What the one knew that has set it.
     told: Arc<std::sync::Mutex<Option<HostClock>>>,
     machine: Arc<SimDriver>,
-    referee: Arc<CheckedDriver>,
+    sanitizer: Arc<SanitizerDriver>,
 }
 
 impl Flag {
     /// Sets it. A host function may do so, too.
     pub fn set(&self) {
-        let clock = self.referee.host_release();
+        let clock = self.sanitizer.host_release();
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
     }
 
@@ -242,7 +246,7 @@ impl Flag {
         self.machine.pass()?;
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(clock) = &told {
-            self.referee.host_acquire(clock);
+            self.sanitizer.host_acquire(clock);
         }
         Ok(told.is_some())
     }

@@ -14,9 +14,9 @@
 //! Each run has a seed, and the seed decides everything that CUDA leaves open: which stream goes on, which host thread has
 //! the turn, whether a query finds the work done, and what fails. Four things are watched in every run:
 //!
-//! - the *order* of all accesses, by a referee that knows what CUDA promises and nothing of how we keep it
+//! - the *order* of all accesses, by a sanitizer that knows what CUDA promises and nothing of how we keep it
 //!   ([`thalweg_sanitizer`]): it sees a missing wait even where this schedule happened to do the right thing;
-//! - the *lifetime* of every block, graph input and mapping, by the same referee;
+//! - the *lifetime* of every block, graph input and mapping, by the same sanitizer;
 //! - the program's own assertions, under schedules that were made to break them;
 //! - what is left at the end: memory that nobody gave back, uses that never end, and memory that nobody knows of any more.
 //!

@@ -1,7 +1,7 @@
 //! Whole programs under the instrument: `thalweg sim --seeds 1000 -- PROGRAM ARGS` runs a program that knows nothing of it.
 //!
 //! Seed and report travel by the environment. With `THALWEG_SIM_SEED=N` the simulated devices of the process are those of
-//! a controlled machine, with the schedule and the faults of that seed, and a referee in front. What the referee finds is
+//! a controlled machine, with the schedule and the faults of that seed, and a sanitizer in front. What the sanitizer finds is
 //! appended, as it is found, to the file that `THALWEG_SIM_REPORT` names, else written to standard error. The thread that
 //! opens the devices is the one that the schedule knows; other threads of the program take part from their first call on.
 //! `THALWEG_SIM_TIMEOUT` is how many seconds the process may take. With `THALWEG_SIM_ORDER_ONLY=1` no command touches memory, and
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_driver::Driver;
-use thalweg_sanitizer::{CheckedDriver, FindingKind};
+use thalweg_sanitizer::{FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use super::run::Plan;
@@ -76,14 +76,14 @@ impl CheckedProgram {
         if !quarantine {
             machine.on_stuck(move |text| write(&text, report.as_deref()))?;
         }
-        let referee = CheckedDriver::new(machine);
+        let sanitizer = SanitizerDriver::new(machine);
         let report = self.report.clone();
-        referee.on_finding(move |finding| match finding.is_possible() {
+        sanitizer.on_finding(move |finding| match finding.is_possible() {
             _ if quarantine && finding.kind != FindingKind::UseAfterFree => {}
             true => write(&format!("{POSSIBLE_PREFIX}{finding}"), report.as_deref()),
             false => write(finding, report.as_deref()),
         });
-        Ok(referee)
+        Ok(sanitizer)
     }
 }
 

@@ -1,4 +1,4 @@
-//! One run: a machine, a referee, the program, and what is wrong at the end.
+//! One run: a machine, a sanitizer, the program, and what is wrong at the end.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use thalweg_driver::Driver;
-use thalweg_sanitizer::{CheckedDriver, Finding, FindingKind};
+use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
 use thalweg_sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
 
@@ -194,18 +194,18 @@ impl Check {
     pub(super) fn run_once(&self, plan: &Plan, limit: Duration, report: &str, program: &Program<'_>) -> Run {
         let notes = Arc::new(Mutex::new(Vec::new()));
         let machine = self.machine(plan, limit, report, &notes);
-        let referee = CheckedDriver::new(machine.clone());
-        referee.trace_drops(self.traces_drops);
-        let struck = after_faults(&machine, &referee);
+        let sanitizer = SanitizerDriver::new(machine.clone());
+        sanitizer.trace_drops(self.traces_drops);
+        let struck = after_faults(&machine, &sanitizer);
         let environment = Environment { allocator: self.allocator.clone(), ..Environment::default() };
-        let devices = Device::all_of(referee.clone(), &environment)
+        let devices = Device::all_of(sanitizer.clone(), &environment)
             .unwrap_or_else(|error| panic!("the devices of a simulated machine did not open: {error}"));
         let used_before: Vec<u64> = (0..self.devices).map(|index| used_bytes(&machine, index)).collect();
         machine.inject(&plan.faults);
         if plan.holds_freed {
             devices.iter().for_each(Device::hold_back_freed);
         }
-        let gpu = Gpu::new(devices, machine.clone(), referee.clone(), plan.seed);
+        let gpu = Gpu::new(devices, machine.clone(), sanitizer.clone(), plan.seed);
         let outcome = panics::catch(|| {
             let _current = gpu.device().make_current();
             program(&gpu)
@@ -238,7 +238,7 @@ impl Check {
             let is_record = matches!(finding.kind, FindingKind::MissingRecord | FindingKind::EarlyRecord);
             returned_early && is_record && number >= struck
         };
-        let all = referee.findings().into_iter().enumerate();
+        let all = sanitizer.findings().into_iter().enumerate();
         let (excused, findings): (Vec<_>, Vec<_>) =
             all.partition(|(number, finding)| is_excused(*number, finding));
         let (possible, findings): (Vec<_>, Vec<_>) = findings
@@ -260,10 +260,10 @@ impl Check {
 }
 
 /// How many findings there are before the first after a fault has struck: a number that grows until then.
-fn after_faults(machine: &Arc<SimDriver>, referee: &CheckedDriver) -> Arc<AtomicUsize> {
+fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<AtomicUsize> {
     let before = Arc::new(AtomicUsize::new(0));
     let (count, machine) = (Arc::clone(&before), Arc::clone(machine));
-    referee.on_finding(move |_| {
+    sanitizer.on_finding(move |_| {
         if machine.faults_struck() == 0 {
             count.fetch_add(1, Ordering::Relaxed);
         }

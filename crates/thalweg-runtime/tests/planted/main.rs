@@ -1,7 +1,7 @@
 //! How we know that the simulated GPU sees: bugs are planted in our own code, one at a time, and each must be caught.
 //!
 //! The programs know nothing of the bugs: they are a handful of random ones that keep all rules ([`programs`]), judged as any
-//! program is, by the referee, by what they read back, and by what is left at the end. With no bug they must pass under all
+//! program is, by the sanitizer, by what they read back, and by what is left at the end. With no bug they must pass under all
 //! seeds; with one, a seed must fail. Otherwise this test fails.
 //!
 //! A bug may abort the process or hang it, so each is planted in a process of its own: this one, started again.
@@ -69,7 +69,7 @@ fn say(line: &str) {
 /// By what it was caught, in a few words.
 fn kind(failure: &Failure) -> String {
     match failure.problem() {
-        Problem::Finding(finding) => format!("referee: {}", finding.kind.title()),
+        Problem::Finding(finding) => format!("sanitizer: {}", finding.kind.title()),
         Problem::Panic { location, .. } if location.contains("planted") => "contents".to_owned(),
         Problem::Panic { location, .. } => {
             let place = location.rsplit("crates/").next().unwrap_or(location).replace("/src/", "/");

@@ -1,8 +1,8 @@
 //! The integration tests of the crate, in one binary.
 
-mod collectives_referee;
-mod referee;
-mod referee_graphs;
-mod referee_lifetimes;
-mod referee_orders;
-mod referee_support;
+mod collectives;
+mod graphs;
+mod lifetimes;
+mod orders;
+mod suites;
+mod support;

@@ -107,7 +107,7 @@ fn a_chain_gives_the_numbers_and_gradients_of_the_layers() {
 }
 
 #[test]
-fn a_chain_passes_the_referee_also_across_streams() {
+fn a_chain_passes_the_sanitizer_also_across_streams() {
     Check::new().seeds(0..6).run(|gpu| -> Result<()> {
         let device = gpu.device();
         let layers = layers(device)?;

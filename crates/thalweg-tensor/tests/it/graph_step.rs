@@ -130,7 +130,7 @@ fn as_many_runs_are_as_many_eager_steps() {
 }
 
 #[test]
-fn a_captured_step_passes_the_referee() {
+fn a_captured_step_passes_the_sanitizer() {
     Check::new().seeds(0..6).run(|gpu| -> Result<()> {
         let device = gpu.device();
         let stream = Stream::new(device)?;

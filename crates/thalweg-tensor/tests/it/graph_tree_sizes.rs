@@ -1,4 +1,4 @@
-//! Graph trees with sizes that vary, and under the referee: streams, threads, and random sequences of calls.
+//! Graph trees with sizes that vary, and under the sanitizer: streams, threads, and random sequences of calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

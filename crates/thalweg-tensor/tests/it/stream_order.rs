@@ -1,4 +1,4 @@
-//! Right programs over several streams, under every schedule, with the referee watching. These run on the simulator alone: it
+//! Right programs over several streams, under every schedule, with the sanitizer watching. These run on the simulator alone: it
 //! chooses the schedules.
 
 use thalweg_ir::DType;

@@ -1,4 +1,4 @@
-//! Programs over several streams, right in all that a program has to say, under every schedule: whatever the referee finds in
+//! Programs over several streams, right in all that a program has to say, under every schedule: whatever the sanitizer finds in
 //! them is ours. Each of them is there for a line of ours that would otherwise be missed by nobody.
 
 use std::slice::from_ref;

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use thalweg_driver::Instrument as _;
 use thalweg_driver::StreamHandle;
-use thalweg_sanitizer::{CheckedDriver, Completed, Site, SourceLine};
+use thalweg_sanitizer::{Completed, SanitizerDriver, Site, SourceLine};
 
 use super::{Write, give, on, put};
 use crate::allocator::Allocator;
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_at(
     let tell = |allocator: &Allocator| {
         allocator.sanitizer()?;
         // SAFETY: the header asks for texts.
-        CheckedDriver::told_site(unsafe { site(operation, file, line)? });
+        SanitizerDriver::told_site(unsafe { site(operation, file, line)? });
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
@@ -76,9 +76,9 @@ pub unsafe extern "C" fn thalweg_sanitizer_work(
         };
         let site = site.ok_or_else(|| Error::invalid("the work has no name"))?;
         let accesses = accesses(words)?;
-        let referee = allocator.sanitizer()?.referee()?;
+        let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
-            referee.told_work(handle(allocator, device, stream)?, site, &accesses);
+            driver.told_work(handle(allocator, device, stream)?, site, &accesses);
             Ok(())
         })
     };
@@ -96,22 +96,22 @@ pub unsafe extern "C" fn thalweg_sanitizer_event(
     stream: u64,
 ) -> Status {
     let tell = |allocator: &Allocator| {
-        let referee = allocator.sanitizer()?.referee()?;
+        let driver = allocator.sanitizer()?.driver()?;
         match what {
             0 => allocator.with_device(device, |_| {
-                referee.told_record(event, handle(allocator, device, stream)?);
+                driver.told_record(event, handle(allocator, device, stream)?);
                 Ok(())
             }),
             1 => allocator.with_device(device, |_| {
-                referee.told_wait(handle(allocator, device, stream)?, event);
+                driver.told_wait(handle(allocator, device, stream)?, event);
                 Ok(())
             }),
             2 => {
-                referee.told_complete(Completed::Event(event));
+                driver.told_complete(Completed::Event(event));
                 Ok(())
             }
             3 => {
-                referee.told_event_destroyed(event);
+                driver.told_event_destroyed(event);
                 Ok(())
             }
             _ => Err(Error::invalid(format!("nothing that happens to events has the number {what}"))),
@@ -129,9 +129,9 @@ pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
     stream: u64,
 ) -> Status {
     let tell = |allocator: &Allocator| {
-        let referee = allocator.sanitizer()?.referee()?;
+        let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
-            referee.told_complete(Completed::Stream(handle(allocator, device, stream)?));
+            driver.told_complete(Completed::Stream(handle(allocator, device, stream)?));
             Ok(())
         })
     };
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_stream_done(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_device_done(allocator: *const Allocator, device: u32) -> Status {
     let tell = |allocator: &Allocator| {
-        allocator.sanitizer()?.referee()?.told_complete(Completed::Device(device));
+        allocator.sanitizer()?.driver()?.told_complete(Completed::Device(device));
         Ok(())
     };
     // SAFETY: the header asks for an allocator.
@@ -161,9 +161,9 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
     let tell = |allocator: &Allocator| {
         // SAFETY: the header asks for a text.
         let name = unsafe { text_of("name", name)? };
-        let referee = allocator.sanitizer()?.referee()?;
+        let driver = allocator.sanitizer()?.driver()?;
         allocator.with_device(device, |_| {
-            referee.name_stream(handle(allocator, device, stream)?, name);
+            driver.name_stream(handle(allocator, device, stream)?, name);
             Ok(())
         })
     };
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_findings(
     user: *mut c_void,
 ) -> Status {
     let find = |allocator: &Allocator| {
-        let findings = allocator.sanitizer()?.referee()?.findings_from(from as usize);
+        let findings = allocator.sanitizer()?.driver()?.findings_from(from as usize);
         for finding in &findings {
             // SAFETY: the header asks for a function that takes `user`.
             unsafe { give(write, user, finding.to_string().as_bytes()) };

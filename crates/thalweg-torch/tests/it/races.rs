@@ -1,4 +1,4 @@
-//! PyTorch's sequences under every schedule of the simulated device, watched by the referee: it knows what CUDA promises, and
+//! PyTorch's sequences under every schedule of the simulated device, watched by the sanitizer: it knows what CUDA promises, and
 //! sees a missing wait, a block that is reused too early, and what nobody gave back.
 
 use thalweg_driver::FillPattern;
@@ -51,7 +51,7 @@ fn a_prefetched_batch_is_not_overwritten() {
     }
 }
 
-/// The same without a word to the allocator: the referee has to see it, or the tests above say nothing.
+/// The same without a word to the allocator: the sanitizer has to see it, or the tests above say nothing.
 #[test]
 fn a_forgotten_record_stream_is_found() {
     let failure = Check::new().seeds(0..20).memory_bytes(64 * MIB).without_shrinking().find(|gpu| {

@@ -1,4 +1,4 @@
-//! What the referee's tests share: a checked simulator, kernels that declare what they touch and touch nothing, and verdicts.
+//! What the sanitizer's tests share: a checked simulator, kernels that declare what they touch and touch nothing, and verdicts.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use thalweg_driver::{
     EventFlags, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch,
     HostModule, HostPointer, Image, Instrument, Label, Launch, StreamHandle, UseKind,
 };
-use thalweg_sanitizer::{CheckedDriver, Finding, FindingKind};
+use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
 /// A checked machine of two devices, with streams, events and memory that has been written.
 pub struct World {
     pub sim: Arc<SimDriver>,
-    pub driver: Arc<CheckedDriver>,
+    pub driver: Arc<SanitizerDriver>,
     function: FunctionHandle,
     pub a: StreamHandle,
     pub b: StreamHandle,
@@ -31,7 +31,7 @@ impl World {
     pub fn new() -> Self {
         let config = SimConfig { devices: 2, memory_bytes: 64 << 20, workers: 1, ..SimConfig::default() };
         let sim = SimDriver::new(config).unwrap();
-        let driver = CheckedDriver::new(sim.clone());
+        let driver = SanitizerDriver::new(sim.clone());
         let kernel: Arc<dyn HostKernel> = Arc::new(|_: &HostLaunch<'_>| Ok(()));
         let module = driver.module_load(0, Image::Host(&HostModule::single("nothing", kernel))).unwrap();
         let function = driver.function_get(module, "nothing").unwrap();

@@ -1,4 +1,4 @@
-//! Small programs with a bug, each beside its right twin: what the referee says of both.
+//! Small programs with a bug, each beside its right twin: what the sanitizer says of both.
 
 use thalweg_driver::{DevicePointer, FillPattern};
 use thalweg_memory::Settings;

@@ -4,7 +4,7 @@
 use thalweg_driver::{Access, Driver, EventFlags, Fill, FillPattern, Label};
 use thalweg_sanitizer::FindingKind::{self, Race};
 
-use super::referee_support::{BYTES, World, verdict};
+use super::support::{BYTES, World, verdict};
 
 type Case = (&'static str, &'static [FindingKind], fn(&World));
 

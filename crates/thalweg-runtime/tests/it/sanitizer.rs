@@ -1,4 +1,4 @@
-//! The referee under the runtime: buffers, pinned memory and graphs tell it what the driver cannot see, and the caching
+//! The sanitizer under the runtime: buffers, pinned memory and graphs tell it what the driver cannot see, and the caching
 //! allocator itself gives it nothing to find.
 
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use thalweg_driver::FillPattern;
 use thalweg_memory::Settings;
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Graph, Label, PinnedBuffer, Stream};
-use thalweg_sanitizer::{CheckedDriver, FindingKind};
+use thalweg_sanitizer::{FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
 const BYTES: u64 = 4096;
 
-fn checked() -> (Arc<CheckedDriver>, Device) {
+fn checked() -> (Arc<SanitizerDriver>, Device) {
     let config = SimConfig { devices: 1, memory_bytes: 64 << 20, workers: 2, ..SimConfig::default() };
-    let driver = CheckedDriver::new(SimDriver::new(config).unwrap());
+    let driver = SanitizerDriver::new(SimDriver::new(config).unwrap());
     let device = Device::all_of(driver.clone(), &Environment::default()).unwrap().remove(0);
     (driver, device)
 }
@@ -92,7 +92,7 @@ fn pinned_memory() {
 
 #[test]
 fn graphs() {
-    expect("an input that died is refused before the referee sees it", &[], |device, main, _| {
+    expect("an input that died is refused before the sanitizer sees it", &[], |device, main, _| {
         let _current = main.make_current();
         let input = Buffer::new(main, BYTES).unwrap();
         let (graph, ()) = Graph::capture(device, CaptureOptions::default(), || {
@@ -119,12 +119,12 @@ fn graphs() {
 }
 
 /// Buffers of all sizes come and go on three streams that wait for one another where they must: whatever the allocator does
-/// with them (splitting, merging, giving back), the referee finds nothing.
+/// with them (splitting, merging, giving back), the sanitizer finds nothing.
 #[test]
 fn the_allocator_keeps_the_rules() {
     for expandable_segments in [false, true] {
         let config = SimConfig { devices: 1, memory_bytes: 64 << 20, workers: 2, ..SimConfig::default() };
-        let driver = CheckedDriver::new(SimDriver::new(config).unwrap());
+        let driver = SanitizerDriver::new(SimDriver::new(config).unwrap());
         let allocator = Settings::default().with_expandable_segments(expandable_segments);
         let environment = Environment { allocator, ..Environment::default() };
         let device = Device::all_of(driver.clone(), &environment).unwrap().remove(0);

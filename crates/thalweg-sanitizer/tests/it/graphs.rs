@@ -1,4 +1,4 @@
-//! What the referee makes of executables that change and of conditional nodes, case by case.
+//! What the sanitizer makes of executables that change and of conditional nodes, case by case.
 
 use thalweg_driver::{
     Access, CaptureMode, Conditional, DevicePointer, Driver, GraphExecHandle, GraphHandle, GraphNodeHandle,
@@ -6,7 +6,7 @@ use thalweg_driver::{
 };
 use thalweg_sanitizer::FindingKind::{self, Race, StaleGraphInput, UseAfterFree};
 
-use super::referee_support::{BYTES, World, verdict};
+use super::support::{BYTES, World, verdict};
 
 type Case = (&'static str, &'static [FindingKind], fn(&World));
 

@@ -1,9 +1,9 @@
-//! The referee over several devices: peer copies, and what collectives order.
+//! The sanitizer over several devices: peer copies, and what collectives order.
 
 use std::ops::Deref;
 use std::sync::{Arc, Barrier};
 
-use thalweg_sanitizer::{CheckedDriver, FindingKind};
+use thalweg_sanitizer::{FindingKind, SanitizerDriver};
 use thalweg_sim::SimDriver;
 
 use thalweg_conformance::ranks::{RANKS, World, config};
@@ -18,10 +18,10 @@ const SUM: CollectiveOperation = CollectiveOperation::AllReduce(Reduction::Sum);
 const RACE: &[FindingKind] = &[FindingKind::Race];
 
 /// Ranks whose driver is checked.
-struct Checked(World<CheckedDriver>);
+struct Checked(World<SanitizerDriver>);
 
 impl Deref for Checked {
-    type Target = World<CheckedDriver>;
+    type Target = World<SanitizerDriver>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -30,7 +30,7 @@ impl Deref for Checked {
 
 /// Four checked devices, with memory that has been written and waited for.
 fn checked() -> Checked {
-    let world = World::new(CheckedDriver::new(SimDriver::new(config(RANKS)).unwrap()), RANKS);
+    let world = World::new(SanitizerDriver::new(SimDriver::new(config(RANKS)).unwrap()), RANKS);
     for rank in 0..RANKS as usize {
         for target in [world.send[rank], world.receive[rank]] {
             world.write(rank, target, &[0; 1024]);

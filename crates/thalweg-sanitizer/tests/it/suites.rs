@@ -1,22 +1,22 @@
-//! The referee over the suites that exist: it changes no answer, and its verdicts on the litmus programs are those that the
+//! The sanitizer over the suites that exist: it changes no answer, and its verdicts on the litmus programs are those that the
 //! programs come with.
 
 use std::sync::Arc;
 
 use thalweg_conformance::{Fixture, litmus, simulator};
 use thalweg_driver::Driver;
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::SanitizerDriver;
 
-/// Racy programs in which no two accesses meet that the referee could see: what they race for is the answer of a query, or a
+/// Racy programs in which no two accesses meet that the sanitizer could see: what they race for is the answer of a query, or a
 /// variable of the host.
 const NOT_OF_MEMORY: [&str; 2] = ["host/a_query_answers_either", "streams/a_host_function_is_asynchronous"];
 
-/// What is racy here is which call comes first; the referee judges the order that it saw.
+/// What is racy here is which call comes first; the sanitizer judges the order that it saw.
 const OF_HOST_THREADS: [&str; 1] = ["events/two_threads_race_to_record_and_wait"];
 
 #[test]
 fn every_answer_stays_the_same() {
-    let driver: Arc<dyn Driver> = CheckedDriver::new(simulator(2, 2));
+    let driver: Arc<dyn Driver> = SanitizerDriver::new(simulator(2, 2));
     let report = thalweg_conformance::run_each(&driver, 0, &mut |line| println!("{line}"));
     let failed: Vec<_> = report.failed().map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
@@ -26,7 +26,8 @@ fn every_answer_stays_the_same() {
 
 #[test]
 fn a_lost_device_stays_lost() {
-    let mut open = || -> thalweg_driver::Result<Arc<dyn Driver>> { Ok(CheckedDriver::new(simulator(2, 2))) };
+    let mut open =
+        || -> thalweg_driver::Result<Arc<dyn Driver>> { Ok(SanitizerDriver::new(simulator(2, 2))) };
     let report = thalweg_conformance::run_destructive(&mut open, 0, &mut |line| println!("{line}"));
     assert!(report.is_success(), "{report}");
 }
@@ -35,7 +36,7 @@ fn a_lost_device_stays_lost() {
 fn litmus_programs_are_judged_right() {
     let mut wrong = Vec::new();
     for program in litmus::programs() {
-        let checked = CheckedDriver::new(simulator(1, 2));
+        let checked = SanitizerDriver::new(simulator(1, 2));
         let fixture = Fixture::new(checked.clone(), 0).unwrap();
         assert_eq!(checked.findings(), [], "setting up is in order");
         litmus::run(program, &fixture, 3, 7).unwrap_or_else(|error| panic!("{}: {error}", program.name));

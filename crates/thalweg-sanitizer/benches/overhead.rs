@@ -1,8 +1,8 @@
-//! What the referee costs a submission: the same small scenarios on a plain simulator and on a checked one.
+//! What the sanitizer costs a submission: the same small scenarios on a plain simulator and on a checked one.
 //!
 //! Then what a command costs behind many: with blocks that are dropped and never reused, and on strided columns.
 //!
-//! `cargo bench -p thalweg-sanitizer --bench referee` prints a table; with `-- --json`, one JSON object a line.
+//! `cargo bench -p thalweg-sanitizer --bench overhead` prints a table; with `-- --json`, one JSON object a line.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use thalweg_driver::{
     Access, BlockKind, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule,
     Image, Label, Launch, Result, StreamHandle, Touch,
 };
-use thalweg_sanitizer::CheckedDriver;
+use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::{SimConfig, SimDriver};
 
 const SCENARIOS: u32 = 2_000;
@@ -133,13 +133,13 @@ fn main() -> Result<()> {
     };
     let sim = || SimDriver::new(SimConfig { workers: 1, ..SimConfig::default() });
     let plain = Bench::new(sim()?)?.measure()?;
-    let checked = Bench::new(CheckedDriver::new(sim()?))?.measure()?;
+    let checked = Bench::new(SanitizerDriver::new(sim()?))?.measure()?;
     report("scenario_calls_plain", plain.0, "us");
     report("scenario_calls_checked", checked.0, "us");
     report("scenario_plain", plain.1, "us");
     report("scenario_checked", checked.1, "us");
-    report("referee_a_call", (checked.0 - plain.0) / 22.0, "us");
-    let (plain, checked) = (Bench::new(sim()?)?, Bench::new(CheckedDriver::new(sim()?))?);
+    report("overhead_per_call", (checked.0 - plain.0) / 22.0, "us");
+    let (plain, checked) = (Bench::new(sim()?)?, Bench::new(SanitizerDriver::new(sim()?))?);
     for commands in [10_000, 100_000, 1_000_000] {
         report(&format!("dead_blocks_{commands}_plain"), plain.dead_blocks(commands)?, "us a command");
         report(&format!("dead_blocks_{commands}_checked"), checked.dead_blocks(commands)?, "us a command");

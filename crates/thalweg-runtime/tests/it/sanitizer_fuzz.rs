@@ -1,4 +1,4 @@
-//! The referee against an oracle: random programs of streams, events and host waits, with memory that comes and goes between
+//! The sanitizer against an oracle: random programs of streams, events and host waits, with memory that comes and goes between
 //! them, and for each command the set of all commands that come before it, written down one by one.
 
 use std::cell::{Cell, RefCell};

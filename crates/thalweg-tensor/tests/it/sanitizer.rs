@@ -1,4 +1,4 @@
-//! What the referee says of operators on views, of rows that data chooses, and whose line it names. These run on the simulator
+//! What the sanitizer says of operators on views, of rows that data chooses, and whose line it names. These run on the simulator
 //! alone.
 
 use thalweg_ir::DType;
@@ -199,7 +199,7 @@ fn a_modules_work_is_of_the_line_that_calls_it() {
     };
     let finding = finds(FindingKind::Race, check);
     let at = finding.second.site.location.expect("known");
-    assert_eq!((at.file.ends_with("referee.rs"), at.line), (true, lines.get()[0]), "{finding}");
+    assert_eq!((at.file.ends_with("sanitizer.rs"), at.line), (true, lines.get()[0]), "{finding}");
     let made = &finding.streams.iter().find(|(name, _)| name.starts_with("stream")).expect("it was made").1;
     assert!(made.to_string().contains("`Stream::new` at"), "{finding}");
 }
@@ -251,7 +251,7 @@ fn a_drop_is_named_with_its_line() {
     });
     let at = finding.second.site.location.expect("the stack tells it");
     assert!(
-        at.file.ends_with("referee.rs") && at.line.abs_diff(line.get()) < 2,
+        at.file.ends_with("sanitizer.rs") && at.line.abs_diff(line.get()) < 2,
         "line {}: {finding}",
         line.get()
     );

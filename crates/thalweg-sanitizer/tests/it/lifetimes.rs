@@ -10,7 +10,7 @@ use thalweg_sanitizer::FindingKind::{
     Race, ReuseBeforeLastUse, StaleGraphInput, Uninitialised, UnmapInUse, UseAfterFree, UseBeforeAllocation,
 };
 
-use super::referee_support::{BYTES, World, verdict};
+use super::support::{BYTES, World, verdict};
 
 type Case = (&'static str, &'static [FindingKind], fn(&World));
 
@@ -545,11 +545,11 @@ fn a_report_reads_well() {
 }
 
 #[test]
-fn what_was_captured_behind_the_referee_is_learned_from_the_driver() {
+fn what_was_captured_behind_the_sanitizer_is_learned_from_the_driver() {
     let world = World::new();
     world.driver.stream_begin_capture(world.a, CaptureMode::Relaxed).unwrap();
     world.write(world.a, world.x);
-    // Another library works on the stream: the referee hears nothing of it.
+    // Another library works on the stream: the sanitizer hears nothing of it.
     let label = Label::here("behind");
     let fill = thalweg_driver::Fill {
         target: world.y,
