@@ -41,7 +41,7 @@ fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> Outcome {
     refused(driver.stream_query(stream), NO, "stream_query")?;
     refused(driver.stream_synchronize(stream), NO, "stream_synchronize")?;
     refused(driver.stream_wait_event(stream, event.handle), NO, "stream_wait_event")?;
-    refused(driver.stream_native(stream), NO, "stream_native")?;
+    refused(driver.cuda_stream(stream), NO, "cuda_stream")?;
     refused(driver.event_record(event.handle, stream), NO, "event_record")?;
     refused(driver.copy_async(stream, &copy), NO, "copy_async")?;
     refused(driver.copy_from_host(stream, words.pointer, &[1; 4], label), NO, "copy_from_host")?;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thalweg_driver::{ForeignStream, Label};
+use thalweg_driver::{ExternalStream, Label};
 
 use super::fixture::{Fixture, equal, holds, refused_argument};
 use super::{Arguments, Kernel, Outcome, group};
@@ -200,23 +200,23 @@ fn a_stream_made_elsewhere_is_used(fixture: &Fixture) -> Outcome {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
-    let native = driver.stream_native(stream.handle)?;
-    // SAFETY: `native` is the driver's own number for `stream`, which lives until the end of this function, longer than
+    let cuda_stream = driver.cuda_stream(stream.handle)?;
+    // SAFETY: `cuda_stream` is the driver's own number for `stream`, which lives until the end of this function, longer than
     // the handle that is made here.
-    let foreign = unsafe { ForeignStream::new(native) };
-    let adopted = driver.stream_adopt(fixture.device, foreign)?;
-    equal(driver.stream_device(adopted)?, fixture.device, "the device of an adopted stream")?;
+    let external = unsafe { ExternalStream::new(cuda_stream) };
+    let wrapped = driver.stream_from_external(fixture.device, external)?;
+    equal(driver.stream_device(wrapped)?, fixture.device, "the device of an external stream")?;
     // Both handles name one queue: order holds across them.
     for _ in 0..10 {
         fixture.add(&stream, &buffer, 1)?;
-        fixture.kernels.launch(driver, adopted, Kernel::Add, Arguments::new(buffer.pointer, 4, 1))?;
+        fixture.kernels.launch(driver, wrapped, Kernel::Add, Arguments::new(buffer.pointer, 4, 1))?;
     }
-    driver.stream_synchronize(adopted)?;
+    driver.stream_synchronize(wrapped)?;
     equal(buffer.words()?, (20..24).collect(), "work through both handles of one stream")?;
-    driver.stream_destroy(adopted)?;
+    driver.stream_destroy(wrapped)?;
     fixture.add(&stream, &buffer, 1)?;
     driver.stream_synchronize(stream.handle)?;
-    equal(buffer.words()?, (21..25).collect(), "the stream after the adopted handle was forgotten")
+    equal(buffer.words()?, (21..25).collect(), "the stream after the wrapped handle was forgotten")
 }
 
 fn many_streams_live_at_once(fixture: &Fixture) -> Outcome {

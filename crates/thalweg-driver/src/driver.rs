@@ -214,13 +214,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// A stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
     /// stream alone.
-    fn stream_adopt(&self, device: u32, stream: crate::ForeignStream) -> Result<StreamHandle> {
-        forwarded(self.inner(), "stream_adopt")?.stream_adopt(device, stream)
+    fn stream_from_external(&self, device: u32, stream: crate::ExternalStream) -> Result<StreamHandle> {
+        forwarded(self.inner(), "stream_from_external")?.stream_from_external(device, stream)
     }
 
     /// The driver's own number for the stream (`CUstream`), to be given to other libraries.
-    fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
-        forwarded(self.inner(), "stream_native")?.stream_native(stream)
+    fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
+        forwarded(self.inner(), "cuda_stream")?.cuda_stream(stream)
     }
 
     // ---- Events ---------------------------------------------------------------------------------------------------

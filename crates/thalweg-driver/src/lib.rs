@@ -21,7 +21,7 @@ pub mod cuda;
 mod description;
 pub mod driver;
 mod error;
-mod foreign;
+mod external;
 mod fork;
 mod graph;
 mod handle;
@@ -41,7 +41,7 @@ pub use conditional::{ConditionFormat, Conditional};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
 pub use error::{Code, Error, Result};
-pub use foreign::ForeignStream;
+pub use external::ExternalStream;
 pub use fork::Process;
 pub use graph::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,

@@ -111,7 +111,7 @@ fn read_file(
 ) -> io::Result<Option<Vec<u8>>> {
     let Ok(mut file) = File::open(path) else { return Ok(None) };
     let found = file.metadata()?;
-    refuse_foreign(path, &found)?;
+    refuse_writable_by_others(path, &found)?;
     check_folders(folder, path)?;
     let mut bytes = Vec::new();
     if !found.is_file() || file.read_to_end(&mut bytes).is_err() {
@@ -257,12 +257,12 @@ fn remove(path: &Path) -> io::Result<()> {
 /// Refuses folders that others could have put something into.
 fn check_folders(folder: &Path, path: &Path) -> io::Result<()> {
     for folder in [Some(folder), path.parent()].into_iter().flatten() {
-        refuse_foreign(folder, &fs::metadata(folder)?)?;
+        refuse_writable_by_others(folder, &fs::metadata(folder)?)?;
     }
     Ok(())
 }
 
-fn refuse_foreign(path: &Path, found: &Metadata) -> io::Result<()> {
+fn refuse_writable_by_others(path: &Path, found: &Metadata) -> io::Result<()> {
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let reason = if owner != 0 && owner != effective_user_id() {
         format!(

@@ -1,7 +1,7 @@
 //! Streams made elsewhere that the runtime has forgotten, and the work that they still had.
 //!
 //! When the last clone of an external [`Stream`](crate::Stream) is dropped its handle is given up, because its owner may
-//! destroy the native stream from then on. But memory that was recorded as used on it may be freed later, and has to wait
+//! destroy the stream from then on. But memory that was recorded as used on it may be freed later, and has to wait
 //! for its work. So a last event is recorded at the end of that work, and stands in for the stream.
 //!
 //! Invariant: a stream that is not listed here has no work left that came from this runtime.

@@ -232,8 +232,9 @@ fn load_code<'c, M>(
 ) -> Result<M> {
     let options = thalweg_ir::cuda::OPTIONS.join(" ");
     let ComputeCapability { major, minor } = wanted.capability;
-    let native = format!("sm_{major}{minor}");
-    let key = EntryKey { source: wanted.source, options: &options, architecture: &native, compiler: "" };
+    let architecture = format!("sm_{major}{minor}");
+    let key =
+        EntryKey { source: wanted.source, options: &options, architecture: &architecture, compiler: "" };
     let mut refused = None;
     let mut attempt = |image: &[u8]| -> Result<Option<M>> {
         load(image).map(|loaded| loaded.map_err(|error| refused = Some(error)).ok())
@@ -263,7 +264,7 @@ fn load_code<'c, M>(
                     }
                 }
             }
-            return Err(error.context(no_code(environment, &native, refused.as_ref())));
+            return Err(error.context(no_code(environment, &architecture, refused.as_ref())));
         }
     };
     let name = compiler.name();
@@ -273,7 +274,7 @@ fn load_code<'c, M>(
     {
         return Ok(loaded);
     }
-    let image = compiler.compile(wanted, &options_for(&native))?;
+    let image = compiler.compile(wanted, &options_for(&architecture))?;
     if let Some(folder) = folder {
         disk_cache::write_or_warn(&folder, &key, &image);
     }
@@ -281,17 +282,17 @@ fn load_code<'c, M>(
 }
 
 /// What was tried before the compiler, which is missing.
-fn no_code(environment: &Environment, native: &str, refused: Option<&thalweg_driver::Error>) -> String {
+fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalweg_driver::Error>) -> String {
     let looked: Vec<_> =
         environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();
     let looked = if looked.is_empty() { "no folder".to_owned() } else { looked.join(", ") };
     match refused {
         None => format!(
-            "the kernel is not compiled for {native}: not in the cache, not among the precompiled kernels (looked in: \
+            "the kernel is not compiled for {architecture}: not in the cache, not among the precompiled kernels (looked in: \
              {looked}), and there is no compiler"
         ),
         Some(refused) => format!(
-            "the driver refuses what the cache and the precompiled kernels (in: {looked}) have of the kernel for {native} \
+            "the driver refuses what the cache and the precompiled kernels (in: {looked}) have of the kernel for {architecture} \
              ({refused}), and there is no compiler"
         ),
     }

@@ -119,7 +119,7 @@ fn without_a_compiler_any_entry_serves_that_the_driver_takes() {
 
 #[test]
 fn a_cache_that_others_can_write_is_not_used() {
-    let folder = Folder::new("foreign");
+    let folder = Folder::new("other");
     folder.write("kernels", "fake-12.0", 66);
     fs::set_permissions(folder.0.join("kernels"), fs::Permissions::from_mode(0o777)).unwrap();
     let compiler = Fake::new(12);

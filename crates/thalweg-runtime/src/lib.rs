@@ -46,7 +46,7 @@ pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
-pub use thalweg_driver::{CaptureMode, DevicePointer, ForeignStream, Label};
+pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};
 pub use thalweg_driver::{Within, within};
 
 /// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

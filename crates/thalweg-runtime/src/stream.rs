@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use thalweg_driver::{Access, CaptureStatus, Code, Driver, ForeignStream, Label, Launch, StreamHandle};
+use thalweg_driver::{Access, CaptureStatus, Code, Driver, ExternalStream, Label, Launch, StreamHandle};
 use thalweg_memory::{StreamId, planted};
 
 use crate::device::{Device, DeviceGuard, DeviceId};
@@ -263,14 +263,14 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// A stream that was made elsewhere; native 0 and 1 give the device's default stream. The same native stream wrapped twice counts as two streams for memory reuse, so
+    /// Wraps a stream that another library made; `CUstream` 0 and 1 give the device's default stream. One wrapped twice counts as two streams for memory reuse, so
     /// wrap it once. Dropping the last clone forgets it and leaves the stream alone: its owner may destroy it from then on.
     /// Memory that was used on it still waits for its work.
-    pub fn from_external(device: &Device, stream: ForeignStream) -> Result<Self> {
-        if stream.native() <= 1 && stream.context().is_none() {
+    pub fn from_external(device: &Device, stream: ExternalStream) -> Result<Self> {
+        if stream.cuda_stream() <= 1 && stream.context().is_none() {
             return Ok(device.default_stream());
         }
-        let handle = device.check(device.driver().stream_adopt(device.index(), stream))?;
+        let handle = device.check(device.driver().stream_from_external(device.index(), stream))?;
         let priority = device.check(device.driver().stream_priority(handle))?;
         let pool = device.stream_pool();
         let mut state = StreamState::new(device.driver(), handle, priority, StreamKind::External);
@@ -341,9 +341,9 @@ impl Stream {
         self.state.kind == StreamKind::Default
     }
 
-    /// The native number (`CUstream`), for other libraries.
-    pub fn native(&self) -> Result<u64> {
-        self.check(self.device.driver().stream_native(self.handle()))
+    /// Returns the `CUstream` as a number, for other libraries (PyTorch's `stream.cuda_stream`).
+    pub fn cuda_stream(&self) -> Result<u64> {
+        self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
     /// Whether all work is done.
@@ -408,7 +408,7 @@ impl Stream {
     }
 
     /// Says what the commands touch that the stream was given past Thalweg since its last command: through
-    /// [`Device::driver`], or by a library that has the native stream. A graph that they are captured into then watches that
+    /// [`Device::driver`], or by a library that has the `CUstream`. A graph that they are captured into then watches that
     /// memory; without it the graph refuses its replays. Outside captures nothing is to be said.
     pub fn declare(&self, accesses: &[Access], label: Label) {
         self.device.captures().declared(self, accesses, label);
@@ -600,14 +600,14 @@ mod tests {
     fn external_streams_that_are_gone_leave_the_list() {
         let driver = SimDriver::new(SimConfig::default()).unwrap();
         let device = Device::all_of(driver.clone(), &crate::Environment::default()).unwrap().remove(0);
-        let adopt =
-            || Stream::from_external(&device, driver.foreign_stream_create(0, 0, false).unwrap()).unwrap();
-        let _kept = adopt();
-        drop(adopt());
+        let wrap =
+            || Stream::from_external(&device, driver.external_stream_create(0, 0, false).unwrap()).unwrap();
+        let _kept = wrap();
+        drop(wrap());
         assert_eq!(device.stream_pool().all().len(), 1);
         assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
         // And without anybody who asks for all.
-        (0..1000).for_each(|_| drop(adopt()));
+        (0..1000).for_each(|_| drop(wrap()));
         let listed = device.stream_pool().external.lock().unwrap().len();
         assert!(listed <= 16, "{listed} streams are listed, and one is there");
     }

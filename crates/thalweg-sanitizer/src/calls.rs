@@ -175,10 +175,10 @@ impl SanitizerDriver {
         if known {
             return;
         }
-        let native = self.inner.stream_native(handle).unwrap_or(handle.raw());
+        let cuda_stream = self.inner.cuda_stream(handle).unwrap_or(handle.raw());
         let is_blocking = self.inner.stream_is_blocking(handle).unwrap_or(false);
-        let is_legacy = is_legacy || native <= 1;
-        self.lock().add_stream(handle, device, native, is_legacy, is_blocking);
+        let is_legacy = is_legacy || cuda_stream <= 1;
+        self.lock().add_stream(handle, device, cuda_stream, is_legacy, is_blocking);
     }
 
     /// A free or an allocation in stream order.

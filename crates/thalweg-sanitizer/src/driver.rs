@@ -89,12 +89,16 @@ impl Driver for SanitizerDriver {
         Ok(stream)
     }
 
-    fn stream_adopt(&self, device: u32, stream: thalweg_driver::ForeignStream) -> Result<StreamHandle> {
-        let adopted = self.inner.stream_adopt(device, stream)?;
+    fn stream_from_external(
+        &self,
+        device: u32,
+        stream: thalweg_driver::ExternalStream,
+    ) -> Result<StreamHandle> {
+        let wrapped = self.inner.stream_from_external(device, stream)?;
         // The legacy stream has ties even where nobody has asked for it by name.
         self.default_stream(device)?;
-        self.enter_stream(device, adopted, stream.native() <= 1 && stream.context().is_none());
-        Ok(adopted)
+        self.enter_stream(device, wrapped, stream.cuda_stream() <= 1 && stream.context().is_none());
+        Ok(wrapped)
     }
 
     fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {

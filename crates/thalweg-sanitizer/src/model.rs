@@ -36,7 +36,7 @@ pub(super) struct Host {
     /// Its place among all threads in the order of their making, where that is known.
     pub(super) age: Option<u64>,
     /// Whether nobody has introduced it: then what orders it is seen in part.
-    pub(super) is_adopted: bool,
+    pub(super) is_attached: bool,
 }
 
 /// A stream.
@@ -56,7 +56,7 @@ pub(super) struct Stream {
     heard: (HostId, u64),
     /// Handles that mean it.
     handles: u32,
-    native: u64,
+    cuda_stream: u64,
 }
 
 /// The streams of a device.
@@ -109,14 +109,14 @@ pub(super) struct Model {
     /// Those that are not over, as far as one can see.
     pub(super) living: Vec<HostId>,
     /// How many threads called that nobody has introduced.
-    pub(super) adopted: u32,
+    pub(super) attached: u32,
     /// What those knew that are over.
     pub(super) known_to_ended: Clock,
     /// Whether all threads that nobody introduces count as one.
     pub(super) threads_are_one: bool,
     pub(super) streams: Vec<Stream>,
     handles: FxHashMap<u64, StreamId>,
-    natives: FxHashMap<(u32, u64), StreamId>,
+    by_cuda_stream: FxHashMap<(u32, u64), StreamId>,
     devices: Vec<Device>,
     pub(super) events: FxHashMap<u64, Record>,
     /// What some host thread has seen complete.
@@ -158,12 +158,12 @@ impl Model {
             number: 0,
             hosts: Vec::new(),
             living: Vec::new(),
-            adopted: 0,
+            attached: 0,
             known_to_ended: Clock::default(),
             threads_are_one: false,
             streams: Vec::new(),
             handles: FxHashMap::default(),
-            natives: FxHashMap::default(),
+            by_cuda_stream: FxHashMap::default(),
             devices: (0..devices).map(|_| Device::default()).collect(),
             events: FxHashMap::default(),
             observed: Clock::default(),
@@ -186,7 +186,7 @@ impl Model {
             speaks_python: false,
         };
         model.introduce("the host");
-        model.hosts[0].is_adopted = true;
+        model.hosts[0].is_attached = true;
         model
     }
 
@@ -220,7 +220,7 @@ impl Model {
         let id = self.hosts.len() as HostId;
         let strand = self.strand(Actor::Host(id));
         let (name, clock) = (name.to_owned(), Clock::default());
-        self.hosts.push(Host { strand, name, clock, version: 1, age: None, is_adopted: false });
+        self.hosts.push(Host { strand, name, clock, version: 1, age: None, is_attached: false });
         self.living.push(id);
         id
     }
@@ -249,20 +249,20 @@ impl Model {
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    /// A stream of the driver, under its handle and its native number.
+    /// A stream of the driver, under its handle and its `CUstream`.
     pub(super) fn add_stream(
         &mut self,
         handle: StreamHandle,
         device: u32,
-        native: u64,
+        cuda_stream: u64,
         is_legacy: bool,
         is_blocking: bool,
     ) -> StreamId {
-        let native = if is_legacy { 0 } else { native };
+        let cuda_stream = if is_legacy { 0 } else { cuda_stream };
         if let Some(&known) = self.handles.get(&handle.raw()) {
             return known;
         }
-        if let Some(&known) = self.natives.get(&(device, native)) {
+        if let Some(&known) = self.by_cuda_stream.get(&(device, cuda_stream)) {
             self.streams[known as usize].handles += 1;
             self.handles.insert(handle.raw(), known);
             return known;
@@ -294,11 +294,11 @@ impl Model {
             waits: Vec::new(),
             heard: (0, 0),
             handles: 1,
-            native,
+            cuda_stream,
         };
         self.streams.push(stream);
         self.handles.insert(handle.raw(), id);
-        self.natives.insert((device, native), id);
+        self.by_cuda_stream.insert((device, cuda_stream), id);
         id
     }
 
@@ -315,7 +315,7 @@ impl Model {
         if stream.handles > 0 || stream.is_legacy {
             return;
         }
-        let (native, number) = (stream.native, stream.device);
+        let (cuda_stream, number) = (stream.cuda_stream, stream.device);
         let (strand, is_blocking, clock) = (stream.strand, stream.is_blocking, stream.clock.clone());
         let device = &mut self.devices[number as usize];
         device.all.retain(|&other| other != id);
@@ -326,7 +326,7 @@ impl Model {
             // Later work of the default stream still comes after it.
             self.streams[legacy as usize].clock.join(&clock);
         }
-        self.natives.remove(&(number, native));
+        self.by_cuda_stream.remove(&(number, cuda_stream));
         let last = clock.of(strand);
         self.retire(strand, last);
     }

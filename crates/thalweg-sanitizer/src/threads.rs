@@ -83,7 +83,7 @@ impl SanitizerDriver {
                 known.is_watched |= watches;
                 return (known.host, begins);
             }
-            let host = self.lock().adopt(age());
+            let host = self.lock().attach(age());
             seen.retain(|known| known.checker.strong_count() > 0);
             seen.push(Seen { checker: Arc::downgrade(&self.model), host, is_watched: watches });
             (host, watches)
@@ -149,23 +149,23 @@ pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
 
 impl Model {
     /// A thread that nobody has introduced calls for the first time.
-    fn adopt(&mut self, age: Option<u64>) -> HostId {
-        if self.threads_are_one && self.adopted > 0 {
+    fn attach(&mut self, age: Option<u64>) -> HostId {
+        if self.threads_are_one && self.attached > 0 {
             return 0;
         }
-        self.adopted += 1;
-        if self.adopted == 1 {
+        self.attached += 1;
+        if self.attached == 1 {
             self.hosts[0].age = age;
             return 0;
         }
         let name = match std::thread::current().name() {
             Some(name) => format!("thread `{name}`"),
-            None => format!("thread {}", self.adopted),
+            None => format!("thread {}", self.attached),
         };
         let clock = self.known_to_some();
         let id = self.introduce(&name);
         let host = &mut self.hosts[id as usize];
-        (host.age, host.is_adopted) = (age, true);
+        (host.age, host.is_attached) = (age, true);
         host.clock.join(&clock);
         id
     }
@@ -206,12 +206,12 @@ impl Model {
     /// The thread that has seen complete, or done itself, what another comes after as far as anybody says: one that nobody has
     /// introduced, so that it may have told the other in a way that is not seen.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
-        if self.adopted < 2 {
+        if self.attached < 2 {
             return None;
         }
         let knows = |host: &&HostId| {
             let host = &self.hosts[**host as usize];
-            host.is_adopted && other.is_before(&host.clock)
+            host.is_attached && other.is_before(&host.clock)
         };
         let knower = self.living.iter().find(knows).map(|&host| &*self.hosts[host as usize].name);
         knower.or_else(|| other.is_before(&self.known_to_ended).then_some("a thread that is over"))

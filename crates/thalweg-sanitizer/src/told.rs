@@ -1,6 +1,6 @@
 //! Programs that give a device work without this driver, and tell of it: PyTorch under a caching allocator of ours, say.
 //!
-//! Their memory comes from this driver, so the model knows it; their streams are adopted ones. What else orders and touches is
+//! Their memory comes from this driver, so the model knows it; their streams are external ones. What else orders and touches is
 //! told here, when it is submitted, in the order of submission of each stream. Nothing told calls the driver, but for one
 //! question: work on a stream that captures is not work yet, and is left out.
 //!
@@ -19,7 +19,7 @@ use super::{SanitizerDriver, Site, TOLD, work};
 /// Something that a host thread has seen complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Completed {
-    /// An event's latest record, by the event's native handle.
+    /// An event's latest record, by the event's `CUevent`.
     Event(u64),
     /// All that a stream was given so far.
     Stream(StreamHandle),
@@ -54,7 +54,7 @@ impl SanitizerDriver {
         true
     }
 
-    /// Tells that an event, by its native handle, was recorded on a stream.
+    /// Tells that an event, by its `CUevent`, was recorded on a stream.
     pub fn told_record(&self, event: u64, stream: StreamHandle) {
         let is_captured = self.captures_natively(stream);
         let host = self.host();

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg_driver::{
     Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorInfo,
     ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
-    Driver, Error, EventFlags, EventHandle, Fill, ForeignStream, FunctionAttributes, FunctionHandle,
+    Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes, FunctionHandle,
     GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
     HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
@@ -223,7 +223,7 @@ impl Driver for SimDriver {
         self.submit("cuStreamWaitEvent", |state| state.stream_wait_event(stream.raw(), event.raw()))
     }
 
-    fn stream_adopt(&self, device: u32, stream: ForeignStream) -> Result<StreamHandle> {
+    fn stream_from_external(&self, device: u32, stream: ExternalStream) -> Result<StreamHandle> {
         self.enter("cuStreamGetCtx", |state| {
             if stream.context().is_some() {
                 return Err(Refusal::new(
@@ -231,11 +231,11 @@ impl Driver for SimDriver {
                     "a simulated device has its primary context only",
                 ));
             }
-            Ok(StreamHandle::from_raw(state.stream_adopt(device, stream.native())?))
+            Ok(StreamHandle::from_raw(state.stream_from_external(device, stream.cuda_stream())?))
         })
     }
 
-    fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
+    fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
         self.enter("cuStreamGetId", |state| Ok(state.number_and_device(stream.raw())?.0))
     }
 

@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use thalweg_driver::{Code, Error, ForeignStream, Process, Result};
+use thalweg_driver::{Code, Error, ExternalStream, Process, Result};
 
 pub use control::threads::{Seat, SimThread};
 pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
@@ -316,27 +316,27 @@ impl SimDriver {
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
-    /// A stream as another library would have made it, to be adopted with
-    /// [`Driver::stream_adopt`](thalweg_driver::Driver::stream_adopt). A blocking stream has the legacy default stream's ties.
-    pub fn foreign_stream_create(
+    /// Creates a stream as another library would, to be wrapped by
+    /// [`Driver::stream_from_external`](thalweg_driver::Driver::stream_from_external). A blocking stream has the legacy default stream's ties.
+    pub fn external_stream_create(
         &self,
         device: u32,
         priority: i32,
         is_blocking: bool,
-    ) -> Result<ForeignStream> {
+    ) -> Result<ExternalStream> {
         const CALL: &str = "cuStreamCreateWithPriority";
         let entered = self.machine.call(CALL, Step::Other);
         let created = entered.and_then(|mut locked| locked.stream_create(device, priority, is_blocking));
-        let native = created.map_err(|refusal| refusal.of(CALL))?;
-        // SAFETY: the simulator checks native numbers like handles: no number is unsafe to it.
-        Ok(unsafe { ForeignStream::new(native) })
+        let cuda_stream = created.map_err(|refusal| refusal.of(CALL))?;
+        // SAFETY: the simulator checks such numbers like handles: no number is unsafe to it.
+        Ok(unsafe { ExternalStream::new(cuda_stream) })
     }
 
     /// Destroys such a stream. Adopted handles of it become invalid; work on it still runs to its end.
-    pub fn foreign_stream_destroy(&self, stream: ForeignStream) -> Result<()> {
+    pub fn external_stream_destroy(&self, stream: ExternalStream) -> Result<()> {
         const CALL: &str = "cuStreamDestroy";
         let entered = self.machine.call(CALL, Step::Other);
-        let destroyed = entered.and_then(|mut locked| locked.stream_destroy(stream.native()));
+        let destroyed = entered.and_then(|mut locked| locked.stream_destroy(stream.cuda_stream()));
         destroyed.map_err(|refusal| refusal.of(CALL))
     }
 }
@@ -347,7 +347,7 @@ impl SimDriver {
         self.machine.lock().executor.faults.plan(faults);
     }
 
-    /// How many calls have named a stream, by an adopted handle, after its owner had destroyed it. They are refused here; a card's
+    /// How many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They are refused here; a card's
     /// driver does not survive them.
     pub fn ended_streams_named(&self) -> u64 {
         self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)

@@ -48,7 +48,7 @@ pub(super) struct State {
     /// What is dropped after the critical section, since it owns values of the program.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) crew: Crew,
-    /// How often an adopted stream was named after its owner had destroyed it.
+    /// How often an external stream was named after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
     pub(super) next_stream: u32,

@@ -15,7 +15,7 @@
  * thalweg_record_use, thalweg_release_pool, thalweg_empty_pool_cache, thalweg_pool_set_use_on_oom, thalweg_close_shared and
  * thalweg_stop_stacks. Everything else that is given the allocator is THALWEG_FORKED.
  *
- * Streams are native handles (cudaStream_t as a number). 0 is the legacy default stream of the device that is named. A stream
+ * A stream is its cudaStream_t as a number. 0 is the legacy default stream of the device that is named. A stream
  * must be alive when it is first named here and must not be destroyed while memory is used on it.
  *
  * Pools have PyTorch's names, pairs of numbers (MempoolId_t). (0, 0) is the shared pool.

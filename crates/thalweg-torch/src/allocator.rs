@@ -126,21 +126,21 @@ impl Allocator {
         }
     }
 
-    /// A native stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as two.
+    /// A CUDA stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as two.
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
-    pub fn stream(&self, device: i32, native: u64) -> Result<Stream> {
+    pub fn stream(&self, device: i32, cuda_stream: u64) -> Result<Stream> {
         let device = self.device(device)?;
-        device.streams.find_or_adopt(&device.device, device.named(native))
+        device.streams.find_or_wrap(&device.device, device.named(cuda_stream))
     }
 
-    /// From now on the owner of a native stream may destroy it without a word.
+    /// From now on the owner of a CUDA stream may destroy it without a word.
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
-    pub(crate) fn lend_stream(&self, device: i32, native: u64) -> Result<()> {
-        self.with_device(device, |device| device.lend_stream(native))
+    pub(crate) fn lend_stream(&self, device: i32, cuda_stream: u64) -> Result<()> {
+        self.with_device(device, |device| device.lend_stream(cuda_stream))
     }
 
     /// A device, if it is open.
@@ -242,32 +242,26 @@ impl Allocator {
         sanitizer.at_line_of(call, &self.stacks)
     }
 
-    /// At least `bytes` of memory of a device for work on one of its streams, by its native handle; 0 for 0 bytes.
+    /// At least `bytes` of memory of a device for work on one of its streams, by its `cudaStream_t`; 0 for 0 bytes.
     ///
     /// # Errors
     /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
     #[inline]
-    pub(crate) fn allocate(&self, device: i32, bytes: u64, native_stream: u64) -> Result<u64> {
+    pub(crate) fn allocate(&self, device: i32, bytes: u64, stream: u64) -> Result<u64> {
         let _at = self.at_python_line("allocate");
         if bytes >= ONE_EXBIBYTE {
             let message = "CUDA out of memory. Tried to allocate more than 1EB memory.";
             return Err(Error::new(crate::Status::OutOfMemory, message));
         }
-        self.with_device(device, |device| device.allocate(&self.live, bytes, native_stream))
+        self.with_device(device, |device| device.allocate(&self.live, bytes, stream))
     }
 
     /// The same at an exact address.
     ///
     /// # Errors
     /// As there; and if the address is not free.
-    pub(crate) fn allocate_at(
-        &self,
-        device: i32,
-        address: u64,
-        bytes: u64,
-        native_stream: u64,
-    ) -> Result<()> {
-        self.with_device(device, |device| device.allocate_at(&self.live, address, bytes, native_stream))
+    pub(crate) fn allocate_at(&self, device: i32, address: u64, bytes: u64, stream: u64) -> Result<()> {
+        self.with_device(device, |device| device.allocate_at(&self.live, address, bytes, stream))
     }
 
     /// Frees the block that begins at an address; 0 is ignored.
@@ -290,12 +284,12 @@ impl Allocator {
         noted
     }
 
-    /// Notes a use of the block that has an address in it on a native stream of `device`: the block's own if negative. Memory
+    /// Notes a use of the block that has an address in it on a CUDA stream of `device`: the block's own if negative. Memory
     /// that is not this allocator's is left alone, as PyTorch leaves it.
     ///
     /// # Errors
     /// If the driver does not know the stream.
-    pub(crate) fn record(&self, address: u64, device: i32, native_stream: u64, kind: UseKind) -> Result<()> {
+    pub(crate) fn record(&self, address: u64, device: i32, stream: u64, kind: UseKind) -> Result<()> {
         if address == 0 {
             return Ok(());
         }
@@ -303,7 +297,7 @@ impl Allocator {
         let _context = self.keep_context();
         let record = |live: &crate::live::Live| {
             let device = if device < 0 { live.device.cast_signed() } else { device };
-            self.device(device)?.record(&live.block, native_stream, kind)
+            self.device(device)?.record(&live.block, stream, kind)
         };
         self.live.with(address, record).unwrap_or(Ok(()))
     }

@@ -20,7 +20,7 @@
 //! PyTorch names things by other words than we do, and this is where they are translated, each in a module of its own:
 //!
 //! - a *device* by its number; it is opened when it is first named, since that makes a context ([`allocator`](Allocator));
-//! - a *stream* by its native handle (`streams`);
+//! - a *stream* by its `cudaStream_t` (`streams`);
 //! - a *pool* by a pair of numbers that PyTorch makes up (`pools`);
 //! - a *block* by its address alone (`live`);
 //! - an *error* by a status and the thread's last message (`status`);

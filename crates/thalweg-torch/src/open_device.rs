@@ -8,7 +8,7 @@ use thalweg_driver::{BlockKind, UseKind};
 use thalweg_memory::{
     Block, CaptureScope, DeviceAllocator, PoolCheckpoint, PoolId, SharedMemory, StreamId, UpstreamError,
 };
-use thalweg_runtime::{Device, ForeignStream};
+use thalweg_runtime::{Device, ExternalStream};
 
 use crate::live::{Live, LiveBlocks};
 use crate::pools::{PoolName, Pools};
@@ -76,43 +76,49 @@ impl OpenDevice {
     }
 
     #[inline]
-    pub(crate) fn stream(&self, native: u64) -> Result<StreamId> {
-        self.streams.id(&self.device, self.named(native))
+    pub(crate) fn stream(&self, cuda_stream: u64) -> Result<StreamId> {
+        self.streams.id(&self.device, self.named(cuda_stream))
     }
 
-    /// What the caller means by a native handle: the default stream's is that of the green context that is current, if there is
+    /// What the caller means by a `cudaStream_t`: the default stream's is that of the green context that is current, if there is
     /// one.
     #[inline]
-    pub(crate) fn named(&self, native: u64) -> ForeignStream {
-        let cuda = self.cuda.as_ref().filter(|_| native <= 1);
+    pub(crate) fn named(&self, cuda_stream: u64) -> ExternalStream {
+        let cuda = self.cuda.as_ref().filter(|_| cuda_stream <= 1);
         // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live as long
         // as the process; those that may not are lent, and are then named only for a caller who names them, as is the current
         // context's default stream.
         unsafe {
             match cuda.and_then(|driver| driver.green_context(self.index)) {
-                None => ForeignStream::new(native),
-                Some(context) => ForeignStream::default_of(context),
+                None => ExternalStream::new(cuda_stream),
+                Some(context) => ExternalStream::default_of(context),
             }
         }
     }
 
     /// From now on the stream's owner may destroy it without a word.
-    pub(crate) fn lend_stream(&self, native: u64) -> Result<()> {
-        self.streams.find_or_adopt(&self.device, self.named(native))?.lend();
+    pub(crate) fn lend_stream(&self, cuda_stream: u64) -> Result<()> {
+        self.streams.find_or_wrap(&self.device, self.named(cuda_stream))?.lend();
         Ok(())
     }
 
-    /// A block for work on a native stream, held in `live`: its address.
+    /// A block for work on a CUDA stream, held in `live`: its address.
     #[inline]
-    pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, native: u64) -> Result<u64> {
-        let stream = self.stream(native)?;
+    pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, cuda_stream: u64) -> Result<u64> {
+        let stream = self.stream(cuda_stream)?;
         let block = self.allocator().allocate(bytes, stream)?;
         Ok(self.hold(live, block))
     }
 
     /// The same at an exact address.
-    pub(crate) fn allocate_at(&self, live: &LiveBlocks, address: u64, bytes: u64, native: u64) -> Result<()> {
-        let stream = self.stream(native)?;
+    pub(crate) fn allocate_at(
+        &self,
+        live: &LiveBlocks,
+        address: u64,
+        bytes: u64,
+        cuda_stream: u64,
+    ) -> Result<()> {
+        let stream = self.stream(cuda_stream)?;
         let block = self.allocator().allocate_at(address, bytes, stream)?;
         self.hold(live, block);
         Ok(())
@@ -171,8 +177,8 @@ impl OpenDevice {
     }
 
     /// Notes a use of a block on a stream of this device, which need not be the block's own.
-    pub(crate) fn record(&self, block: &Block, native: u64, kind: UseKind) -> Result<()> {
-        let named = self.named(native);
+    pub(crate) fn record(&self, block: &Block, cuda_stream: u64, kind: UseKind) -> Result<()> {
+        let named = self.named(cuda_stream);
         let stream = self.streams.id(&self.device, named)?;
         if named.context().is_none() || kind == UseKind::SoFar {
             return self.record_on(block, stream, kind);
@@ -181,7 +187,7 @@ impl OpenDevice {
         // context is popped, and behind that the device's default stream waits for it.
         self.record_on(block, stream, UseKind::SoFar)?;
         // SAFETY: 0 is the default stream of every device.
-        let default = self.streams.id(&self.device, unsafe { ForeignStream::new(0) })?;
+        let default = self.streams.id(&self.device, unsafe { ExternalStream::new(0) })?;
         self.record_on(block, default, kind)
     }
 
@@ -275,19 +281,19 @@ impl OpenDevice {
 pub(crate) struct CallerSource {
     pub(crate) allocate: Box<dyn Fn(u64, u64) -> u64 + Send + Sync>,
     pub(crate) free: Box<dyn Fn(u64, u64, u64) + Send + Sync>,
-    pub(crate) native_of: Box<dyn Fn(StreamId) -> u64 + Send + Sync>,
+    pub(crate) cuda_stream_of: Box<dyn Fn(StreamId) -> u64 + Send + Sync>,
 }
 
 impl thalweg_memory::SegmentSource for CallerSource {
     fn allocate(&self, bytes: u64, stream: StreamId) -> std::result::Result<u64, UpstreamError> {
-        match (self.allocate)(bytes, (self.native_of)(stream)) {
+        match (self.allocate)(bytes, (self.cuda_stream_of)(stream)) {
             0 => Err(UpstreamError::OutOfMemory),
             address => Ok(address),
         }
     }
 
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> std::result::Result<(), UpstreamError> {
-        (self.free)(address, bytes, (self.native_of)(stream));
+        (self.free)(address, bytes, (self.cuda_stream_of)(stream));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Snapshots in PyTorch's words: native streams and PyTorch's names of pools, on all devices that are open.
+//! Snapshots in PyTorch's words: `cudaStream_t`s and PyTorch's names of pools, on all devices that are open.
 //!
 //! What is allocated and what happened comes from [`thalweg_snapshot`]; here names are translated, and the whole is
 //! given to C piece by piece ([`visit`]), or as a file ([`Snapshot::to_pickle`]).
@@ -114,13 +114,13 @@ pub(crate) fn take(allocator: &Allocator, pool: PoolName, include_traces: bool) 
 }
 
 fn translate(device: &OpenDevice, snapshot: &mut Snapshot) {
-    let native = |stream: StreamId| StreamId::from_raw(device.streams.native(stream));
+    let cuda_stream = |stream: StreamId| StreamId::from_raw(device.streams.cuda_stream(stream));
     for segment in &mut snapshot.segments {
-        segment.stream = native(segment.stream);
+        segment.stream = cuda_stream(segment.stream);
         segment.pool_id = device.pools.name(segment.pool_id);
     }
     for entry in snapshot.device_traces.iter_mut().flatten() {
-        entry.stream = native(entry.stream);
+        entry.stream = cuda_stream(entry.stream);
         entry.pool_id = entry.pool_id.map(|pool| device.pools.name(pool));
     }
 }
@@ -234,7 +234,7 @@ pub(crate) fn event_of(device: &OpenDevice, event: &Event) -> EventC {
         device: device.index.cast_signed(),
         address: event.address,
         size_bytes: event.size_bytes,
-        stream: device.streams.native(event.stream),
+        stream: device.streams.cuda_stream(event.stream),
         pool_first: pool.0,
         pool_second: pool.1,
         time_us: 0,

@@ -1,6 +1,6 @@
-//! PyTorch's streams: native handles, and our names of them.
+//! PyTorch's streams: a `cudaStream_t` each, and the runtime's stream that wraps it.
 //!
-//! A native stream is adopted when it is first named, and for good: PyTorch never destroys the streams of its pools. A stream
+//! A CUDA stream is wrapped when it is first named, and for good: PyTorch never destroys the streams of its pools. A stream
 //! that a program made itself (`torch.cuda.ExternalStream`, the streams of a green context) may be destroyed without a word, and
 //! the driver does not survive it to be named then. PyTorch's own allocator names a stream only where it is recorded, so such
 //! streams are [lent](Stream::lend): we do the same. The next stream may have the handle of one that was destroyed; both are then
@@ -18,7 +18,7 @@ use std::sync::{PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use thalweg_memory::StreamId;
-use thalweg_runtime::{Device, ForeignStream, Stream};
+use thalweg_runtime::{Device, ExternalStream, Stream};
 
 use crate::status::Result;
 
@@ -26,7 +26,7 @@ use crate::status::Result;
 struct Recent {
     /// Of which table.
     table: u64,
-    native: ForeignStream,
+    cuda_stream: ExternalStream,
     id: StreamId,
 }
 
@@ -46,8 +46,8 @@ pub(crate) struct Streams {
 
 #[derive(Default, Debug)]
 struct Known {
-    by_native: FxHashMap<ForeignStream, Stream>,
-    natives: FxHashMap<StreamId, u64>,
+    by_cuda_stream: FxHashMap<ExternalStream, Stream>,
+    cuda_streams: FxHashMap<StreamId, u64>,
 }
 
 impl Default for Streams {
@@ -62,39 +62,39 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Our name of a native stream of `device`.
+    /// Our name of a CUDA stream of `device`.
     #[inline]
-    pub(crate) fn id(&self, device: &Device, native: ForeignStream) -> Result<StreamId> {
+    pub(crate) fn id(&self, device: &Device, cuda_stream: ExternalStream) -> Result<StreamId> {
         if let Some(recent) = RECENT.get()
-            && (recent.table, recent.native) == (self.number, native)
+            && (recent.table, recent.cuda_stream) == (self.number, cuda_stream)
         {
             return Ok(recent.id);
         }
-        let id = self.find_or_adopt(device, native)?.id();
-        RECENT.set(Some(Recent { table: self.number, native, id }));
+        let id = self.find_or_wrap(device, cuda_stream)?.id();
+        RECENT.set(Some(Recent { table: self.number, cuda_stream, id }));
         Ok(id)
     }
 
     /// The stream itself.
-    pub(crate) fn find_or_adopt(&self, device: &Device, native: ForeignStream) -> Result<Stream> {
+    pub(crate) fn find_or_wrap(&self, device: &Device, cuda_stream: ExternalStream) -> Result<Stream> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = known.by_native.get(&native) {
+        if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
             return Ok(stream.clone());
         }
         drop(known);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = known.by_native.get(&native) {
+        if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
             return Ok(stream.clone());
         }
-        let stream = Stream::from_external(device, native)?;
-        if native.context().is_some() {
+        let stream = Stream::from_external(device, cuda_stream)?;
+        if cuda_stream.context().is_some() {
             stream.lend();
             self.has_green.store(true, Ordering::Relaxed);
         }
         // PyTorch does not insist on every use being recorded.
         device.allocator().add_unrecorded_user(stream.id());
-        known.natives.insert(stream.id(), native.native());
-        known.by_native.insert(native, stream.clone());
+        known.cuda_streams.insert(stream.id(), cuda_stream.cuda_stream());
+        known.by_cuda_stream.insert(cuda_stream, stream.clone());
         Ok(stream)
     }
 
@@ -104,16 +104,16 @@ impl Streams {
         self.has_green.load(Ordering::Relaxed)
     }
 
-    /// The native handle of a stream that was named before; 0, the default stream's, for any other.
-    pub(crate) fn native(&self, id: StreamId) -> u64 {
+    /// The `cudaStream_t` of a stream that was named before; 0, the default stream's, for any other.
+    pub(crate) fn cuda_stream(&self, id: StreamId) -> u64 {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.natives.get(&id).copied().unwrap_or(0)
+        known.cuda_streams.get(&id).copied().unwrap_or(0)
     }
 
     /// Every stream that was named.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let mut ids: Vec<StreamId> = known.natives.keys().copied().collect();
+        let mut ids: Vec<StreamId> = known.cuda_streams.keys().copied().collect();
         ids.sort_unstable();
         ids
     }

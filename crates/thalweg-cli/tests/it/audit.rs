@@ -21,7 +21,7 @@ fn what_cannot_be_captured_is_listed_with_its_lines() {
     for (example, expected) in [
         ("train-item", &["pageable copy", "data-dependent shape", "host synchronisation"][..]),
         ("decode-host", &["pageable copy", "data-dependent shape", "host random state"]),
-        ("streams", &["unjoined fork", "outside stream", "foreign thread", "host synchronisation"]),
+        ("streams", &["unjoined fork", "outside stream", "other thread", "host synchronisation"]),
     ] {
         let (status, report, complaints) = audit(&[example], "140");
         assert_eq!(status, Some(1), "{report}{complaints}");

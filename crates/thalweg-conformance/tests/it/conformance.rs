@@ -126,8 +126,8 @@ fn handles_mean_nothing_to_another_driver() {
 fn a_blocking_stream_that_captures_ties_up_the_default_stream() {
     let config = SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() };
     let driver = SimDriver::new(config).unwrap();
-    let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
-    let blocking = driver.stream_adopt(0, foreign).unwrap();
+    let external = driver.external_stream_create(0, 0, true).unwrap();
+    let blocking = driver.stream_from_external(0, external).unwrap();
     let default = driver.default_stream(0).unwrap();
     let memory = driver.memory_allocate(0, 256).unwrap();
     let label = Label::here("fill");

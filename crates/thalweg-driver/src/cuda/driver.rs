@@ -143,7 +143,7 @@ impl CudaDriver {
     }
 
     /// The calling thread's current context, if it is one of this device and not the primary one: a green context. Its legacy
-    /// default stream is another one than the device's ([`ForeignStream::default_of`](crate::ForeignStream::default_of)).
+    /// default stream is another one than the device's ([`ExternalStream::default_of`](crate::ExternalStream::default_of)).
     /// `None`, too, for a device that was not used yet.
     #[inline]
     pub fn green_context(&self, device: u32) -> Option<u64> {
@@ -171,7 +171,7 @@ impl CudaDriver {
     pub(super) fn enter_stream(&self, stream: &Stream) -> Result<&Device> {
         let Some(context) = stream.context else { return self.enter(stream.device) };
         let device = self.device(stream.device)?;
-        // SAFETY: whoever made the `ForeignStream` promised that it lives as long as its handles.
+        // SAFETY: whoever made the `ExternalStream` promised that it lives as long as its handles.
         unsafe { device.make_context_current(&self.cuda, context)? };
         Ok(device)
     }
@@ -359,8 +359,8 @@ impl Driver for CudaDriver {
         fn stream_query(stream: StreamHandle) -> bool;
         fn stream_synchronize(stream: StreamHandle) -> ();
         fn stream_wait_event(stream: StreamHandle, event: EventHandle) -> ();
-        fn stream_adopt(device: u32, stream: crate::ForeignStream) -> StreamHandle;
-        fn stream_native(stream: StreamHandle) -> u64;
+        fn stream_from_external(device: u32, stream: crate::ExternalStream) -> StreamHandle;
+        fn cuda_stream(stream: StreamHandle) -> u64;
 
         fn event_create(device: u32, flags: EventFlags) -> EventHandle;
         fn event_destroy(event: EventHandle) -> ();

@@ -283,7 +283,7 @@ impl CudaDriver {
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
-        // SAFETY: nobody else is in a call on the stream while its entry is held alone (who made a `ForeignStream` promised so
+        // SAFETY: nobody else is in a call on the stream while its entry is held alone (who made an `ExternalStream` promised so
         // for others that know it), and the lock of the captures keeps it from ending.
         let dependencies = unsafe { info.dependencies() };
         graph.known.extend(&dependencies);

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_insert_use_and_remove_never_meet_a_foreign_object() {
+    fn threads_that_insert_use_and_remove_never_meet_another_object() {
         let table = Table::new("number");
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {

@@ -152,10 +152,10 @@ impl CudaDriver {
             Lookup::Across => false,
             Lookup::Unknown => {
                 bytes == 0
-                    || (self.is_foreign_device_memory(start)
+                    || (self.is_outside_device_memory(start)
                         && start
                             .checked_add(bytes - 1)
-                            .is_some_and(|last| self.is_foreign_device_memory(last)))
+                            .is_some_and(|last| self.is_outside_device_memory(last)))
             }
         };
         if is_device_memory {
@@ -166,7 +166,7 @@ impl CudaDriver {
     }
 
     /// Whether the driver knows the address as device memory that somebody else allocated.
-    fn is_foreign_device_memory(&self, address: u64) -> bool {
+    fn is_outside_device_memory(&self, address: u64) -> bool {
         let mut kind: c_uint = 0;
         // SAFETY: the attribute is one `unsigned int`, which is written; the call takes any address.
         let outcome = unsafe {

@@ -6,7 +6,7 @@ use super::context::Device;
 use super::driver::CudaDriver;
 use super::handles::lock;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
-use crate::{Code, Error, EventFlags, EventHandle, ForeignStream, Result, StreamHandle};
+use crate::{Code, Error, EventFlags, EventHandle, ExternalStream, Result, StreamHandle};
 
 /// Whose a stream is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub(super) enum StreamOwner {
     /// This driver's.
     Driver,
     /// Another library's.
-    Foreign,
+    External,
 }
 
 /// A stream.
@@ -71,7 +71,7 @@ impl CudaDriver {
             StreamOwner::Device => {
                 Err(Error::new(Code::InvalidHandle, call, "the legacy default stream cannot be destroyed"))
             }
-            StreamOwner::Foreign => Ok(()),
+            StreamOwner::External => Ok(()),
             StreamOwner::Driver => {
                 self.enter_stream(stream)?;
                 // SAFETY: the stream is this driver's, and nobody else holds its entry.
@@ -146,16 +146,16 @@ impl CudaDriver {
         self.cuda.check(outcome, what)
     }
 
-    pub(super) fn stream_adopt(&self, device: u32, foreign: ForeignStream) -> Result<StreamHandle> {
+    pub(super) fn stream_from_external(&self, device: u32, external: ExternalStream) -> Result<StreamHandle> {
         let device = self.enter(device)?;
-        let native = usize::try_from(foreign.native()).unwrap_or_default();
+        let cuda_stream = usize::try_from(external.cuda_stream()).unwrap_or_default();
         // 1 is CUDA's other name of the legacy default stream.
-        let raw = RawStream(if native == 1 { 0 } else { native });
-        let context = foreign.context().map(|context| RawContext(context as usize));
-        let stream = Stream { context, ..Stream::new(raw, device.index, StreamOwner::Foreign) };
+        let raw = RawStream(if cuda_stream == 1 { 0 } else { cuda_stream });
+        let context = external.context().map(|context| RawContext(context as usize));
+        let stream = Stream { context, ..Stream::new(raw, device.index, StreamOwner::External) };
         self.enter_stream(&stream)?;
         if !self.is_of(raw, device)? {
-            let detail = format!("the stream {native:#x} is not of device {}", device.index);
+            let detail = format!("the stream {cuda_stream:#x} is not of device {}", device.index);
             return Err(Error::new(Code::InvalidContext, "cuStreamGetCtx", detail));
         }
         Ok(StreamHandle::from_raw(self.streams.insert(stream)))
@@ -164,7 +164,7 @@ impl CudaDriver {
     /// Whether a stream is of a device's primary context, or of a green context that was made from it.
     fn is_of(&self, stream: RawStream, device: &Device) -> Result<bool> {
         let mut context = RawContext::default();
-        // SAFETY: whoever made the `ForeignStream` promised that it is a live stream.
+        // SAFETY: whoever made the `ExternalStream` promised that it is a live stream.
         let outcome = unsafe { self.cuda.table.stream_get_context(stream, &raw mut context) };
         self.cuda
             .check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
@@ -177,8 +177,8 @@ impl CudaDriver {
         Ok(outcome.is_success() && raw == device.raw)
     }
 
-    pub(super) fn stream_native(&self, stream: StreamHandle) -> Result<u64> {
-        Ok(self.streams.get(stream.raw(), "stream_native")?.raw.0 as u64)
+    pub(super) fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
+        Ok(self.streams.get(stream.raw(), "cuda_stream")?.raw.0 as u64)
     }
 
     pub(super) fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {

@@ -6,7 +6,7 @@
 //! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::Vigil`]).
 //!
 //! It is derived from the ranges that every command carries, so it needs no declaration and misses nothing that Thalweg
-//! submits. What is given to the driver directly, by the program or by a library that has the native stream, carries none that
+//! submits. What is given to the driver directly, by the program or by a library that has the `CUstream`, carries none that
 //! Thalweg sees: such a graph cannot vouch for its replays and refuses them, unless what they touch is declared
 //! ([`Stream::declare`](crate::Stream::declare)).
 

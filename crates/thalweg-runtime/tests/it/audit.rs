@@ -157,7 +157,7 @@ fn the_legacy_stream_is_no_part_of_a_capture() {
 fn a_blocking_stream_that_captures_keeps_the_legacy_stream_from_everything() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
     let device = &devices[0];
-    let blocking = driver.foreign_stream_create(0, 0, true).unwrap();
+    let blocking = driver.external_stream_create(0, 0, true).unwrap();
     let stream = Stream::from_external(device, blocking).unwrap();
     let default = device.default_stream();
     let buffer = buffer_of(&default, &[0.0]);
@@ -230,8 +230,8 @@ fn a_fork_is_joined() {
     let code = Some(Code::StreamCaptureUnjoined);
     assert_eq!(found(&report), [(ObstacleKind::UnjoinedFork, code, forked + 3, 1)], "{report}");
     let detail = only(&report).detail();
-    let native = format!("{:#x}", fork.native().unwrap());
-    for part in [native, format!("audit.rs:{forked}"), format!("sum at {}:{}", file!(), forked + 3)] {
+    let cuda_stream = format!("{:#x}", fork.cuda_stream().unwrap());
+    for part in [cuda_stream, format!("audit.rs:{forked}"), format!("sum at {}:{}", file!(), forked + 3)] {
         assert!(detail.contains(&part), "{part} is not in: {detail}");
     }
 }
@@ -253,7 +253,7 @@ fn other_threads_are_bound_or_not_seen() {
         report
     };
     let report = allocate(CaptureMode::Global);
-    assert_eq!(only(&report).kind(), ObstacleKind::ForeignThread, "{report}");
+    assert_eq!(only(&report).kind(), ObstacleKind::OtherThread, "{report}");
     assert_eq!(report.code(), UNSUPPORTED);
     assert!(allocate(CaptureMode::ThreadLocal).is_capturable());
 
@@ -264,7 +264,7 @@ fn other_threads_are_bound_or_not_seen() {
             scope.spawn(|| launch(&device.current_stream(), &buffer)).join().expect("no panic")
         })
     });
-    assert_eq!(found(&report), [(ObstacleKind::ForeignThread, None, line, 1)], "{report}");
+    assert_eq!(found(&report), [(ObstacleKind::OtherThread, None, line, 1)], "{report}");
 
     // Work of another thread on the region's stream is a part of the capture.
     let report = audited(&device, |stream| {
@@ -398,7 +398,7 @@ fn one_run_finds_every_class() {
         Kind::HostRandomState,
         Kind::DataDependentShape,
         Kind::LegacyStream,
-        Kind::ForeignThread,
+        Kind::OtherThread,
         Kind::UncapturableCall,
         Kind::OutsideStream,
         Kind::OutsideEvent,

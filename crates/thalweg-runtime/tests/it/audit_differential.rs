@@ -83,8 +83,8 @@ impl World {
         let device = devices.remove(0);
         let mut streams: Vec<_> = (1..STREAMS).map(|_| Stream::new(&device).unwrap()).collect();
         if is_blocking {
-            let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
-            streams[1] = Stream::from_external(&device, foreign).unwrap();
+            let external = driver.external_stream_create(0, 0, true).unwrap();
+            streams[1] = Stream::from_external(&device, external).unwrap();
         }
         streams.push(device.default_stream());
         let buffers: Vec<_> = streams.iter().map(|stream| buffer_of(stream, &[1.0; 4])).collect();

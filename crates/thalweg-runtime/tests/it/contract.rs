@@ -243,7 +243,7 @@ fn inputs_are_watched_under_every_schedule() {
 fn commands_past_the_runtime_are_declared_or_not_replayed() {
     let device = device();
     let stream = Stream::new(&device).unwrap();
-    let label = Label::here("foreign");
+    let label = Label::here("unseen");
     let fill = |stream: &Stream, target: &Buffer| -> Result<()> {
         let fill =
             thalweg_driver::Fill { target: target.pointer(), pattern: FillPattern::U32(0), count: 1, label };
@@ -252,16 +252,14 @@ fn commands_past_the_runtime_are_declared_or_not_replayed() {
     // Alone, before, between and behind commands of ours, on a stream that is joined.
     for place in 0..5 {
         for declares in [false, true] {
-            let (data, foreign) = (buffer_of(&stream, &[1.0; 4]), buffer_of(&stream, &[7.0; 4]));
+            let (data, unseen) = (buffer_of(&stream, &[1.0; 4]), buffer_of(&stream, &[7.0; 4]));
             let (captured, ()) = capture(&device, None, |stream| {
                 let ours = || launch_sum(stream, &[data.pointer()], data.pointer(), 4);
                 let theirs = |stream: &Stream| -> Result<()> {
-                    fill(stream, &foreign)?;
+                    fill(stream, &unseen)?;
                     if declares {
-                        stream.declare(
-                            &[Access::new(foreign.pointer().address(), 4, AccessMode::Write)],
-                            label,
-                        );
+                        stream
+                            .declare(&[Access::new(unseen.pointer().address(), 4, AccessMode::Write)], label);
                     }
                     Ok(())
                 };
@@ -283,20 +281,17 @@ fn commands_past_the_runtime_are_declared_or_not_replayed() {
             let graph = captured.instantiate().unwrap();
             if declares {
                 graph.replay_on(&stream).unwrap();
-                assert_eq!(read(&stream, &foreign), [0.0, 7.0, 7.0, 7.0]);
-                drop(foreign);
+                assert_eq!(read(&stream, &unseen), [0.0, 7.0, 7.0, 7.0]);
+                drop(unseen);
                 let error = graph.replay_on(&stream).unwrap_err().to_string();
-                assert!(
-                    error.contains("input of the graph has died") && error.contains("foreign"),
-                    "{error}"
-                );
+                assert!(error.contains("input of the graph has died") && error.contains("unseen"), "{error}");
             } else {
                 let error = graph.replay_on(&stream).unwrap_err();
                 assert!(
                     error.is_invalid_argument() && error.to_string().contains("Stream::declare"),
                     "{error}"
                 );
-                assert_eq!(read(&stream, &foreign), [7.0; 4]);
+                assert_eq!(read(&stream, &unseen), [7.0; 4]);
             }
         }
     }

@@ -156,8 +156,8 @@ fn work_of_every_stream_is_suspect() {
     run(&|_, device| device.default_stream());
     run(&|_, device| Stream::with_priority(device, -1).unwrap());
     run(&|driver, device| {
-        let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
-        Stream::from_external(device, foreign).unwrap()
+        let external = driver.external_stream_create(0, 0, false).unwrap();
+        Stream::from_external(device, external).unwrap()
     });
     // The one on which captures run, when none is under way.
     run(&|_, device| {

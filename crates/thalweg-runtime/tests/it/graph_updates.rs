@@ -145,7 +145,7 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
                 target: data.pointer(),
                 pattern: FillPattern::U32(value),
                 count: 1,
-                label: Label::here("foreign"),
+                label: Label::here("outside"),
             };
             device.driver().fill_async(stream.handle(), &fill)?;
             stream.declare(&[Access::new(data.pointer().address(), 4, AccessMode::Write)], fill.label);

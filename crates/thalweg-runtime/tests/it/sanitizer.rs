@@ -33,8 +33,8 @@ fn expect(name: &str, expected: &[FindingKind], program: impl FnOnce(&Device, &S
     let kinds: Vec<_> = findings.iter().map(|finding| finding.kind).collect();
     assert_eq!(kinds, expected, "{name}:\n{}", text.join("\n"));
     // Reports name the lines of this file, and none of the runtime's own.
-    let foreign = text.iter().find(|text| text.contains("src/"));
-    assert_eq!(foreign, None, "{name}: a line of the runtime");
+    let from_runtime = text.iter().find(|text| text.contains("src/"));
+    assert_eq!(from_runtime, None, "{name}: a line of the runtime");
 }
 
 #[test]

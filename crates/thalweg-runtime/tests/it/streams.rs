@@ -85,11 +85,11 @@ fn a_stream_of_another_driver_cannot_be_waited_for() {
 }
 
 #[test]
-fn streams_made_elsewhere_are_adopted_and_left_alone() {
+fn external_streams_are_wrapped_and_left_alone() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
-    let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
-    let stream = Stream::from_external(&devices[0], foreign).unwrap();
-    assert_eq!(stream.native().unwrap(), foreign.native());
+    let external = driver.external_stream_create(0, 0, true).unwrap();
+    let stream = Stream::from_external(&devices[0], external).unwrap();
+    assert_eq!(stream.cuda_stream().unwrap(), external.cuda_stream());
     assert!(!stream.is_default());
     let buffer = buffer_of(&stream, &[1.0, 2.0]);
     assert_eq!(read(&stream, &buffer), [1.0, 2.0]);
@@ -98,9 +98,9 @@ fn streams_made_elsewhere_are_adopted_and_left_alone() {
     drop(stream);
     clone.synchronize().unwrap();
     drop(clone);
-    assert!(Stream::from_external(&devices[0], foreign).unwrap().query().unwrap());
-    driver.foreign_stream_destroy(foreign).unwrap();
-    let error = Stream::from_external(&devices[0], foreign).unwrap_err();
+    assert!(Stream::from_external(&devices[0], external).unwrap().query().unwrap());
+    driver.external_stream_destroy(external).unwrap();
+    let error = Stream::from_external(&devices[0], external).unwrap_err();
     assert!(error.is_invalid_argument(), "{error}");
 }
 
@@ -108,8 +108,8 @@ fn streams_made_elsewhere_are_adopted_and_left_alone() {
 fn memory_used_on_a_forgotten_stream_comes_back() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
     let own = Stream::new(&devices[0]).unwrap();
-    let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
-    let external = Stream::from_external(&devices[0], foreign).unwrap();
+    let external = driver.external_stream_create(0, 0, false).unwrap();
+    let external = Stream::from_external(&devices[0], external).unwrap();
     let gate = Gate::close(&external);
     let buffer = Buffer::new(&own, 1 << 20).unwrap();
     let address = buffer.pointer();
@@ -128,8 +128,8 @@ fn memory_used_on_a_forgotten_stream_comes_back() {
 fn an_external_stream_has_the_priority_that_its_owner_gave_it() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
     for priority in [0, -1] {
-        let foreign = driver.foreign_stream_create(0, priority, false).unwrap();
-        assert_eq!(Stream::from_external(&devices[0], foreign).unwrap().priority(), priority);
+        let external = driver.external_stream_create(0, priority, false).unwrap();
+        assert_eq!(Stream::from_external(&devices[0], external).unwrap().priority(), priority);
     }
 }
 
@@ -137,13 +137,13 @@ fn an_external_stream_has_the_priority_that_its_owner_gave_it() {
 fn handles_end_with_their_streams() {
     let (driver, mut devices) = sim_in(&Environment::default(), 1);
     let ended = |handle| driver.stream_query(handle).unwrap_err().code() == Code::InvalidHandle;
-    let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
-    let external = Stream::from_external(&devices[0], foreign).unwrap();
+    let created = driver.external_stream_create(0, 0, false).unwrap();
+    let external = Stream::from_external(&devices[0], created).unwrap();
     let of_external = external.handle();
     assert!(driver.stream_query(of_external).unwrap());
     drop(external);
     assert!(ended(of_external), "it is given up, and the stream is its owner's");
-    driver.foreign_stream_destroy(foreign).unwrap();
+    driver.external_stream_destroy(created).unwrap();
     let pooled = Stream::new(&devices[0]).unwrap();
     let of_pooled = pooled.handle();
     drop(pooled);
@@ -155,11 +155,11 @@ fn handles_end_with_their_streams() {
 #[test]
 fn memory_of_a_lent_stream_comes_back_without_the_stream_being_named() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
-    let foreign = driver.foreign_stream_create(0, 0, false).unwrap();
-    let lent = Stream::from_external(&devices[0], foreign).unwrap();
+    let external = driver.external_stream_create(0, 0, false).unwrap();
+    let lent = Stream::from_external(&devices[0], external).unwrap();
     lent.lend();
     drop(Buffer::new(&lent, 40 << 20).unwrap());
-    driver.foreign_stream_destroy(foreign).unwrap();
+    driver.external_stream_destroy(external).unwrap();
     let own = Stream::new(&devices[0]).unwrap();
     drop(Buffer::new(&own, 48 << 20).unwrap());
     devices[0].empty_cache().unwrap();

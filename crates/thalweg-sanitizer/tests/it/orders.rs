@@ -211,8 +211,8 @@ fn fill(w: &World, stream: thalweg_driver::StreamHandle) {
 }
 
 fn blocking(w: &World) -> thalweg_driver::StreamHandle {
-    let foreign = w.sim.foreign_stream_create(0, 0, true).unwrap();
-    w.driver.stream_adopt(0, foreign).unwrap()
+    let external = w.sim.external_stream_create(0, 0, true).unwrap();
+    w.driver.stream_from_external(0, external).unwrap()
 }
 
 fn query(w: &World, stream: thalweg_driver::StreamHandle) {
@@ -259,8 +259,8 @@ const RACY_AND_SYNCHRONISED_PAIRS: &[Case] = &[
         w.write(w.default, w.x);
     }),
     ("two handles of one stream", &[], |w| {
-        let foreign = w.sim.foreign_stream_create(0, 0, false).unwrap();
-        let [one, other] = [0; 2].map(|_| w.driver.stream_adopt(0, foreign).unwrap());
+        let external = w.sim.external_stream_create(0, 0, false).unwrap();
+        let [one, other] = [0; 2].map(|_| w.driver.stream_from_external(0, external).unwrap());
         w.write(one, w.x);
         w.write(other, w.x);
     }),

@@ -297,7 +297,7 @@ impl Control {
     }
 
     /// Takes the calling thread in, which nobody has announced. Its number.
-    fn adopt(&mut self) -> u32 {
+    fn attach(&mut self) -> u32 {
         self.trace.is_controlled = false;
         self.arrival_looks = ARRIVAL_LOOKS;
         let name = std::thread::current().name().unwrap_or("a thread without a name").to_owned();
@@ -705,7 +705,7 @@ impl Machine {
         let mut locked = self.lock();
         self.entering.fetch_sub(1, Ordering::SeqCst);
         let control = locked.control();
-        let host = control.host_here().unwrap_or_else(|| control.adopt());
+        let host = control.host_here().unwrap_or_else(|| control.attach());
         let host = control.host(host);
         (host.call, host.is_spinning) = (call, false);
         Ok(locked)

@@ -561,12 +561,12 @@ impl Collectives {
                 let before = self.before(meeting, seat, web);
                 let holds = |slots: &FxHashSet<u32>| before.iter().any(|slot| slots.contains(slot));
                 // Of those that hold it up, the rank's own device first.
-                let is_foreign = |number: &usize| {
+                let is_of_another_device = |number: &usize| {
                     let blocker = waiters[*number];
                     self.device(&self.meetings[&blocker.meeting], blocker.seat) != self.device(meeting, seat)
                 };
                 let blockers = (0..waiters.len()).filter(|&number| holds(&held_up[number]));
-                Wait { seat, blocker: blockers.min_by_key(is_foreign) }
+                Wait { seat, blocker: blockers.min_by_key(is_of_another_device) }
             };
             meeting.missing().map(wait).collect()
         };

@@ -110,7 +110,7 @@ impl State {
         Ok(own)
     }
 
-    /// The handle of the stream itself, and its device: of an adopted one also after its owner has destroyed it. No driver is asked.
+    /// The handle of the stream itself, and its device: of an external one also after its owner has destroyed it. No driver is asked.
     pub(crate) fn number_and_device(&self, handle: u64) -> Outcome<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
@@ -186,16 +186,16 @@ impl State {
     }
 
     /// A handle for a stream that somebody else made.
-    pub(crate) fn stream_adopt(&mut self, device: u32, native: u64) -> Outcome<u64> {
+    pub(crate) fn stream_from_external(&mut self, device: u32, cuda_stream: u64) -> Outcome<u64> {
         self.usable(device)?;
-        let own = if native <= 1 { self.devices[device as usize].default_stream } else { native };
+        let own = if cuda_stream <= 1 { self.devices[device as usize].default_stream } else { cuda_stream };
         match self.streams.get(own) {
             Some(StreamEntry::Own(stream)) if stream.device == device => {
                 Ok(self.streams.insert(StreamEntry::Adopted { own, device }))
             }
             _ => Err(Refusal::new(
                 Code::InvalidHandle,
-                format!("{native:#x} is no native stream of simulated device {device}"),
+                format!("{cuda_stream:#x} is no cuda_stream stream of simulated device {device}"),
             )),
         }
     }

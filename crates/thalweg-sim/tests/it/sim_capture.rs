@@ -251,8 +251,8 @@ fn the_legacy_stream_stays_away_from_capturing_blocking_streams() {
     let driver = sim(1);
     let legacy = driver.default_stream(0).unwrap();
     let value = number(&driver, 0);
-    let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
-    let blocking = driver.stream_adopt(0, foreign).unwrap();
+    let external = driver.external_stream_create(0, 0, true).unwrap();
+    let blocking = driver.stream_from_external(0, external).unwrap();
     driver.stream_begin_capture(blocking, CaptureMode::Relaxed).unwrap();
     assert_eq!(code(driver.stream_capture_info(legacy)), Code::StreamCaptureImplicit);
     assert_eq!(status(&driver, blocking), CaptureStatus::Active, "asking breaks nothing");

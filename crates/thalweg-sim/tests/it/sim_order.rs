@@ -78,8 +78,8 @@ fn elapsed_time_needs_timing_and_completion() {
 fn the_default_stream_has_ties_with_blocking_streams_only() {
     let driver = sim(1);
     let legacy = driver.default_stream(0).unwrap();
-    let foreign = driver.foreign_stream_create(0, 0, true).unwrap();
-    let blocking = driver.stream_adopt(0, foreign).unwrap();
+    let external = driver.external_stream_create(0, 0, true).unwrap();
+    let blocking = driver.stream_from_external(0, external).unwrap();
     let free = driver.stream_create(0, 0).unwrap();
     let value = number(&driver, 0);
 
@@ -102,27 +102,27 @@ fn the_default_stream_has_ties_with_blocking_streams_only() {
 }
 
 #[test]
-fn adopted_streams_are_forgotten_and_not_destroyed() {
+fn external_streams_are_forgotten_and_not_destroyed() {
     let driver = sim(2);
     let stream = driver.stream_create(0, -2).unwrap();
-    let native = driver.stream_native(stream).unwrap();
+    let cuda_stream = driver.cuda_stream(stream).unwrap();
     // SAFETY: the number is a live stream of this driver.
-    let foreign = unsafe { thalweg_driver::ForeignStream::new(native) };
-    let adopted = driver.stream_adopt(0, foreign).unwrap();
-    assert_eq!(driver.stream_priority(adopted).unwrap(), -2);
-    assert_eq!(driver.stream_native(adopted).unwrap(), native);
-    driver.stream_destroy(adopted).unwrap();
-    assert_eq!(code(driver.stream_query(adopted)), Code::InvalidHandle);
+    let external = unsafe { thalweg_driver::ExternalStream::new(cuda_stream) };
+    let wrapped = driver.stream_from_external(0, external).unwrap();
+    assert_eq!(driver.stream_priority(wrapped).unwrap(), -2);
+    assert_eq!(driver.cuda_stream(wrapped).unwrap(), cuda_stream);
+    driver.stream_destroy(wrapped).unwrap();
+    assert_eq!(code(driver.stream_query(wrapped)), Code::InvalidHandle);
     assert!(driver.stream_query(stream).unwrap());
-    assert_eq!(code(driver.stream_adopt(1, foreign)), Code::InvalidHandle);
+    assert_eq!(code(driver.stream_from_external(1, external)), Code::InvalidHandle);
 
-    let made_elsewhere = driver.foreign_stream_create(1, 0, false).unwrap();
-    let adopted = driver.stream_adopt(1, made_elsewhere).unwrap();
-    driver.foreign_stream_destroy(made_elsewhere).unwrap();
-    assert_eq!(code(driver.stream_query(adopted)), Code::InvalidHandle);
+    let made_elsewhere = driver.external_stream_create(1, 0, false).unwrap();
+    let wrapped = driver.stream_from_external(1, made_elsewhere).unwrap();
+    driver.external_stream_destroy(made_elsewhere).unwrap();
+    assert_eq!(code(driver.stream_query(wrapped)), Code::InvalidHandle);
     // SAFETY: 0 is the legacy default stream of every device.
-    let legacy = driver.stream_adopt(1, unsafe { thalweg_driver::ForeignStream::new(0) }).unwrap();
-    assert_eq!(driver.stream_native(legacy), driver.stream_native(driver.default_stream(1).unwrap()));
+    let legacy = driver.stream_from_external(1, unsafe { thalweg_driver::ExternalStream::new(0) }).unwrap();
+    assert_eq!(driver.cuda_stream(legacy), driver.cuda_stream(driver.default_stream(1).unwrap()));
 }
 
 #[test]

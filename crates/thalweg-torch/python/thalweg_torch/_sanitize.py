@@ -89,10 +89,10 @@ class Sanitizer:
             stream = make(cls, *arguments, **keywords)
             place = None if "stream_id" in keywords or "stream_ptr" in keywords else self.line(sys._getframe(1))
             if place is not None:
-                device, native = stream.device.index, stream.cuda_stream
-                self.devices[native] = device
-                name = f"stream {native:#x} of device {device} (made at {os.path.basename(place[0])}:{place[1]})"
-                self.call("thalweg_sanitizer_name_stream", device, native, name.encode())
+                device, cuda_stream = stream.device.index, stream.cuda_stream
+                self.devices[cuda_stream] = device
+                name = f"stream {cuda_stream:#x} of device {device} (made at {os.path.basename(place[0])}:{place[1]})"
+                self.call("thalweg_sanitizer_name_stream", device, cuda_stream, name.encode())
             return stream
 
         stream_class.__new__ = staticmethod(make_named)
@@ -117,22 +117,22 @@ class Sanitizer:
             message = self.functions.thalweg_error_message().decode()
             print(f"thalweg_torch: the sanitizer could not be told of something: {message}", file=sys.stderr)
 
-    def device_of(self, native):
-        if native == 0:
+    def device_of(self, cuda_stream):
+        if cuda_stream == 0:
             return self.torch._C._cuda_getDevice()
-        return self.devices.setdefault(native, self.torch._C._cuda_getDevice())
+        return self.devices.setdefault(cuda_stream, self.torch._C._cuda_getDevice())
 
-    def event(self, what, event, native=0):
+    def event(self, what, event, cuda_stream=0):
         self.tell_pending()
-        device = self.device_of(native) if what in (RECORDED, WAITED) else 0
-        self.call("thalweg_sanitizer_event", what, event, device, native)
+        device = self.device_of(cuda_stream) if what in (RECORDED, WAITED) else 0
+        self.call("thalweg_sanitizer_event", what, event, device, cuda_stream)
 
-    def stream_created(self, native):
-        self.devices[native] = self.torch._C._cuda_getDevice()
+    def stream_created(self, cuda_stream):
+        self.devices[cuda_stream] = self.torch._C._cuda_getDevice()
 
-    def stream_done(self, native):
+    def stream_done(self, cuda_stream):
         self.tell_pending()
-        self.call("thalweg_sanitizer_stream_done", self.device_of(native), native)
+        self.call("thalweg_sanitizer_stream_done", self.device_of(cuda_stream), cuda_stream)
 
     def device_done(self):
         self.tell_pending()

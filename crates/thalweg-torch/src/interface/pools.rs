@@ -32,7 +32,9 @@ fn source_of(device: &Arc<OpenDevice>, source: SegmentSourceC) -> Arc<dyn Segmen
         free: Box::new(move |address, bytes, stream| unsafe {
             (source.free)(other.pointer(), address, bytes, stream);
         }),
-        native_of: Box::new(move |id| streams.upgrade().map_or(0, |device| device.streams.native(id))),
+        cuda_stream_of: Box::new(move |id| {
+            streams.upgrade().map_or(0, |device| device.streams.cuda_stream(id))
+        }),
     })
 }
 
@@ -131,9 +133,9 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
         allocator.with_device(device, |device| {
             let streams = Arc::downgrade(device);
             let matches = move |id| {
-                let native = streams.upgrade().map_or(0, |device| device.streams.native(id));
+                let cuda_stream = streams.upgrade().map_or(0, |device| device.streams.cuda_stream(id));
                 // SAFETY: the header asks for a function that takes `user`, on any thread.
-                (unsafe { filter(user.pointer(), native) }) != 0
+                (unsafe { filter(user.pointer(), cuda_stream) }) != 0
             };
             device.pools.begin(device.allocator(), (first, second), StreamFilter::Matching(Arc::new(matches)))
         })

@@ -30,9 +30,9 @@ unsafe fn site(operation: *const c_char, file: *const c_char, line: u32) -> Resu
     Ok(Some(Site { operator, location }))
 }
 
-/// The handle of a native stream.
-fn handle(allocator: &Allocator, device: i32, native: u64) -> Result<StreamHandle> {
-    Ok(allocator.stream(device, native)?.handle())
+/// The handle of a CUDA stream.
+fn handle(allocator: &Allocator, device: i32, cuda_stream: u64) -> Result<StreamHandle> {
+    Ok(allocator.stream(device, cuda_stream)?.handle())
 }
 
 /// Says where the calling thread is in the program.

@@ -4,7 +4,7 @@ use thalweg_runtime::{DevicePointer, Label};
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
-use crate::support::{MIB, Torch, answer, fill, message, native, read, sim};
+use crate::support::{MIB, Torch, answer, cuda_stream, fill, message, read, sim};
 
 #[test]
 fn memory_is_given_out_and_again() {
@@ -35,7 +35,7 @@ fn nothing_is_null_and_null_is_nothing() {
 fn streams_have_memory_of_their_own() {
     let torch = Torch::small();
     let (one, two) = (torch.stream(0), torch.stream(0));
-    assert_ne!(native(&one), native(&two));
+    assert_ne!(cuda_stream(&one), cuda_stream(&two));
     let x = torch.malloc(4096, &one).unwrap();
     torch.free(x).unwrap();
     let y = torch.malloc(4096, &two).unwrap();

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{CaptureMode, Driver as _, ForeignStream};
+use thalweg_driver::{CaptureMode, Driver as _, ExternalStream};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_torch::PoolName;
 use thalweg_torch::interface::thalweg_malloc;
 
-use crate::support::{Answer, MIB, Torch, answer, fill, native};
+use crate::support::{Answer, MIB, Torch, answer, cuda_stream, fill};
 
 const SETTINGS: [&str; 5] =
     ["", "expandable_page_mb:2", "cross_stream_reuse:ordered", "expandable_segments:False", "policy:pytorch"];
@@ -28,24 +28,24 @@ impl Machine {
         Self { driver, torch: Torch::new(&devices, settings) }
     }
 
-    fn malloc(&self, bytes: u64, native: u64) -> Answer<u64> {
+    fn malloc(&self, bytes: u64, cuda_stream: u64) -> Answer<u64> {
         let mut address = 0;
         // SAFETY: the allocator is open, and there is a place.
-        let status = unsafe { thalweg_malloc(self.torch.raw(), 0, bytes, native, &raw mut address) };
+        let status = unsafe { thalweg_malloc(self.torch.raw(), 0, bytes, cuda_stream, &raw mut address) };
         answer(status, address)
     }
 
     /// Memory that is made on a stream of somebody else's, and freed behind its back or before it goes.
     fn leave_memory_behind(&self, bytes: u64, is_lent: bool, freed_first: bool) {
-        let foreign = self.driver.foreign_stream_create(0, 0, false).unwrap();
+        let external = self.driver.external_stream_create(0, 0, false).unwrap();
         if is_lent {
-            self.torch.lend(foreign.native());
+            self.torch.lend(external.cuda_stream());
         }
-        let block = self.malloc(bytes, foreign.native()).unwrap();
+        let block = self.malloc(bytes, external.cuda_stream()).unwrap();
         if freed_first {
             self.torch.free(block).unwrap();
         }
-        self.driver.foreign_stream_destroy(foreign).unwrap();
+        self.driver.external_stream_destroy(external).unwrap();
         if !freed_first {
             self.torch.free(block).unwrap();
         }
@@ -119,7 +119,7 @@ fn a_capture_leaves_the_memory_of_lent_streams_alone() {
         machine.leave_memory_behind(40 * MIB, true, true);
         let (torch, driver) = (&machine.torch, &machine.driver);
         let side = torch.stream(0);
-        let captured = native(&side);
+        let captured = cuda_stream(&side);
         let pool: PoolName = (0, 1);
         torch.begin(pool, move |stream| stream == captured).unwrap();
         torch.mark_capture(true).unwrap();
@@ -146,7 +146,7 @@ fn work_of_a_lent_stream_is_waited_for() {
         Check::new().seeds(seeds).memory_bytes(64 * MIB).run(|gpu| {
             let torch = Torch::new(gpu.devices(), settings);
             let (main, lent, third) = (torch.default_stream(0), torch.stream(0), torch.stream(0));
-            torch.lend(native(&lent));
+            torch.lend(cuda_stream(&lent));
             for value in 0..3 {
                 drop(torch.full(40 * MIB, value, &lent));
                 drop(torch.full(40 * MIB, 10 + value, &main));
@@ -168,8 +168,8 @@ fn work_of_a_lent_stream_is_waited_for() {
 fn the_legacy_default_stream_has_two_numbers() {
     let machine = Machine::new("");
     let device = &machine.torch.devices[0];
-    // SAFETY: the simulator checks native numbers and contexts like handles: none is unsafe to it.
-    let streams = unsafe { [ForeignStream::new(0), ForeignStream::new(1), ForeignStream::default_of(7)] };
+    // SAFETY: the simulator checks such numbers and contexts like handles: none is unsafe to it.
+    let streams = unsafe { [ExternalStream::new(0), ExternalStream::new(1), ExternalStream::default_of(7)] };
     let [first, second, elsewhere] = streams.map(|stream| Stream::from_external(device, stream));
     assert_eq!([first.unwrap(), second.unwrap()], [(); 2].map(|()| device.default_stream()));
     assert!(

@@ -24,11 +24,11 @@ impl Program {
         Self { allocator, device }
     }
 
-    /// A stream of PyTorch's, by its native handle.
+    /// A stream of PyTorch's, by its `cudaStream_t`.
     fn stream(&self) -> u64 {
-        let native = Stream::new(&self.device).unwrap().native().unwrap();
-        self.allocator.stream(0, native).unwrap();
-        native
+        let cuda_stream = Stream::new(&self.device).unwrap().cuda_stream().unwrap();
+        self.allocator.stream(0, cuda_stream).unwrap();
+        cuda_stream
     }
 
     fn malloc(&self, bytes: u64, stream: u64) -> u64 {

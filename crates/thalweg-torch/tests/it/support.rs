@@ -63,19 +63,19 @@ impl Torch {
         self.allocator
     }
 
-    /// A native stream, as `torch.cuda.Stream()` has one, and the means to give it work.
+    /// A CUDA stream, as `torch.cuda.Stream()` has one, and the means to give it work.
     pub fn stream(&self, device: usize) -> Stream {
-        let native = Stream::new(&self.devices[device]).unwrap().native().unwrap();
-        self.wrap(device, native)
+        let cuda_stream = Stream::new(&self.devices[device]).unwrap().cuda_stream().unwrap();
+        self.wrap(device, cuda_stream)
     }
 
     pub fn default_stream(&self, device: usize) -> Stream {
         self.wrap(device, 0)
     }
 
-    fn wrap(&self, device: usize, native: u64) -> Stream {
+    fn wrap(&self, device: usize, cuda_stream: u64) -> Stream {
         // SAFETY: the allocator lives as long as `self`.
-        unsafe { &*self.allocator }.stream(device as i32, native).unwrap()
+        unsafe { &*self.allocator }.stream(device as i32, cuda_stream).unwrap()
     }
 
     /// `CUDACachingAllocator::raw_alloc_with_stream`.
@@ -83,14 +83,15 @@ impl Torch {
         let device = stream.device().index() as i32;
         let mut address = 0;
         // SAFETY: the allocator is open, and there is a place.
-        let status = unsafe { thalweg_malloc(self.raw(), device, bytes, native(stream), &raw mut address) };
+        let status =
+            unsafe { thalweg_malloc(self.raw(), device, bytes, cuda_stream(stream), &raw mut address) };
         answer(status, address)
     }
 
     /// What the shims say of a stream that PyTorch did not make.
-    pub fn lend(&self, native: u64) {
+    pub fn lend(&self, cuda_stream: u64) {
         // SAFETY: the allocator is open.
-        answer(unsafe { thalweg_lend_stream(self.raw(), 0, native) }, ()).unwrap();
+        answer(unsafe { thalweg_lend_stream(self.raw(), 0, cuda_stream) }, ()).unwrap();
     }
 
     /// `CUDACachingAllocator::raw_delete`.
@@ -212,14 +213,16 @@ impl Storage {
     pub fn record_stream(&self, stream: &Stream) {
         let device = stream.device().index() as i32;
         // SAFETY: the allocator is open.
-        let status = unsafe { thalweg_record_stream(self.torch.raw(), self.address, device, native(stream)) };
+        let status =
+            unsafe { thalweg_record_stream(self.torch.raw(), self.address, device, cuda_stream(stream)) };
         answer(status, ()).unwrap();
     }
 
     pub fn record_use(&self, stream: &Stream) {
         let device = stream.device().index() as i32;
         // SAFETY: the allocator is open.
-        let status = unsafe { thalweg_record_use(self.torch.raw(), self.address, device, native(stream)) };
+        let status =
+            unsafe { thalweg_record_use(self.torch.raw(), self.address, device, cuda_stream(stream)) };
         answer(status, ()).unwrap();
     }
 
@@ -271,8 +274,8 @@ unsafe extern "C" fn on_event(user: *mut c_void, event: *const EventC) {
 
 unsafe extern "C" fn on_annotation(_: *mut c_void, _: *const AnnotationC) {}
 
-pub fn native(stream: &Stream) -> u64 {
-    if stream.is_default() { 0 } else { stream.native().unwrap() }
+pub fn cuda_stream(stream: &Stream) -> u64 {
+    if stream.is_default() { 0 } else { stream.cuda_stream().unwrap() }
 }
 
 pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
@@ -306,9 +309,9 @@ impl Graph {
     ) -> (Self, T) {
         let (driver, handle) = (stream.device().driver(), stream.handle());
         let asked = stream.clone();
-        let capturing = native(stream);
+        let capturing = cuda_stream(stream);
         torch
-            .begin(pool, move |native| native == capturing && asked.is_capturing().unwrap_or(false))
+            .begin(pool, move |cuda_stream| cuda_stream == capturing && asked.is_capturing().unwrap_or(false))
             .unwrap();
         torch.mark_capture(true).unwrap();
         driver.stream_begin_capture(handle, CaptureMode::Global).unwrap();

@@ -8,7 +8,7 @@ use thalweg_snapshot::Snapshot;
 use thalweg_torch::Status;
 use thalweg_torch::interface::*;
 
-use crate::support::{Torch, answer, native, sim};
+use crate::support::{Torch, answer, cuda_stream, sim};
 
 const ALLOC: u8 = 0;
 const FREE_REQUESTED: u8 = 1;
@@ -80,7 +80,7 @@ fn a_snapshot_is_in_pytorchs_words() {
     for (device, storage) in [(0, &x), (1, &y)] {
         let (segment, blocks) =
             snapshot.segments.iter().find(|(segment, _)| segment.device == device).unwrap();
-        assert_eq!(segment.stream, native(&streams[device as usize]));
+        assert_eq!(segment.stream, cuda_stream(&streams[device as usize]));
         assert_eq!((segment.pool_first, segment.pool_second, segment.is_large), (0, 0, 0));
         let block = blocks.iter().find(|block| block.address == storage.address).unwrap();
         assert_eq!((block.requested_bytes, block.is_allocated, block.is_active), (storage.bytes, 1, 1));
@@ -98,7 +98,7 @@ fn a_snapshot_is_in_pytorchs_words() {
     });
     let read = Snapshot::from_pickle(&pickle.unwrap()).unwrap();
     assert_eq!((read.segments.len(), read.device_traces.len()), (2, 2));
-    assert_eq!(read.segments[0].stream.raw(), native(&streams[read.segments[0].device as usize]));
+    assert_eq!(read.segments[0].stream.raw(), cuda_stream(&streams[read.segments[0].device as usize]));
     record(&torch, 0, 0);
     assert!(torch.snapshot((0, 0)).events.is_empty(), "what was recorded is forgotten");
     drop((x, y));
@@ -131,7 +131,7 @@ fn observers_see_each_event_of_every_device() {
     let second = torch.stream(1);
     drop(torch.empty(100, &second).unwrap());
     let seen = events.lock().unwrap().clone();
-    for (device, stream) in [(0, native(&first)), (1, native(&second))] {
+    for (device, stream) in [(0, cuda_stream(&first)), (1, cuda_stream(&second))] {
         for action in [ALLOC, FREE_REQUESTED, FREE_COMPLETED] {
             assert!(seen.contains(&(device, action, stream)), "{device} {action} in {seen:?}");
         }

@@ -108,11 +108,11 @@ impl Auditor {
     fn find_place(&self, stream: StreamHandle) -> Result<Place> {
         let driver = &self.inner;
         let device = driver.stream_device(stream)?;
-        let native = driver.stream_native(stream)?;
+        let cuda_stream = driver.cuda_stream(stream)?;
         Ok(Place {
-            native,
+            cuda_stream,
             device,
-            is_legacy: native == driver.stream_native(driver.default_stream(device)?)?,
+            is_legacy: cuda_stream == driver.cuda_stream(driver.default_stream(device)?)?,
             is_blocking: driver.stream_is_blocking(stream)?,
         })
     }

@@ -20,7 +20,7 @@ pub enum ObstacleKind {
     /// A stream joined the capture and the region's stream does not wait for its last work.
     UnjoinedFork,
     /// A call of another thread than the region's that the capture forbids, or that it does not see.
-    ForeignThread,
+    OtherThread,
     /// Random numbers that the host draws: every replay would repeat those of the capture.
     HostRandomState,
     /// The host reads a value to decide what comes next: a shape, a count, a branch.
@@ -43,7 +43,7 @@ impl ObstacleKind {
         Self::SynchronousAllocation,
         Self::PageableCopy,
         Self::UnjoinedFork,
-        Self::ForeignThread,
+        Self::OtherThread,
         Self::HostRandomState,
         Self::DataDependentShape,
         Self::LazyModuleLoad,
@@ -60,7 +60,7 @@ impl ObstacleKind {
             Self::SynchronousAllocation => "synchronous allocation",
             Self::PageableCopy => "pageable copy",
             Self::UnjoinedFork => "unjoined fork",
-            Self::ForeignThread => "foreign thread",
+            Self::OtherThread => "other thread",
             Self::HostRandomState => "host random state",
             Self::DataDependentShape => "data-dependent shape",
             Self::LazyModuleLoad => "lazy module load",
@@ -90,7 +90,7 @@ impl ObstacleKind {
             Self::UnjoinedFork => {
                 "let the region's stream wait for the forked one before the region ends: `stream.wait_stream(&fork)`"
             }
-            Self::ForeignThread => {
+            Self::OtherThread => {
                 "do it on the region's thread, or make a stream of the capture current in the other one (`make_current`); what \
                  has nothing to do with the region can wait for the end of the capture, or the capture be thread-local"
             }

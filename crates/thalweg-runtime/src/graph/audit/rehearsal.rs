@@ -22,8 +22,8 @@ use super::obstacle::{Obstacle, ObstacleKind, Site};
 /// A stream as the rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// The native stream: two handles of one stream are one place.
-    pub(super) native: u64,
+    /// The `CUstream`: two handles of one stream are equal by it.
+    pub(super) cuda_stream: u64,
     pub(super) device: u32,
     /// Whether it is the device's legacy default stream.
     pub(super) is_legacy: bool,
@@ -109,7 +109,9 @@ impl Rehearsal {
     }
 
     fn member(&self, place: Place) -> Option<usize> {
-        self.members.iter().position(|member| member.place.native == place.native && !member.is_destroyed)
+        self.members
+            .iter()
+            .position(|member| member.place.cuda_stream == place.cuda_stream && !member.is_destroyed)
     }
 
     /// Whether the stream takes part.
@@ -186,7 +188,7 @@ impl Rehearsal {
             (by.kind.unwrap_or(kind), format!("{words}, which a capture forbids to its thread"))
         } else {
             (
-                ObstacleKind::ForeignThread,
+                ObstacleKind::OtherThread,
                 format!("another thread {words}, which a global capture forbids to all"),
             )
         };
@@ -253,7 +255,7 @@ impl Rehearsal {
             if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
         let who = if by.thread == self.thread { "the region" } else { "another thread" };
         let kind = match (by.thread == self.thread, place.is_legacy) {
-            (false, _) => ObstacleKind::ForeignThread,
+            (false, _) => ObstacleKind::OtherThread,
             (true, true) => ObstacleKind::LegacyStream,
             (true, false) => ObstacleKind::OutsideStream,
         };
@@ -436,7 +438,7 @@ impl Rehearsal {
                 site,
                 format!(
                     "stream {:#x}{forked} is not joined: {last}, and the region's stream waits for nothing behind that",
-                    member.place.native
+                    member.place.cuda_stream
                 ),
             ));
         }
