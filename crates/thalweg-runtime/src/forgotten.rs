@@ -6,8 +6,8 @@
 //!
 //! Invariant: a stream that is not listed here has no work left that came from this runtime.
 //!
-//! A *lent* stream may be destroyed by its owner before that, without a word. The driver would not survive it to be named then, so
-//! nobody names it but on its user's behalf: not for a last event either. Who has to wait for it waits for the device.
+//! The owner of a *transient* stream may destroy it before that, without notice. The driver would crash on its handle then, so the
+//! handle is used only in calls that name the stream: not for a last event either. A wait for its work waits for the device.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -21,8 +21,8 @@ use crate::memory::outside_capture;
 pub(crate) struct ForgottenStreams {
     driver: Arc<dyn Driver>,
     last: Mutex<FxHashMap<StreamHandle, LastWork>>,
-    /// Those that are lent, also when they are forgotten.
-    lent: RwLock<FxHashSet<StreamHandle>>,
+    /// The transient ones, also when they are forgotten.
+    transient: RwLock<FxHashSet<StreamHandle>>,
 }
 
 /// Where the work of a forgotten stream ends.
@@ -30,25 +30,25 @@ pub(crate) struct ForgottenStreams {
 pub(crate) enum LastWork {
     /// At this event.
     Event(EventHandle),
-    /// No event could be recorded: the device was lost, or the stream was capturing, or lent.
+    /// No event could be recorded: the device was lost, or the stream was capturing, or transient.
     Unknown,
 }
 
 impl ForgottenStreams {
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Arc<Self> {
-        Arc::new(Self { driver, last: Mutex::default(), lent: RwLock::default() })
+        Arc::new(Self { driver, last: Mutex::default(), transient: RwLock::default() })
     }
 
-    /// From now on the stream's owner may destroy it at any moment.
-    pub(crate) fn lend(&self, stream: StreamHandle) {
-        if !self.is_lent(stream) {
-            self.lent.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+    /// Marks a stream as transient: its owner may destroy it at any moment.
+    pub(crate) fn set_transient(&self, stream: StreamHandle) {
+        if !self.is_transient(stream) {
+            self.transient.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
         }
     }
 
     /// Whether its owner may have destroyed it.
-    pub(crate) fn is_lent(&self, stream: StreamHandle) -> bool {
-        self.lent.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
+    pub(crate) fn is_transient(&self, stream: StreamHandle) -> bool {
+        self.transient.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
     /// Gives the handle up.
@@ -67,7 +67,7 @@ impl ForgottenStreams {
     }
 
     fn record_last(&self, stream: StreamHandle) -> thalweg_driver::Result<LastWork> {
-        if self.is_lent(stream) || self.driver.stream_capture_info(stream)?.id != 0 {
+        if self.is_transient(stream) || self.driver.stream_capture_info(stream)?.id != 0 {
             return Ok(LastWork::Unknown);
         }
         let event = self.driver.event_create(self.driver.stream_device(stream)?, EventFlags::default())?;

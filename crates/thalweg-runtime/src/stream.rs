@@ -286,14 +286,14 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// Says of an [external](Self::from_external) stream that its owner may destroy it at any moment, and not only when the last
-    /// clone is dropped, as far as allocators are concerned: they name it from now on only in calls that name it. Memory that was
-    /// made on it stays with it as long as there is other memory. Nothing, for a stream of the runtime's own.
+    /// Marks an [external](Self::from_external) stream as transient: its owner may destroy it at any moment, and not only when the last
+    /// clone is dropped. Allocators use it from now on only in calls that name it. Memory that was
+    /// made on it stays with it as long as there is other memory. Does nothing to a stream of the runtime's own.
     ///
     /// The other methods of the stream are for as long as its owner keeps it.
-    pub fn lend(&self) {
+    pub fn set_transient(&self) {
         if let Some(forgotten) = &self.state.forgotten {
-            forgotten.lend(self.state.handle);
+            forgotten.set_transient(self.state.handle);
         }
     }
 

@@ -201,7 +201,7 @@ HOOK int thalweg_hooks_throw_out_of_memory_error() {
 HOOK void* thalweg_hook_malloc(size_t size, int device, Stream stream) {
   uint64_t address = 0;
   if (is_external(stream, device)) {
-    check(thalweg_lend_stream(the_allocator, device, number(stream)));
+    check(thalweg_set_stream_transient(the_allocator, device, number(stream)));
   }
   check(thalweg_malloc(the_allocator, device, size, number(stream), &address));
   thalweg::give_this_thread_a_context(device);

@@ -185,7 +185,7 @@ class NativeAllocator final : public CUDAAllocator {
     // PyTorch knows a stream by its handle only while it is the current one.
     const auto current = c10::cuda::getCurrentCUDAStream(device);
     if (current.stream() == stream) {
-      lend_if_external(current);
+      set_transient_if_external(current);
     }
     return take(bytes, device, stream);
   }
@@ -203,7 +203,7 @@ class NativeAllocator final : public CUDAAllocator {
     if (data.get() == nullptr || data.get_deleter() != &give_back) {
       return;
     }
-    lend_if_external(stream);
+    set_transient_if_external(stream);
     check(thalweg_record_stream(
         the_allocator, number(data.get()), stream.device_index(), number(stream.stream())));
   }
@@ -585,7 +585,7 @@ class NativeAllocator final : public CUDAAllocator {
 
   static cudaStream_t current_stream(c10::DeviceIndex device) {
     const auto stream = c10::cuda::getCurrentCUDAStream(device);
-    lend_if_external(stream);
+    set_transient_if_external(stream);
     return stream.stream();
   }
 

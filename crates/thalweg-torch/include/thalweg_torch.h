@@ -119,7 +119,7 @@ thalweg_status thalweg_record_use(const thalweg_allocator *allocator, uint64_t a
 /* From now on the owner of `stream` may destroy it at any moment, without a word (torch.cuda.ExternalStream). It is named to the
  * driver only in calls that name it here, and when memory is given back that was recorded for it. Its free memory stays with it
  * until memory is short; then the device is waited for. */
-thalweg_status thalweg_lend_stream(const thalweg_allocator *allocator, int32_t device, uint64_t stream);
+thalweg_status thalweg_set_stream_transient(const thalweg_allocator *allocator, int32_t device, uint64_t stream);
 
 typedef struct {
   uint64_t address, size_bytes, requested_bytes;

@@ -139,8 +139,8 @@ impl Allocator {
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
-    pub(crate) fn lend_stream(&self, device: i32, cuda_stream: u64) -> Result<()> {
-        self.with_device(device, |device| device.lend_stream(cuda_stream))
+    pub(crate) fn set_stream_transient(&self, device: i32, cuda_stream: u64) -> Result<()> {
+        self.with_device(device, |device| device.set_stream_transient(cuda_stream))
     }
 
     /// A device, if it is open.

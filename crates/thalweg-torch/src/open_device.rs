@@ -86,7 +86,7 @@ impl OpenDevice {
     pub(crate) fn named(&self, cuda_stream: u64) -> ExternalStream {
         let cuda = self.cuda.as_ref().filter(|_| cuda_stream <= 1);
         // SAFETY: the header asks for live streams of this device, and the driver looks whose it is. PyTorch's streams live as long
-        // as the process; those that may not are lent, and are then named only for a caller who names them, as is the current
+        // as the process; those that may not are transient, and are then named only for a caller who names them, as is the current
         // context's default stream.
         unsafe {
             match cuda.and_then(|driver| driver.green_context(self.index)) {
@@ -97,8 +97,8 @@ impl OpenDevice {
     }
 
     /// From now on the stream's owner may destroy it without a word.
-    pub(crate) fn lend_stream(&self, cuda_stream: u64) -> Result<()> {
-        self.streams.find_or_wrap(&self.device, self.named(cuda_stream))?.lend();
+    pub(crate) fn set_stream_transient(&self, cuda_stream: u64) -> Result<()> {
+        self.streams.find_or_wrap(&self.device, self.named(cuda_stream))?.set_transient();
         Ok(())
     }
 

@@ -3,12 +3,12 @@
 //! A CUDA stream is wrapped when it is first named, and for good: PyTorch never destroys the streams of its pools. A stream
 //! that a program made itself (`torch.cuda.ExternalStream`, the streams of a green context) may be destroyed without a word, and
 //! the driver does not survive it to be named then. PyTorch's own allocator names a stream only where it is recorded, so such
-//! streams are [lent](Stream::lend): we do the same. The next stream may have the handle of one that was destroyed; both are then
+//! streams are [transient](Stream::set_transient): we do the same. The next stream may have the handle of one that was destroyed; both are then
 //! the same stream to us, as they are there.
 //!
 //! The handle of the default stream, 0, is the primary context's, unless a green context is current, which has a default stream
 //! of its own. PyTorch's own allocator takes both for one; since its programs order them only where the context is pushed and
-//! popped, they are two here. The context may go, so its stream is lent.
+//! popped, they are two here. The context may go, so its stream is transient.
 //!
 //! The last stream that a thread named is remembered with the thread, so that in steady work nothing shared is touched.
 
@@ -88,7 +88,7 @@ impl Streams {
         }
         let stream = Stream::from_external(device, cuda_stream)?;
         if cuda_stream.context().is_some() {
-            stream.lend();
+            stream.set_transient();
             self.has_green.store(true, Ordering::Relaxed);
         }
         // PyTorch does not insist on every use being recorded.

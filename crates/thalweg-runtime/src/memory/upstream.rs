@@ -127,7 +127,7 @@ impl DriverUpstream {
     /// break the capture, so it is refused before.
     pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> thalweg_driver::Result<()> {
         let driver = &self.driver;
-        if self.forgotten.is_lent(stream) {
+        if self.forgotten.is_transient(stream) {
             let device = driver.stream_device(stream).unwrap_or(self.device);
             return outside_capture(driver, || driver.device_synchronize(device));
         }
@@ -210,7 +210,7 @@ impl Events for DriverUpstream {
 
 impl Upstream for DriverUpstream {
     fn may_end(&self, stream: StreamId) -> bool {
-        self.forgotten.is_lent(handle(stream))
+        self.forgotten.is_transient(handle(stream))
     }
 
     fn allocate(&self, bytes: u64, _stream: StreamId) -> Result<u64, UpstreamError> {

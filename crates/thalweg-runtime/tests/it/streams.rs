@@ -153,12 +153,12 @@ fn handles_end_with_their_streams() {
 }
 
 #[test]
-fn memory_of_a_lent_stream_comes_back_without_the_stream_being_named() {
+fn memory_of_a_transient_stream_comes_back_without_the_stream_being_named() {
     let (driver, devices) = sim_in(&Environment::default(), 1);
     let external = driver.external_stream_create(0, 0, false).unwrap();
-    let lent = Stream::from_external(&devices[0], external).unwrap();
-    lent.lend();
-    drop(Buffer::new(&lent, 40 << 20).unwrap());
+    let transient = Stream::from_external(&devices[0], external).unwrap();
+    transient.set_transient();
+    drop(Buffer::new(&transient, 40 << 20).unwrap());
     driver.external_stream_destroy(external).unwrap();
     let own = Stream::new(&devices[0]).unwrap();
     drop(Buffer::new(&own, 48 << 20).unwrap());

@@ -41,7 +41,7 @@ _FUNCTIONS = {
     "thalweg_free": [_handle, _u64],
     "thalweg_record_stream": [_handle, _u64, _device, _u64],
     "thalweg_record_use": [_handle, _u64, _device, _u64],
-    "thalweg_lend_stream": [_handle, _device, _u64],
+    "thalweg_set_stream_transient": [_handle, _device, _u64],
     "thalweg_empty_cache": [_handle],
     "thalweg_memory_fraction": [_handle, _device, ctypes.POINTER(ctypes.c_double)],
     "thalweg_set_memory_fraction": [_handle, _device, ctypes.c_double],

@@ -27,7 +27,7 @@ def record_use(tensor, stream=None):
 def _lend_if_external(stream):
     # PyTorch knows a stream that it did not make by its handle. Its owner may destroy it at any moment.
     if stream.stream_id == stream.cuda_stream != 0:
-        _state.library().call("thalweg_lend_stream", stream.device.index, stream.cuda_stream)
+        _state.library().call("thalweg_set_stream_transient", stream.device.index, stream.cuda_stream)
 
 
 @contextlib.contextmanager

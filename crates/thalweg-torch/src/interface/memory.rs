@@ -74,13 +74,17 @@ pub unsafe extern "C" fn thalweg_record_use(
 
 /// Says that a stream's owner may destroy it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn thalweg_lend_stream(
+pub unsafe extern "C" fn thalweg_set_stream_transient(
     allocator: *const Allocator,
     device: i32,
     stream: u64,
 ) -> Status {
     // SAFETY: the header asks for an allocator.
-    unsafe { on("thalweg_lend_stream", allocator, |allocator| allocator.lend_stream(device, stream)) }
+    unsafe {
+        on("thalweg_set_stream_transient", allocator, |allocator| {
+            allocator.set_stream_transient(device, stream)
+        })
+    }
 }
 
 /// What is known of the block at an address.

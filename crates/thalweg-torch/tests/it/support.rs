@@ -89,9 +89,9 @@ impl Torch {
     }
 
     /// What the shims say of a stream that PyTorch did not make.
-    pub fn lend(&self, cuda_stream: u64) {
+    pub fn set_transient(&self, cuda_stream: u64) {
         // SAFETY: the allocator is open.
-        answer(unsafe { thalweg_lend_stream(self.raw(), 0, cuda_stream) }, ()).unwrap();
+        answer(unsafe { thalweg_set_stream_transient(self.raw(), 0, cuda_stream) }, ()).unwrap();
     }
 
     /// `CUDACachingAllocator::raw_delete`.

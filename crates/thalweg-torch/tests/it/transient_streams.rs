@@ -36,10 +36,10 @@ impl Machine {
     }
 
     /// Memory that is made on a stream of somebody else's, and freed behind its back or before it goes.
-    fn leave_memory_behind(&self, bytes: u64, is_lent: bool, freed_first: bool) {
+    fn leave_memory_behind(&self, bytes: u64, is_transient: bool, freed_first: bool) {
         let external = self.driver.external_stream_create(0, 0, false).unwrap();
-        if is_lent {
-            self.torch.lend(external.cuda_stream());
+        if is_transient {
+            self.torch.set_transient(external.cuda_stream());
         }
         let block = self.malloc(bytes, external.cuda_stream()).unwrap();
         if freed_first {
@@ -80,14 +80,14 @@ fn a_lent_stream_is_not_named_when_it_may_be_gone() {
     }
 }
 
-/// What another stream has cached is not lent to it by the block: the free would name it.
+/// Memory that another stream has cached does not serve a transient one: the free would name it.
 #[test]
 fn a_lent_stream_borrows_no_block() {
     for settings in SETTINGS {
-        for lent_first in [true, false] {
+        for transient_first in [true, false] {
             let machine = Machine::new(settings);
             let main = machine.torch.default_stream(0);
-            if lent_first {
+            if transient_first {
                 machine.leave_memory_behind(MIB, true, true);
             }
             drop(machine.torch.full(40 * MIB, 1, &main));
@@ -103,7 +103,7 @@ fn a_lent_stream_borrows_no_block() {
 
 /// Or the tests above say nothing.
 #[test]
-fn a_stream_that_was_not_lent_is_named() {
+fn a_stream_that_is_not_transient_is_named() {
     let machine = Machine::new("");
     machine.leave_memory_behind(40 * MIB, false, true);
     let refused = machine.torch.malloc(48 * MIB, &machine.torch.default_stream(0));
@@ -138,22 +138,22 @@ fn a_capture_leaves_the_memory_of_lent_streams_alone() {
     }
 }
 
-/// A lent stream keeps the order that any stream has.
+/// A transient stream keeps the order that any stream has.
 #[test]
-fn work_of_a_lent_stream_is_waited_for() {
+fn work_of_a_transient_stream_is_waited_for() {
     for settings in SETTINGS {
         let seeds = if cfg!(debug_assertions) { 0..5 } else { 0..60 };
         Check::new().seeds(seeds).memory_bytes(64 * MIB).run(|gpu| {
             let torch = Torch::new(gpu.devices(), settings);
-            let (main, lent, third) = (torch.default_stream(0), torch.stream(0), torch.stream(0));
-            torch.lend(cuda_stream(&lent));
+            let (main, transient, third) = (torch.default_stream(0), torch.stream(0), torch.stream(0));
+            torch.set_transient(cuda_stream(&transient));
             for value in 0..3 {
-                drop(torch.full(40 * MIB, value, &lent));
+                drop(torch.full(40 * MIB, value, &transient));
                 drop(torch.full(40 * MIB, 10 + value, &main));
                 let x = torch.full(4 * MIB, 20 + value, &third);
-                lent.wait_stream(&third).unwrap();
-                fill(&lent, &x, 30 + value);
-                x.record_stream(&lent);
+                transient.wait_stream(&third).unwrap();
+                fill(&transient, &x, 30 + value);
+                x.record_stream(&transient);
                 drop(x);
                 drop(torch.full(44 * MIB, 40 + value, &third));
             }
