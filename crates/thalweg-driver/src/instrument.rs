@@ -16,8 +16,8 @@ use crate::{Label, StreamHandle};
 pub enum BlockKind {
     /// Device memory, which belongs to the work of a stream: after the free, later work of that stream may have it at once.
     Device,
-    /// Device memory of a graph's pool, lent to a caller until whoever replays the graph writes it again. Else like the former.
-    Lent,
+    /// Device memory of a graph's pool, which a caller holds until a replay of the graph writes it again. Else like `Device`.
+    GraphOutput,
     /// Pinned host memory, which belongs to the host: after the free, anybody may have it at once.
     Pinned,
 }
@@ -25,7 +25,7 @@ pub enum BlockKind {
 impl BlockKind {
     /// Whether it belongs to the work of a stream.
     pub fn is_of_stream(self) -> bool {
-        matches!(self, Self::Device | Self::Lent)
+        matches!(self, Self::Device | Self::GraphOutput)
     }
 }
 

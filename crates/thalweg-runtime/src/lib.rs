@@ -43,7 +43,7 @@ pub use graph::{CaptureOptions, Graph, GraphPool};
 pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
 pub use launch::{LaunchKey, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
-pub use memory::{Buffer, Loan, ManagedMemory, SharedBuffer, SharedHandle};
+pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
 pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};

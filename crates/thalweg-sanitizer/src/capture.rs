@@ -89,7 +89,7 @@ impl Model {
             let none = Owner { block: 0, serial: 0, is_kept: true };
             let owner = self.owner(access.start).map_or(none, |owner| {
                 let is_kept = self.blocks.get(owner.block).is_some_and(|block| {
-                    let is_of_graphs = block.capture != 0 || block.kind == BlockKind::Lent;
+                    let is_of_graphs = block.capture != 0 || block.kind == BlockKind::GraphOutput;
                     self.families.of(block.capture) == family || is_vouched && is_of_graphs
                 });
                 Owner { is_kept, ..owner }

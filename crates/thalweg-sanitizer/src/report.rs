@@ -134,7 +134,9 @@ impl Model {
     fn history(&mut self, trouble: &Trouble) -> History {
         if let Some(block) = self.blocks.get(trouble.block) {
             let owner = match block.kind {
-                BlockKind::Device | BlockKind::Lent => self.streams[block.stream as usize].name.clone(),
+                BlockKind::Device | BlockKind::GraphOutput => {
+                    self.streams[block.stream as usize].name.clone()
+                }
                 BlockKind::Pinned => "the host".to_owned(),
             };
             let recorded = block.recorded.iter().map(|recorded| {

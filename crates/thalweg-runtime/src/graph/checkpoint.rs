@@ -14,8 +14,8 @@ use crate::memory::from_allocation;
 #[derive(Clone, Debug)]
 pub struct PoolState(PoolCheckpoint);
 
-/// Memory of a pool that others which allocate from it do not get. No buffer: nobody may use it but those whom its holder
-/// [lends](GraphPool::lend) it to.
+/// Memory of a pool that is kept out of its free memory. It is used only through the [buffers](GraphPool::output_buffer) that the
+/// owner makes of it.
 #[derive(Debug)]
 pub struct HeldMemory(Block);
 

@@ -1,15 +1,16 @@
 //! Outputs that borrow from their graph, so that the compiler says when they are overwritten.
 //!
-//! A graph writes its outputs at the same addresses in every replay. Who holds a handle of one may find the next replay's
-//! values there. A [`BoundGraph`] owns the handles, and lends them out until the next replay: to keep a value longer is to
-//! clone it, or it does not compile. When a loan ends, the outputs are released: other graphs of the pool may overwrite them.
+//! A graph writes its outputs to the same addresses in every replay, so a buffer of an earlier replay may hold the values of a
+//! later one. A [`BoundGraph`] owns the outputs, and a caller borrows them until the next replay: code that keeps a value longer
+//! must clone it, or it does not compile. When the borrow ends, the outputs are released: other graphs of the pool may
+//! overwrite them.
 
 use std::ops::Deref;
 
 use super::Graph;
 use crate::{Result, Stream};
 
-/// A graph with the result of its region, which it lends out from one replay to the next.
+/// A graph with the result of its region, which callers borrow from one replay to the next.
 ///
 /// ```compile_fail
 /// # use thalweg_runtime::{Buffer, Stream, graph::BoundGraph};
@@ -32,7 +33,7 @@ pub struct Outputs<'a, T> {
 }
 
 impl Graph {
-    /// Puts the graph and its region's result together: from now on the result is lent out, from one replay to the next.
+    /// Binds the region's result to the graph: from now on callers borrow it, from one replay to the next.
     pub fn bind<T>(self, outputs: T) -> BoundGraph<T> {
         BoundGraph { graph: self, outputs }
     }

@@ -4,7 +4,7 @@
 //! (pointers, physical memory, streams) meet. Each of its modules implements one trait of `thalweg_memory`.
 
 mod captures;
-mod loan;
+mod graph_output;
 mod managed;
 mod pages;
 mod quarantine;
@@ -20,7 +20,7 @@ use thalweg_driver::{BlockKind, UseKind};
 use thalweg_driver::{CaptureMode, DevicePointer, Driver, Label};
 use thalweg_memory::{AllocationError, Block};
 
-pub use self::loan::Loan;
+pub use self::graph_output::OutputHandle;
 pub use self::managed::ManagedMemory;
 pub(crate) use self::quarantine::Quarantine;
 pub use self::sharing::{SharedBuffer, SharedHandle};
@@ -75,8 +75,8 @@ pub struct Buffer {
 enum Memory {
     /// The buffer's own block.
     Owned(Block),
-    /// A graph pool's ([`Loan`]).
-    Lent(Arc<loan::Lent>),
+    /// A graph pool's ([`OutputHandle`]).
+    GraphOutput(Arc<graph_output::GraphOutput>),
 }
 
 impl Buffer {
@@ -112,7 +112,7 @@ impl Buffer {
     pub fn pointer(&self) -> DevicePointer {
         match &self.memory {
             Memory::Owned(block) => DevicePointer::new(block.address()),
-            Memory::Lent(lent) => lent.pointer(),
+            Memory::GraphOutput(output) => output.pointer(),
         }
     }
 
@@ -120,7 +120,7 @@ impl Buffer {
     pub fn size_bytes(&self) -> u64 {
         match &self.memory {
             Memory::Owned(block) => block.requested_bytes(),
-            Memory::Lent(lent) => lent.size_bytes(),
+            Memory::GraphOutput(output) => output.size_bytes(),
         }
     }
 
@@ -130,7 +130,7 @@ impl Buffer {
     pub fn record_stream(&self, stream: &Stream) {
         match &self.memory {
             Memory::Owned(block) => block.record_stream(stream.id()),
-            Memory::Lent(lent) => lent.record(stream, UseKind::UntilFree),
+            Memory::GraphOutput(output) => output.record(stream, UseKind::UntilFree),
         }
         self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
     }
@@ -142,7 +142,7 @@ impl Buffer {
     pub fn record_use(&self, stream: &Stream) {
         match &self.memory {
             Memory::Owned(block) => block.record_use(stream.id()),
-            Memory::Lent(lent) => lent.record(stream, UseKind::SoFar),
+            Memory::GraphOutput(output) => output.record(stream, UseKind::SoFar),
         }
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
@@ -174,7 +174,7 @@ impl Drop for Buffer {
         if self.device.is_left() {
             return match &mut self.memory {
                 Memory::Owned(block) => block.abandon(),
-                Memory::Lent(lent) => std::mem::forget(lent.clone()),
+                Memory::GraphOutput(output) => std::mem::forget(output.clone()),
             };
         }
         match &mut self.memory {
@@ -186,7 +186,7 @@ impl Drop for Buffer {
                     }
                 }
             }
-            Memory::Lent(lent) => lent.give_back(),
+            Memory::GraphOutput(output) => output.give_back(),
         }
     }
 }
@@ -197,7 +197,7 @@ impl std::fmt::Debug for Buffer {
             .field("device", &self.device)
             .field("pointer", &self.pointer())
             .field("size_bytes", &self.size_bytes())
-            .field("is_lent", &matches!(self.memory, Memory::Lent(_)))
+            .field("is_graph_output", &matches!(self.memory, Memory::GraphOutput(_)))
             .finish()
     }
 }

@@ -95,12 +95,12 @@ impl Buffer {
     ///
     /// # Errors
     /// If there is nothing to share (0 bytes), or the memory cannot be shared: that of the driver's stream-ordered allocator,
-    /// of a pool with a source of its own, of a graph that lends it, or of a device without the means.
+    /// of a pool with a source of its own, of an output of a graph, or of a device without the means.
     pub fn share(&self) -> Result<SharedHandle> {
         let (device, size_bytes) = (self.device(), self.size_bytes());
         let Memory::Owned(block) = &self.memory else {
             return Err(Error::invalid(format!(
-                "{device}: sharing a buffer of {size_bytes} bytes: a graph lends it and will write it again; share a copy"
+                "{device}: sharing a buffer of {size_bytes} bytes: it is an output of a graph, which will write it again; share a copy"
             )));
         };
         let shared = block.share().map_err(|error| {

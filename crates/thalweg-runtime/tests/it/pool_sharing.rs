@@ -75,7 +75,7 @@ fn a_live_output_is_not_overwritten() {
 }
 
 #[test]
-fn outputs_without_a_loan_are_live_until_they_are_released_or_dropped() {
+fn outputs_without_a_handle_are_live_until_they_are_released_or_dropped() {
     let device = device();
     let Pair { stream, inputs: _inputs, first, second } = pair(&device, Sharing::Refuse);
     let ((first, _output), (second, output)) = (first.into_parts(), second.into_parts());

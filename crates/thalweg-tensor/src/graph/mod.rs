@@ -8,7 +8,7 @@
 //! - [`GraphTree`]: functions that are called in changing order, with changing shapes, each call a graph.
 //!
 //! # Memory
-//! A graph writes where it was captured. What it gives is *lent* ([`thalweg_runtime::Loan`]): the tensor keeps the pool, and the
+//! A graph writes where it was captured. What it gives is *lent* ([`thalweg_runtime::OutputHandle`]): the tensor keeps the pool, and the
 //! lender knows whether it is still held when the next replay would overwrite it.
 
 pub mod callable;

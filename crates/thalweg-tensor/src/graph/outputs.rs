@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use thalweg_ir::{DType, Layout};
 use thalweg_runtime::graph::HeldMemory;
-use thalweg_runtime::{DevicePointer, Error, GraphPool, Label, Loan, Result, Stream};
+use thalweg_runtime::{DevicePointer, Error, GraphPool, Label, OutputHandle, Result, Stream};
 
 use crate::tensor::{Storage, Tensor};
 
@@ -62,7 +62,7 @@ pub(super) struct Adopted {
 pub(super) struct Lending {
     storages: Vec<Arc<Storage>>,
     /// One a memory of the pool.
-    pub(super) loans: Vec<Loan>,
+    pub(super) loans: Vec<OutputHandle>,
 }
 
 impl Outputs {
@@ -106,7 +106,7 @@ impl Outputs {
                     storage.buffer.size_bytes()
                 )));
             };
-            let (held, loan) = owned.buffer.lend(pool, label)?;
+            let (held, loan) = owned.buffer.make_graph_output(pool, label)?;
             adopted.outputs.memories.push((held.address(), held.size_bytes()));
             adopted.held.push(held);
             adopted.lent.loans.push(loan);
@@ -117,8 +117,9 @@ impl Outputs {
 
     /// Lends the memory of the pool again, for a replay that is about to come.
     pub(super) fn lend(&self, pool: &GraphPool, stream: &Stream, label: Label) -> Lending {
-        let lend =
-            |&(address, bytes): &(u64, u64)| pool.lend(DevicePointer::new(address), bytes, stream, label);
+        let lend = |&(address, bytes): &(u64, u64)| {
+            pool.output_buffer(DevicePointer::new(address), bytes, stream, label)
+        };
         let (buffers, loans): (Vec<_>, Vec<_>) = self.memories.iter().map(lend).unzip();
         let storages = buffers.into_iter().map(|buffer| Arc::new(Storage::new(buffer))).collect();
         Lending { storages, loans }
@@ -149,16 +150,16 @@ impl Outputs {
 }
 
 /// Those that somebody still holds.
-pub(super) fn still_held<'a>(loans: impl Iterator<Item = &'a Loan>) -> Vec<&'a Loan> {
-    loans.filter(|loan| !loan.is_returned()).collect()
+pub(super) fn still_held<'a>(loans: impl Iterator<Item = &'a OutputHandle>) -> Vec<&'a OutputHandle> {
+    loans.filter(|loan| !loan.is_dropped()).collect()
 }
 
 /// Clears memory that is about to be written: waits for what other streams still do with it, and moves away what somebody still
 /// holds. Says how much was moved.
-pub(super) fn clear(loans: &mut Vec<Loan>, stream: &Stream) -> Result<u64> {
+pub(super) fn clear(loans: &mut Vec<OutputHandle>, stream: &Stream) -> Result<u64> {
     let mut moved = 0;
     for loan in loans.iter() {
-        if loan.is_returned() {
+        if loan.is_dropped() {
             loan.wait_for_uses(stream)?;
         } else {
             loan.move_out(stream)?;

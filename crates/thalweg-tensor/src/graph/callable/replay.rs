@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_runtime::graph::HeldMemory;
-use thalweg_runtime::{Device, Error, Graph, GraphPool, Label, Loan, Result, Stream};
+use thalweg_runtime::{Device, Error, Graph, GraphPool, Label, OutputHandle, Result, Stream};
 
 use super::Callable;
 use crate::autograd::{Backward, Gradients, is_grad_enabled, no_grad, record};
@@ -49,8 +49,8 @@ pub(super) struct SetState {
     replays: u64,
     forward_at: Vec<u64>,
     backward_at: Vec<u64>,
-    results: Vec<Vec<Loan>>,
-    gradients: Vec<Vec<Loan>>,
+    results: Vec<Vec<OutputHandle>>,
+    gradients: Vec<Vec<OutputHandle>>,
     /// Where the last replay ran.
     stream: Option<Stream>,
 }
@@ -181,7 +181,8 @@ impl Set {
             own.as_ref().map_or(Ok(()), |own| fill(own, given.as_ref()))?;
         }
         self.stays_for(&stream, graph.result_gradients.iter().flatten());
-        let label = state.results[index].first().map_or_else(|| Label::here("graphed_backward"), Loan::label);
+        let label =
+            state.results[index].first().map_or_else(|| Label::here("graphed_backward"), OutputHandle::label);
         let label = Label { operator: "graphed_backward", ..label };
         let lending = graph.gradients.lend(&self.pool, &stream, label);
         lending.loans.iter().for_each(|loan| loan.keep(self.held.clone()));

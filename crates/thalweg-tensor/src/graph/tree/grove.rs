@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 use thalweg_runtime::graph::{HeldMemory, PoolState, Sharing};
-use thalweg_runtime::{Device, Error, GraphPool, Loan, Result, Stream};
+use thalweg_runtime::{Device, Error, GraphPool, OutputHandle, Result, Stream};
 
 use super::function::Key;
 use super::node::{InputRule, Mismatch, Node, NodeId};
@@ -28,12 +28,12 @@ pub(super) struct Grove {
 /// A graph that was replayed, and what it lent.
 struct PathEntry {
     node: NodeId,
-    loans: Vec<Loan>,
+    loans: Vec<OutputHandle>,
 }
 
 /// Something that an earlier step lent, with the words for it.
 struct Leftover {
-    loan: Loan,
+    loan: OutputHandle,
     what: String,
 }
 
@@ -89,7 +89,7 @@ impl Grove {
 
     /// Looks for a graph that can be replayed next.
     pub(super) fn find(&self, key: &Key, inputs: &[Tensor]) -> Found {
-        let is_dead = |depth: usize, memory: usize| self.path[depth].loans[memory].is_returned();
+        let is_dead = |depth: usize, memory: usize| self.path[depth].loans[memory].is_dropped();
         let mut latest: Option<(u64, Mismatch)> = None;
         for &id in self.siblings(key).into_iter().flatten() {
             let node = self.node(id);
@@ -157,20 +157,20 @@ impl Grove {
         self.loans().any(|loan| loan.is_of(&input.storage().buffer))
     }
 
-    fn loans(&self) -> impl Iterator<Item = &Loan> {
+    fn loans(&self) -> impl Iterator<Item = &OutputHandle> {
         self.path.iter().flat_map(|entry| &entry.loans)
     }
 
     /// What of the path is still held.
-    pub(super) fn live_loans(&self) -> impl Iterator<Item = &Loan> {
-        self.loans().filter(|loan| !loan.is_returned())
+    pub(super) fn live_loans(&self) -> impl Iterator<Item = &OutputHandle> {
+        self.loans().filter(|loan| !loan.is_dropped())
     }
 
     /// Memory of the path that nobody holds.
     pub(super) fn dead_memories(&self) -> Vec<(usize, usize)> {
         let mut dead = Vec::new();
         for (depth, entry) in self.path.iter().enumerate() {
-            let returned = entry.loans.iter().enumerate().filter(|(_, loan)| loan.is_returned());
+            let returned = entry.loans.iter().enumerate().filter(|(_, loan)| loan.is_dropped());
             dead.extend(returned.map(|(memory, _)| (depth, memory)));
         }
         dead
@@ -203,13 +203,13 @@ impl Grove {
     /// # Errors
     /// Outputs of earlier steps that are still held, if they are not to be moved.
     pub(super) fn clear(&mut self, policy: LiveOutputs, stream: &Stream) -> Result<u64> {
-        for loan in self.loans().filter(|loan| loan.is_returned()) {
+        for loan in self.loans().filter(|loan| loan.is_dropped()) {
             loan.wait_for_uses(stream)?;
         }
         if !self.path.is_empty() {
             return Ok(0);
         }
-        let held: Vec<&Leftover> = self.leftovers.iter().filter(|one| !one.loan.is_returned()).collect();
+        let held: Vec<&Leftover> = self.leftovers.iter().filter(|one| !one.loan.is_dropped()).collect();
         if let (LiveOutputs::Refuse, false) = (policy, held.is_empty()) {
             let list: Vec<String> =
                 held.iter().map(|one| format!("{} ({})", one.what, one.loan.label())).collect();
@@ -219,12 +219,12 @@ impl Grove {
                 list.join("; ")
             )));
         }
-        let mut loans: Vec<Loan> = self.leftovers.drain(..).map(|one| one.loan).collect();
+        let mut loans: Vec<OutputHandle> = self.leftovers.drain(..).map(|one| one.loan).collect();
         clear(&mut loans, stream)
     }
 
     /// A graph was replayed behind the path.
-    pub(super) fn advance(&mut self, node: NodeId, loans: Vec<Loan>, clock: u64) {
+    pub(super) fn advance(&mut self, node: NodeId, loans: Vec<OutputHandle>, clock: u64) {
         self.path.push(PathEntry { node, loans });
         self.last_used = clock;
         self.node_mut(node).last_used = clock;
@@ -235,7 +235,7 @@ impl Grove {
         let names: FxHashMap<NodeId, String> = self.names(name_of);
         for PathEntry { node, loans } in std::mem::take(&mut self.path) {
             for (memory, loan) in loans.into_iter().enumerate() {
-                let what = if loan.is_returned() {
+                let what = if loan.is_dropped() {
                     String::new()
                 } else {
                     let name = names.get(&node).map_or("a function", String::as_str);
@@ -263,6 +263,6 @@ impl Grove {
 
     /// Whether anything that was ever lent is still held.
     pub(super) fn is_held(&self) -> bool {
-        self.live_loans().next().is_some() || self.leftovers.iter().any(|one| !one.loan.is_returned())
+        self.live_loans().next().is_some() || self.leftovers.iter().any(|one| !one.loan.is_dropped())
     }
 }

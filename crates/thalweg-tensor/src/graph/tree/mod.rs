@@ -327,7 +327,7 @@ impl GraphTree {
             return false;
         }
         let inputs: Vec<&Tensor> = fitted.of_caller().collect();
-        let is_held_by_inputs = |loan: &thalweg_runtime::Loan| {
+        let is_held_by_inputs = |loan: &thalweg_runtime::OutputHandle| {
             let own: Vec<&&Tensor> =
                 inputs.iter().filter(|input| loan.is_of(&input.storage().buffer)).collect();
             own.first().is_some_and(|first| Arc::strong_count(first.storage()) == own.len())

@@ -5,7 +5,7 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 use thalweg_ir::Layout;
 use thalweg_runtime::graph::PoolState;
-use thalweg_runtime::{DevicePointer, Graph, GraphPool, Label, Loan, Result, Stream};
+use thalweg_runtime::{DevicePointer, Graph, GraphPool, Label, OutputHandle, Result, Stream};
 
 use super::counters::GraphTreeCounters;
 use super::function::{Fitted, Key};
@@ -141,7 +141,7 @@ impl Node {
         stream: &Stream,
         label: Label,
         counters: &mut GraphTreeCounters,
-    ) -> Result<(Vec<Tensor>, Vec<Loan>)> {
+    ) -> Result<(Vec<Tensor>, Vec<OutputHandle>)> {
         let lending = self.outputs.lend(pool, stream, label);
         self.graph.replay()?;
         counters.replays += 1;

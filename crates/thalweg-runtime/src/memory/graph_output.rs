@@ -1,13 +1,13 @@
-//! [`Loan`]: memory of a graph's pool in the hands of a caller.
+//! [`OutputHandle`]: an output of a graph that a caller holds as a [`Buffer`].
 //!
-//! What a replay wrote lies where it was captured. Whoever replays graphs for others (a graph tree, a graphed callable)
-//! hands that memory out as a [`Buffer`] which owns no block: it keeps the pool, and with it the address, and tells when it is
-//! gone. The lender keeps the [`Loan`], and before it overwrites the memory it asks whether it was returned, makes its stream
-//! wait for the uses that were recorded, or moves what is still wanted out of the way.
+//! A replay writes its outputs to the addresses at which they were captured. A graph tree or a graphed callable gives that
+//! memory to its caller as a [`Buffer`] that owns no block: it keeps the pool alive, and with it the address. The tree keeps
+//! the [`OutputHandle`]. Before a replay overwrites the memory, the tree asks the handle whether the buffer was dropped; it
+//! then makes its stream wait for the recorded uses, or moves an output that is still held to memory of its own.
 //!
 //! ```text
-//! lend ─ replay writes ─ caller reads, records uses ─ drop ─▶ returned: the next replay waits for the uses
-//!                                       └─ still held ─▶ move_out: the buffer lives on in memory of its own
+//! output_buffer ─ replay writes ─ caller reads, records uses ─ drop ─▶ the next replay waits for the uses
+//!                                                └─ still held ─▶ move_out: the buffer goes on in memory of its own
 //! ```
 
 use std::any::Any;
@@ -23,35 +23,35 @@ use super::{Buffer, Memory};
 use crate::graph::{GraphPool, HeldMemory};
 use crate::{Error, Event, Result, Stream};
 
-/// The lender's side of memory that a graph's pool has lent to a [`Buffer`].
-pub struct Loan(Arc<Lent>);
+/// The handle by which the owner of a graph reaches an output that a caller holds as a [`Buffer`].
+pub struct OutputHandle(Arc<GraphOutput>);
 
-/// What the two sides share.
-pub(super) struct Lent {
+/// The state that the buffer and the handle share.
+pub(super) struct GraphOutput {
     pool: GraphPool,
     size_bytes: u64,
     label: Label,
     address: AtomicU64,
-    state: Mutex<State>,
-    is_returned: AtomicBool,
+    state: Mutex<OutputState>,
+    is_dropped: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct OutputState {
     uses: SmallVec<[Use; 1]>,
-    /// The memory of its own that it has moved to.
+    /// The buffer's own memory, once it was moved out of the pool.
     moved: Option<Buffer>,
-    /// What must not go before the buffer does.
+    /// An owner that must live as long as the buffer.
     kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A use by a stream: up to an event, or up to whatever the stream has when it is asked.
+/// A use by a stream: up to an event, or all work that the stream has when the use is waited for.
 struct Use {
     stream: Stream,
     event: Option<Event>,
 }
 
-impl Lent {
+impl GraphOutput {
     fn new(pool: &GraphPool, address: u64, size_bytes: u64, label: Label) -> Arc<Self> {
         Arc::new(Self {
             pool: pool.clone(),
@@ -59,7 +59,7 @@ impl Lent {
             label,
             address: AtomicU64::new(address),
             state: Mutex::default(),
-            is_returned: AtomicBool::new(false),
+            is_dropped: AtomicBool::new(false),
         })
     }
 
@@ -71,11 +71,11 @@ impl Lent {
         self.size_bytes
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutputState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A stream uses the memory. What cannot be noted as an event (in a capture, say) is noted as the whole stream.
+    /// Records a use by a stream: as an event, or, where none can be recorded (in a capture, say), as the whole stream.
     pub(super) fn record(&self, stream: &Stream, kind: UseKind) {
         self.pool.was_replayed_on(&[stream.id()]);
         let event = match (kind, stream.is_capturing()) {
@@ -93,7 +93,7 @@ impl Lent {
         }
     }
 
-    /// The buffer is gone.
+    /// Notes that the buffer was dropped.
     pub(super) fn give_back(&self) {
         let (moved, kept) = {
             let mut state = self.state();
@@ -102,7 +102,7 @@ impl Lent {
         if let (None, Some(instrument)) = (&moved, self.pool.device().driver().instrument()) {
             instrument.block_freed(self.pointer().address(), None);
         }
-        self.is_returned.store(true, Ordering::Release);
+        self.is_dropped.store(true, Ordering::Release);
         drop((moved, kept));
     }
 
@@ -111,25 +111,26 @@ impl Lent {
     }
 }
 
-impl Loan {
-    /// Where the memory is.
+impl OutputHandle {
+    /// Returns where the memory is.
     pub fn pointer(&self) -> DevicePointer {
         self.0.pointer()
     }
 
-    /// Who lent it, from where.
+    /// Returns the operator and source line that the output was made for.
     pub fn label(&self) -> Label {
         self.0.label
     }
 
-    /// Whether nobody has the buffer any more. The uses that were recorded may still be under way.
-    pub fn is_returned(&self) -> bool {
-        self.0.is_returned.load(Ordering::Acquire)
+    /// Returns whether the buffer was dropped. Recorded uses may still be under way.
+    pub fn is_dropped(&self) -> bool {
+        self.0.is_dropped.load(Ordering::Acquire)
     }
 
-    /// Whether the buffer is what was lent, and still lies in the pool.
+    /// Returns whether this is the handle of `buffer`, which still lies in the pool.
     pub fn is_of(&self, buffer: &Buffer) -> bool {
-        matches!(&buffer.memory, Memory::Lent(lent) if Arc::ptr_eq(lent, &self.0)) && !self.0.has_moved()
+        matches!(&buffer.memory, Memory::GraphOutput(output) if Arc::ptr_eq(output, &self.0))
+            && !self.0.has_moved()
     }
 
     /// Makes later work of `stream`, which is about to overwrite the memory, wait for the uses that were recorded on other
@@ -142,14 +143,14 @@ impl Loan {
         })
     }
 
-    /// Copies what is there to memory that the buffer then has to itself, so that the pool's may be overwritten. Asynchronous on
-    /// `stream`, which must be ordered behind the work that wrote it. To the buffer's holder this is a write in place: use on
-    /// other streams that follows must be ordered behind `stream`, and recorded.
+    /// Copies the output to memory of the buffer's own, so that the pool's may be overwritten. Asynchronous on `stream`, which
+    /// must be ordered behind the work that wrote the output. To the buffer's holder this is a write in place: later use on
+    /// other streams must be ordered behind `stream`, and recorded.
     pub fn move_out(&self, stream: &Stream) -> Result<()> {
         if self.0.has_moved() {
             return Ok(());
         }
-        let Lent { size_bytes, label, .. } = *self.0;
+        let GraphOutput { size_bytes, label, .. } = *self.0;
         let (copy, old) = (Buffer::labelled(stream, size_bytes, label)?, self.pointer());
         self.wait_for_uses(stream)?;
         if size_bytes > 0 {
@@ -164,42 +165,42 @@ impl Loan {
         Ok(())
     }
 
-    /// Keeps something alive until the buffer is gone: the blocks of the memory, where the lender may go first and others
-    /// allocate from the pool.
+    /// Keeps something alive until the buffer is dropped: the blocks of the memory, where the handle may be dropped first and
+    /// others allocate from the pool.
     pub fn keep(&self, kept: Arc<dyn Any + Send + Sync>) {
         self.0.state().kept = Some(kept);
     }
 }
 
 impl GraphPool {
-    /// Lends memory of the pool that a replay on `stream` is about to write: `size_bytes` from `pointer` on, of which the lender
-    /// knows that nobody has it. Call this before the replay.
-    pub fn lend(
+    /// Returns a buffer over memory of the pool that a replay on `stream` is about to write: `size_bytes` from `pointer` on,
+    /// which no other buffer may hold. Call this before the replay.
+    pub fn output_buffer(
         &self,
         pointer: DevicePointer,
         size_bytes: u64,
         stream: &Stream,
         label: Label,
-    ) -> (Buffer, Loan) {
+    ) -> (Buffer, OutputHandle) {
         let device = self.device();
         if let Some(instrument) = device.driver().instrument() {
-            let kind = BlockKind::Lent;
+            let kind = BlockKind::GraphOutput;
             instrument.block_allocated(pointer.address(), size_bytes, kind, stream.handle(), label);
         }
-        let lent = Lent::new(self, pointer.address(), size_bytes, label);
-        (Buffer { device: device.clone(), memory: Memory::Lent(lent.clone()) }, Loan(lent))
+        let output = GraphOutput::new(self, pointer.address(), size_bytes, label);
+        (Buffer { device: device.clone(), memory: Memory::GraphOutput(output.clone()) }, OutputHandle(output))
     }
 }
 
 impl GraphPool {
-    /// Whether a buffer's own memory is of the pool. 0 bytes are of any.
+    /// Returns whether a buffer's own memory is of the pool. 0 bytes are of every pool.
     pub fn owns(&self, buffer: &Buffer) -> bool {
         matches!(&buffer.memory, Memory::Owned(block) if block.is_null() || block.pool() == Some(self.id()))
     }
 
-    /// Says that whoever replays the graph that `stream` captures answers for what it uses of other captures' memory, live or
-    /// freed: that the graphs which write it were replayed before, and nothing else has written it since. Without this, checkers
-    /// report such use as a graph's input that has died.
+    /// Tells the sanitizer that the caller is responsible for the memory of other captures, live or freed, that the graph which
+    /// `stream` captures uses: at each replay, the graphs that write it were replayed before, and nothing else has written it
+    /// since. Without this, such a use is reported as a dead input of the graph.
     pub fn vouch(&self, stream: &Stream) {
         if let Some(instrument) = self.device().driver().instrument() {
             instrument.capture_vouched(stream.handle());
@@ -208,29 +209,33 @@ impl GraphPool {
 }
 
 impl Buffer {
-    /// Makes a buffer that was allocated in a capture a lent one: the memory is the lender's from now on.
+    /// Turns a buffer that was allocated in a capture into an output of the graph, whose owner gets the memory and the handle.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the buffer is lent already.
-    pub fn lend(&mut self, pool: &GraphPool, label: Label) -> Result<(HeldMemory, Loan)> {
+    /// [`Error::is_invalid_argument`] if the buffer is a graph's output already.
+    pub fn make_graph_output(
+        &mut self,
+        pool: &GraphPool,
+        label: Label,
+    ) -> Result<(HeldMemory, OutputHandle)> {
         let Memory::Owned(block) = &self.memory else {
-            return Err(Error::invalid("lend: the buffer is lent already, and has no block to give"));
+            return Err(Error::invalid("make_graph_output: the buffer is already an output of a graph"));
         };
-        let lent = Lent::new(pool, block.address(), block.requested_bytes(), label);
-        match std::mem::replace(&mut self.memory, Memory::Lent(lent.clone())) {
-            Memory::Owned(block) => Ok((HeldMemory::new(block), Loan(lent))),
-            Memory::Lent(_) => unreachable!("looked at above"),
+        let output = GraphOutput::new(pool, block.address(), block.requested_bytes(), label);
+        match std::mem::replace(&mut self.memory, Memory::GraphOutput(output.clone())) {
+            Memory::Owned(block) => Ok((HeldMemory::new(block), OutputHandle(output))),
+            Memory::GraphOutput(_) => unreachable!("looked at above"),
         }
     }
 }
 
-impl fmt::Debug for Loan {
+impl fmt::Debug for OutputHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loan")
+        f.debug_struct("OutputHandle")
             .field("pointer", &self.pointer())
             .field("size_bytes", &self.0.size_bytes)
             .field("label", &self.0.label)
-            .field("is_returned", &self.is_returned())
+            .field("is_dropped", &self.is_dropped())
             .finish()
     }
 }

@@ -1,4 +1,4 @@
-//! Lent memory of graph pools, and pools put back to what they were: what a lender must do, and what is found if it does not.
+//! Outputs of graphs in the hands of callers, and pools that are reset: what the owner of a graph must do, and what is found if it does not.
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::graph::Sharing;
@@ -44,16 +44,16 @@ fn copying(device: &Device, pool: &GraphPool, input: &Buffer) -> Result<(Graph, 
     })
 }
 
-/// Lends what a graph writes, twice; in between another stream reads it.
-fn lend_twice(device: &Device, waits: bool) -> Result<()> {
+/// Gives a graph's output out twice; in between another stream reads it.
+fn write_twice(device: &Device, waits: bool) -> Result<()> {
     let (stream, reader) = (Stream::new(device)?, Stream::new(device)?);
     let _current = stream.make_current();
     let input = Buffer::new(&stream, BYTES)?;
     let pool = GraphPool::new(device);
     let (graph, mut first) = copying(device, &pool, &input)?;
     let address = first.pointer();
-    let (held, loan) = first.lend(&pool, Label::here("first"))?;
-    assert!(first.lend(&pool, Label::here("again")).is_err(), "it is lent already");
+    let (held, handle) = first.make_graph_output(&pool, Label::here("first"))?;
+    assert!(first.make_graph_output(&pool, Label::here("again")).is_err(), "it is an output already");
     assert_eq!((held.address(), held.size_bytes()), (address.address(), BYTES));
     fill(&stream, &input, 1)?;
     graph.replay()?;
@@ -61,17 +61,17 @@ fn lend_twice(device: &Device, waits: bool) -> Result<()> {
     reader.wait_stream(&stream)?;
     copy(&reader, &aside, &first)?;
     first.record_use(&reader);
-    assert!(loan.is_of(&first) && !loan.is_returned());
+    assert!(handle.is_of(&first) && !handle.is_dropped());
     drop(first);
-    assert!(loan.is_returned());
+    assert!(handle.is_dropped());
     if waits {
-        loan.wait_for_uses(&stream)?;
+        handle.wait_for_uses(&stream)?;
     }
     fill(&stream, &input, 2)?;
-    let (second, loan) = pool.lend(address, BYTES, &stream, Label::here("second"));
+    let (second, handle) = pool.output_buffer(address, BYTES, &stream, Label::here("second"));
     graph.replay()?;
     assert_eq!(read(&stream, &second)?, 2);
-    assert!(loan.is_of(&second));
+    assert!(handle.is_of(&second));
     if waits {
         assert_eq!(read(&reader, &aside)?, 1);
     }
@@ -80,8 +80,8 @@ fn lend_twice(device: &Device, waits: bool) -> Result<()> {
 
 #[test]
 fn a_lender_waits_for_the_uses_of_what_was_returned() {
-    Check::new().seeds(0..20).run(|gpu| lend_twice(gpu.device(), true));
-    let failure = Check::new().seeds(0..20).find(|gpu| lend_twice(gpu.device(), false)).unwrap_err();
+    Check::new().seeds(0..20).run(|gpu| write_twice(gpu.device(), true));
+    let failure = Check::new().seeds(0..20).find(|gpu| write_twice(gpu.device(), false)).unwrap_err();
     assert_eq!(kind(&failure), Some(FindingKind::ReuseBeforeLastUse), "{failure}");
 }
 
@@ -94,23 +94,23 @@ fn what_is_still_held_moves_out_of_the_way() {
         let input = Buffer::new(&stream, BYTES)?;
         let pool = GraphPool::with_sharing(device, Sharing::Unchecked);
         let (graph, mut first) = copying(device, &pool, &input)?;
-        let (held, loan) = first.lend(&pool, Label::here("lend"))?;
+        let (held, handle) = first.make_graph_output(&pool, Label::here("lend"))?;
         fill(&stream, &input, 1)?;
         graph.replay()?;
         let address = first.pointer();
-        loan.move_out(&stream)?;
-        loan.move_out(&stream)?;
-        assert!(first.pointer() != address && !loan.is_of(&first) && !loan.is_returned());
+        handle.move_out(&stream)?;
+        handle.move_out(&stream)?;
+        assert!(first.pointer() != address && !handle.is_of(&first) && !handle.is_dropped());
         fill(&stream, &input, 2)?;
-        let (second, other) = pool.lend(address, BYTES, &stream, Label::here("lend"));
+        let (second, other) = pool.output_buffer(address, BYTES, &stream, Label::here("lend"));
         graph.replay()?;
         assert_eq!((read(&stream, &first)?, read(&stream, &second)?), (1, 2));
-        // Whatever goes first, what is lent stays until it is dropped.
+        // Whatever goes first, the output stays until it is dropped.
         drop((graph, held, pool, other));
         device.empty_cache()?;
         assert_eq!((read(&stream, &first)?, read(&stream, &second)?), (1, 2));
         drop(first);
-        assert!(loan.is_returned());
+        assert!(handle.is_dropped());
         Ok(())
     });
 }
@@ -189,9 +189,9 @@ fn a_pool_is_put_back_to_what_a_path_left() {
     });
 }
 
-/// Before lent memory is overwritten, every stream that used it is waited for, not only the first.
+/// Before an output is overwritten, every stream that used it is waited for, not only the first.
 #[test]
-fn all_uses_of_lent_memory_are_waited_for() {
+fn all_uses_of_an_output_are_waited_for() {
     let program = |gpu: &thalweg_runtime::sim::Gpu| -> Result<()> {
         let device = gpu.device();
         let stream = Stream::new(device)?;
@@ -200,7 +200,7 @@ fn all_uses_of_lent_memory_are_waited_for() {
         let input = Buffer::new(&stream, BYTES)?;
         let pool = GraphPool::new(device);
         let (graph, mut first) = copying(device, &pool, &input)?;
-        let (_held, loan) = first.lend(&pool, Label::here("first"))?;
+        let (_held, handle) = first.make_graph_output(&pool, Label::here("first"))?;
         fill(&stream, &input, 1)?;
         graph.replay()?;
         let mut copies = Vec::new();
@@ -212,7 +212,7 @@ fn all_uses_of_lent_memory_are_waited_for() {
             copies.push(aside);
         }
         drop(first);
-        loan.wait_for_uses(&stream)?;
+        handle.wait_for_uses(&stream)?;
         fill(&stream, &input, 2)?;
         graph.replay()?;
         for (reader, aside) in readers.iter().zip(&copies) {
