@@ -59,9 +59,9 @@ pub(super) struct Machine {
     pub(super) is_order_only: AtomicBool,
 }
 
-/// Who is doing what.
+/// The threads of a machine, and how many of them do what.
 #[derive(Debug, Default)]
-pub(super) struct Crew {
+pub(super) struct WorkerThreads {
     shutdown: bool,
     threads: Vec<JoinHandle<()>>,
     spinning: usize,
@@ -88,8 +88,8 @@ impl Machine {
         let machine = Arc::new(Self::new(state));
         {
             let mut locked = machine.lock();
-            let crew = &mut locked.crew;
-            (crew.host_threads, crew.host_starting, crew.host_thread_limit) = (1, 1, HOST_THREADS);
+            let threads = &mut locked.workers;
+            (threads.host_threads, threads.host_starting, threads.host_thread_limit) = (1, 1, HOST_THREADS);
         }
         for number in 0..=workers {
             let own = Arc::clone(&machine);
@@ -99,7 +99,7 @@ impl Machine {
                 Builder::new().name("sim-host-0".to_owned()).spawn(move || own.work_host())
             };
             match thread {
-                Ok(thread) => machine.lock().crew.threads.push(thread),
+                Ok(thread) => machine.lock().workers.threads.push(thread),
                 Err(error) => {
                     machine.shut_down();
                     return Err(error);
@@ -188,9 +188,9 @@ impl Machine {
     pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
         let mut locked = self.call(call, Step::Submit)?;
         if locked.executor.live() >= QUEUE_COMMANDS {
-            locked.crew.throttled += 1;
+            locked.workers.throttled += 1;
             locked = locked.wait_until(Wait::Room)?;
-            locked.crew.throttled -= 1;
+            locked.workers.throttled -= 1;
         }
         Ok(locked)
     }
@@ -199,11 +199,11 @@ impl Machine {
     /// (from the destructor of a value that a command owned) ends by itself.
     pub(super) fn shut_down(self: &Arc<Self>) {
         let mut locked = self.lock();
-        locked.crew.shutdown = true;
+        locked.workers.shutdown = true;
         if let Some(control) = &mut locked.control {
             control.end();
         }
-        let threads = std::mem::take(&mut locked.crew.threads);
+        let threads = std::mem::take(&mut locked.workers.threads);
         self.work_progress.fetch_add(1, Ordering::Relaxed);
         drop(locked);
         self.wait_for_apart();
@@ -222,11 +222,11 @@ impl Machine {
     fn work(self: Arc<Self>) {
         let mut locked = self.lock();
         let mut has_looked_around = false;
-        while !locked.crew.shutdown {
+        while !locked.workers.shutdown {
             if let Some(job) = locked.take() {
                 locked = locked.execute(job);
                 has_looked_around = false;
-            } else if !has_looked_around && locked.crew.spinning == 0 {
+            } else if !has_looked_around && locked.workers.spinning == 0 {
                 locked = locked.look_around();
                 has_looked_around = true;
             } else {
@@ -238,17 +238,17 @@ impl Machine {
 
     fn work_host(self: Arc<Self>) {
         let mut locked = self.lock();
-        locked.crew.host_starting -= 1;
-        while !locked.crew.shutdown {
+        locked.workers.host_starting -= 1;
+        while !locked.workers.shutdown {
             if let Some(job) = locked.executor.take_host() {
                 locked = locked.execute(job);
             } else {
-                locked.crew.host_sleeping += 1;
-                while locked.crew.host_wakeups == 0 && !locked.crew.shutdown {
+                locked.workers.host_sleeping += 1;
+                while locked.workers.host_wakeups == 0 && !locked.workers.shutdown {
                     locked = locked.wait(&self.host_work);
                 }
-                locked.crew.host_wakeups = locked.crew.host_wakeups.saturating_sub(1);
-                locked.crew.host_sleeping -= 1;
+                locked.workers.host_wakeups = locked.workers.host_wakeups.saturating_sub(1);
+                locked.workers.host_sleeping -= 1;
             }
         }
     }
@@ -258,12 +258,12 @@ impl Machine {
         let thread = Builder::new().name(format!("sim-host-{number}")).spawn(move || own.work_host());
         let mut locked = self.lock();
         match thread {
-            Ok(thread) => locked.crew.threads.push(thread),
+            Ok(thread) => locked.workers.threads.push(thread),
             // The threads that exist will come round to it.
             Err(_) => {
-                locked.crew.host_starting -= 1;
-                locked.crew.host_threads -= 1;
-                locked.crew.host_thread_limit = locked.crew.host_threads;
+                locked.workers.host_starting -= 1;
+                locked.workers.host_threads -= 1;
+                locked.workers.host_thread_limit = locked.workers.host_threads;
             }
         }
     }
@@ -301,7 +301,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-impl Crew {
+impl WorkerThreads {
     /// Whether the machine is at its end.
     pub(super) fn is_shut_down(&self) -> bool {
         self.shutdown
@@ -359,29 +359,29 @@ impl Machine {
     fn wake(&self, state: &mut State) -> Wake {
         state.settle();
         let mut wake = Wake::default();
-        let State { executor, crew, .. } = state;
+        let State { executor, workers, .. } = state;
         if std::mem::take(&mut executor.wake_workers) {
             self.work_progress.fetch_add(1, Ordering::Relaxed);
-            if crew.spinning == 0 && crew.wakeups < crew.sleeping {
-                crew.wakeups += 1;
+            if workers.spinning == 0 && workers.wakeups < workers.sleeping {
+                workers.wakeups += 1;
                 wake.worker = true;
             }
         }
-        let throttle_opens = crew.throttled > 0 && executor.live() < QUEUE_COMMANDS;
+        let throttle_opens = workers.throttled > 0 && executor.live() < QUEUE_COMMANDS;
         if std::mem::take(&mut executor.wake_hosts) || throttle_opens {
             self.host_progress.fetch_add(1, Ordering::Relaxed);
-            wake.hosts = crew.host_waiters > 0;
+            wake.hosts = workers.host_waiters > 0;
         }
-        let served = crew.host_wakeups + crew.host_starting;
+        let served = workers.host_wakeups + workers.host_starting;
         let unserved = executor.ready.host_queued().saturating_sub(served);
         if unserved > 0 {
-            wake.host_workers = unserved.min(crew.host_sleeping - crew.host_wakeups);
-            crew.host_wakeups += wake.host_workers;
-            let room = crew.host_thread_limit.saturating_sub(crew.host_threads);
+            wake.host_workers = unserved.min(workers.host_sleeping - workers.host_wakeups);
+            workers.host_wakeups += wake.host_workers;
+            let room = workers.host_thread_limit.saturating_sub(workers.host_threads);
             let more = (unserved - wake.host_workers).min(room);
-            wake.new_host_threads = crew.host_threads..crew.host_threads + more;
-            crew.host_threads += more;
-            crew.host_starting += more;
+            wake.new_host_threads = workers.host_threads..workers.host_threads + more;
+            workers.host_threads += more;
+            workers.host_starting += more;
         }
         wake
     }
@@ -436,24 +436,24 @@ impl<'a> Locked<'a> {
     /// Waits a few microseconds for work, outside the critical section.
     fn look_around(mut self) -> Self {
         let machine = self.machine;
-        self.crew.spinning += 1;
+        self.workers.spinning += 1;
         let seen = machine.work_progress.load(Ordering::Relaxed);
         drop(self);
         spin_while(|| machine.work_progress.load(Ordering::Relaxed) == seen);
         let mut locked = machine.lock();
-        locked.crew.spinning -= 1;
+        locked.workers.spinning -= 1;
         locked
     }
 
     /// Sleeps until there is work, or the end.
     fn sleep(mut self) -> Self {
-        self.crew.sleeping += 1;
-        while self.crew.wakeups == 0 && !self.crew.shutdown {
+        self.workers.sleeping += 1;
+        while self.workers.wakeups == 0 && !self.workers.shutdown {
             let machine = self.machine;
             self = self.wait(&machine.work);
         }
-        self.crew.wakeups = self.crew.wakeups.saturating_sub(1);
-        self.crew.sleeping -= 1;
+        self.workers.wakeups = self.workers.wakeups.saturating_sub(1);
+        self.workers.sleeping -= 1;
         self
     }
 
@@ -491,11 +491,11 @@ impl<'a> Locked<'a> {
         drop(self);
         spin_while(|| machine.host_progress.load(Ordering::Relaxed) == seen);
         self = machine.lock();
-        self.crew.host_waiters += 1;
+        self.workers.host_waiters += 1;
         while machine.host_progress.load(Ordering::Relaxed) == seen {
             self = self.wait(&machine.host);
         }
-        self.crew.host_waiters -= 1;
+        self.workers.host_waiters -= 1;
         self
     }
 

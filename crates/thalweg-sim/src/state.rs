@@ -12,7 +12,7 @@ use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
 
 use super::control::Control;
 use super::executor::{Executor, Frontier, Job};
-use super::machine::Crew;
+use super::machine::WorkerThreads;
 use super::memory::Memory;
 use super::refusal::{Outcome, Refusal};
 use crate::memory::pool::Pools;
@@ -47,7 +47,7 @@ pub(super) struct State {
     pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
     /// What is dropped after the critical section, since it owns values of the program.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
-    pub(super) crew: Crew,
+    pub(super) workers: WorkerThreads,
     /// How often an external stream was named after its owner had destroyed it.
     pub(super) ended_streams_named: AtomicU64,
     /// The number of the next stream.
@@ -99,7 +99,7 @@ impl State {
             last_graph_serial: 0,
             graph_memory: BTreeMap::new(),
             trash: Vec::new(),
-            crew: Crew::default(),
+            workers: WorkerThreads::default(),
             ended_streams_named: AtomicU64::new(0),
             next_stream: devices,
             control: None,

@@ -20,7 +20,7 @@
 
 #include "context.h"
 #include "thalweg_torch.h"
-#include "turnstile.h"
+#include "contention_limiter.h"
 
 struct CUstream_st;
 
@@ -41,7 +41,7 @@ using Filter = std::function<bool(Stream)>;
 thalweg_allocator* the_allocator = nullptr;
 
 // In front of the mutex that PyTorch takes when an allocation has returned.
-thalweg::Turnstile the_turnstile;
+thalweg::ContentionLimiter the_limiter;
 
 // ---- PyTorch's exception ----------------------------------------------------------------------------------------------------
 
@@ -205,12 +205,12 @@ HOOK void* thalweg_hook_malloc(size_t size, int device, Stream stream) {
   }
   check(thalweg_malloc(the_allocator, device, size, number(stream), &address));
   thalweg::give_this_thread_a_context(device);
-  the_turnstile.pass();
+  the_limiter.pass();
   return pointer(address);
 }
 
 HOOK void thalweg_hook_free(void* block, size_t /*size*/, int /*device*/, Stream /*stream*/) {
-  the_turnstile.come_by();
+  the_limiter.come_by();
   report("a block was not freed", thalweg_free(the_allocator, number(block)));
 }
 

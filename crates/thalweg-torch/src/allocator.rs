@@ -40,9 +40,9 @@ pub enum Source {
     Sanitized(Arc<Sanitizer>),
 }
 
-/// What was said to all devices, also to those that open later.
+/// The settings and observers of all devices, also of those that are opened later.
 #[derive(Default)]
-struct Wishes {
+struct DeviceDefaults {
     /// Texts of settings, in their order.
     settings: Vec<String>,
     observers: Vec<Observer>,
@@ -51,7 +51,7 @@ struct Wishes {
     are_peers: bool,
 }
 
-impl Wishes {
+impl DeviceDefaults {
     /// The settings that come of `first`.
     fn settings(&self, first: &Settings) -> Result<Settings> {
         self.settings.iter().try_fold(first.clone(), |settings, text| Ok(settings.apply(text)?))
@@ -63,7 +63,7 @@ pub struct Allocator {
     source: Source,
     devices: Box<[OnceLock<Arc<OpenDevice>>]>,
     pub(crate) live: LiveBlocks,
-    wishes: Mutex<Wishes>,
+    defaults: Mutex<DeviceDefaults>,
     pub(crate) stacks: Arc<Stacks>,
     /// The driver of real GPUs: the caller's context is kept there, and asked for.
     cuda: OnceLock<Option<Arc<CudaDriver>>>,
@@ -83,18 +83,18 @@ impl Allocator {
             source,
             devices: (0..MOST_DEVICES).map(|_| OnceLock::new()).collect(),
             live: LiveBlocks::default(),
-            wishes: Mutex::default(),
+            defaults: Mutex::default(),
             stacks: Arc::default(),
             cuda: OnceLock::new(),
             process: OnceLock::new(),
         };
-        allocator.wishes().settings.push(settings.to_owned());
+        allocator.defaults().settings.push(settings.to_owned());
         allocator.settings(0)?;
         Ok(allocator)
     }
 
-    fn wishes(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn defaults(&self) -> MutexGuard<'_, DeviceDefaults> {
+        self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this is a forked child of the process that opened the first device.
@@ -156,7 +156,7 @@ impl Allocator {
         self.process.get_or_init(Process::current);
         let _context = self.keep_context();
         // Held until the device is there, so that nothing is said in between and lost.
-        let wishes = self.wishes();
+        let defaults = self.defaults();
         if let Some(device) = slot.get() {
             return Ok(device);
         }
@@ -170,17 +170,17 @@ impl Allocator {
                 .ok_or_else(|| Error::invalid(format!("there is no device {index}")))?,
         };
         let allocator = device.allocator();
-        let settings = wishes.settings(&allocator.settings())?;
+        let settings = defaults.settings(&allocator.settings())?;
         allocator.set_settings(settings.with_label(format!("GPU {index}")))?;
         // Another allocator of this process may have set one before; stacks are then its affair.
         let _ = allocator.set_stack_source(self.stacks.clone());
         self.stacks.add_device(allocator);
-        if let Some(history) = &wishes.history {
+        if let Some(history) = &defaults.history {
             allocator.record_memory_history(history.clone());
         }
         let device = Arc::new(OpenDevice::new(index, device, self.cuda().cloned()));
-        wishes.observers.iter().for_each(|observer| observer.attach(&device));
-        if wishes.are_peers {
+        defaults.observers.iter().for_each(|observer| observer.attach(&device));
+        if defaults.are_peers {
             self.open_devices().for_each(|other| make_peers(&device, other));
         }
         Ok(slot.get_or_init(|| device))
@@ -189,8 +189,8 @@ impl Allocator {
     /// From now on all devices that can reach each other's memory, those that open later too.
     pub(crate) fn open_to_peers(&self) -> Result<()> {
         let _context = self.keep_context();
-        let mut wishes = self.wishes();
-        wishes.are_peers = true;
+        let mut defaults = self.defaults();
+        defaults.are_peers = true;
         let open: Vec<_> = self.open_devices().collect();
         for (place, device) in open.iter().enumerate() {
             open[..place].iter().for_each(|other| make_peers(device, other));
@@ -309,7 +309,7 @@ impl Allocator {
     pub(crate) fn set_settings(&self, text: &str) -> Result<()> {
         check_settings(text)?;
         let _context = self.keep_context();
-        let mut wishes = self.wishes();
+        let mut defaults = self.defaults();
         let changed: Vec<_> = self
             .open_devices()
             .map(|device| Ok((device.allocator(), device.allocator().settings().apply(text)?)))
@@ -317,7 +317,7 @@ impl Allocator {
         for (allocator, settings) in changed {
             allocator.set_settings(settings)?;
         }
-        wishes.settings.push(text.to_owned());
+        defaults.settings.push(text.to_owned());
         Ok(())
     }
 
@@ -329,26 +329,26 @@ impl Allocator {
         if let Some(device) = self.opened(device) {
             return Ok(device.allocator().settings());
         }
-        self.wishes().settings(&Settings::from_environment(|name| std::env::var(name).ok())?)
+        self.defaults().settings(&Settings::from_environment(|name| std::env::var(name).ok())?)
     }
 
     /// What is recorded from now on, on all devices.
     pub(crate) fn record_history(&self, settings: HistorySettings) {
-        let mut wishes = self.wishes();
+        let mut defaults = self.defaults();
         for device in self.open_devices() {
             device.allocator().record_memory_history(settings.clone());
         }
-        wishes.history = Some(HistorySettings { clear_history: false, ..settings });
-        drop(wishes);
+        defaults.history = Some(HistorySettings { clear_history: false, ..settings });
+        drop(defaults);
         // Histories that were forgotten refer to nothing any more.
         self.stacks.forget_unused(true);
     }
 
     /// Adds one that is told of all devices, for good.
     pub(crate) fn observe(&self, observer: Observer) {
-        let mut wishes = self.wishes();
+        let mut defaults = self.defaults();
         self.open_devices().for_each(|device| observer.attach(device));
-        wishes.observers.push(observer);
+        defaults.observers.push(observer);
     }
 
     /// Gives all cached memory that can be spared back to the driver, on all open devices. *Blocks*.

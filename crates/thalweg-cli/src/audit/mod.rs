@@ -113,14 +113,14 @@ fn audit_example(example: &Example, device: &Device, arguments: &Arguments) -> R
 fn describe(example: &Example, device: &Device, report: &Audit) -> Value {
     let counts = report.counts();
     let microseconds = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-    let gain = report.gain().map(|gain| {
+    let savings = report.savings().map(|savings| {
         json!({
-            "faster": gain.is_faster(),
-            "host_time_saved_us": microseconds(gain.host_time_saved()),
-            "eager_us": microseconds(gain.eager),
-            "replay_us": microseconds(gain.replay),
-            "staging_us": microseconds(gain.staging),
-            "waiting_us": microseconds(gain.waiting),
+            "faster": savings.is_faster(),
+            "host_time_saved_us": microseconds(savings.host_time_saved()),
+            "eager_us": microseconds(savings.eager),
+            "replay_us": microseconds(savings.replay),
+            "staging_us": microseconds(savings.staging),
+            "waiting_us": microseconds(savings.waiting),
         })
     });
     json!({
@@ -142,7 +142,7 @@ fn describe(example: &Example, device: &Device, report: &Audit) -> Value {
             "allocations": counts.allocations,
             "allocated_bytes": counts.allocated_bytes,
         },
-        "gain": gain,
+        "savings": savings,
     })
 }
 

@@ -22,7 +22,7 @@ const TOLERANCE: u64 = 128;
 const CARD_GRANULE_BYTES: u64 = 1 << 20;
 
 /// A program with more streams and private pools is served once and not so often.
-const MOST_HOMES: usize = 256;
+const MOST_ARENAS: usize = 256;
 
 /// What becomes of a program under some settings, as far as it is known.
 #[derive(Clone, PartialEq, Debug)]
@@ -97,7 +97,7 @@ impl Forecast {
     pub fn find_card(&mut self, program: &Program, settings: &Settings) -> Result<(), String> {
         let is_unknown =
             settings.backend() == Backend::CudaMallocAsync || settings.per_process_memory_fraction() < 1.0;
-        if is_unknown || program.homes() > MOST_HOMES {
+        if is_unknown || program.arenas() > MOST_ARENAS {
             return Ok(());
         }
         let starts: &[StartState] = match (&self.worn, self.is_recorded) {

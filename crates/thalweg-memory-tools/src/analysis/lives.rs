@@ -82,7 +82,7 @@ pub fn lives(recording: &Recording, device: usize) -> Lives {
 struct Walk {
     lives: Lives,
     /// The segment that each block lies in.
-    homes: Vec<Option<usize>>,
+    segments_of_blocks: Vec<Option<usize>>,
     live: FxHashMap<u64, usize>,
     taken: BTreeMap<u64, usize>,
 }
@@ -112,8 +112,8 @@ impl Walk {
             // Its free is not in the trace if something is still there.
             self.complete(entry, address);
         }
-        let home = self.taken.range(..=address).next_back().map(|(_, segment)| *segment);
-        self.homes.push(home.filter(|&segment| {
+        let segment = self.taken.range(..=address).next_back().map(|(_, segment)| *segment);
+        self.segments_of_blocks.push(segment.filter(|&segment| {
             let segment = &self.lives.segments[segment];
             address - segment.address < segment.size_bytes
         }));
@@ -194,8 +194,8 @@ impl Walk {
                 self.lives.blocks[block].size_bytes = live.size_bytes;
             }
         }
-        for (block, home) in self.lives.blocks.iter_mut().zip(&self.homes) {
-            block.pool_id = home.map_or((0, 0), |segment| self.lives.segments[segment].pool_id);
+        for (block, segment) in self.lives.blocks.iter_mut().zip(&self.segments_of_blocks) {
+            block.pool_id = segment.map_or((0, 0), |segment| self.lives.segments[segment].pool_id);
         }
         self.lives
     }

@@ -82,8 +82,8 @@ pub struct Program {
     /// By block, what was asked for.
     pub(super) requested_bytes: Vec<u64>,
     pub(super) pools: Vec<(u64, u64)>,
-    /// How many pairs of a stream and a pool there are.
-    pub(super) homes: usize,
+    /// The number of arenas: pairs of a stream and a pool.
+    pub(super) arenas: usize,
 }
 
 impl Program {
@@ -169,9 +169,9 @@ impl Program {
         &self.pools
     }
 
-    /// How many pairs of a stream and a pool it asks for memory in.
-    pub fn homes(&self) -> usize {
-        self.homes
+    /// Returns how many arenas the program uses: pairs of a stream and a pool in which it allocates.
+    pub fn arenas(&self) -> usize {
+        self.arenas
     }
 
     /// How many blocks are allocated in all, those that make the state before the trace included.

@@ -295,13 +295,13 @@ impl Reading {
         segments.append(&mut program.segments);
         opened_for.append(&mut program.opened_for);
         let (older_blocks, pools) = (older.len(), found.pools);
-        let mut homes: FxHashSet<(StreamId, Option<u16>)> = FxHashSet::default();
+        let mut arenas: FxHashSet<(StreamId, Option<u16>)> = FxHashSet::default();
         for step in start.iter().chain(&program.steps) {
             if let Step::Allocate { stream, pool, .. } = *step {
-                homes.insert((stream, pool));
+                arenas.insert((stream, pool));
             }
         }
-        let homes = homes.len();
-        Program { start, layout, older_blocks, segments, opened_for, pools, homes, ..program }
+        let arenas = arenas.len();
+        Program { start, layout, older_blocks, segments, opened_for, pools, arenas, ..program }
     }
 }

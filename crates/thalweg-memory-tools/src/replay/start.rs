@@ -125,7 +125,7 @@ impl Backwards {
             } else if has_pools {
                 let pool = match event.pool_id {
                     Some(id) => this.pool(id),
-                    None => this.home(event.address).and_then(|(_, segment)| segment.pool),
+                    None => this.segment_at(event.address).and_then(|(_, segment)| segment.pool),
                 };
                 this.of_allocations.push(pool);
             }
@@ -179,8 +179,8 @@ impl Backwards {
         }
     }
 
-    /// The segment that an address lies in, and where it begins.
-    fn home(&self, address: u64) -> Option<(u64, HeldSegment)> {
+    /// Returns the segment that an address lies in, and where it begins.
+    fn segment_at(&self, address: u64) -> Option<(u64, HeldSegment)> {
         self.last_before(address.saturating_add(1)).filter(|(at, segment)| end_of(*at, segment) > address)
     }
 
@@ -327,7 +327,7 @@ impl Bases {
 }
 
 fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> Step {
-    older.request(recorded_address, found.home(recorded_address).and_then(|(_, segment)| segment.pool))
+    older.request(recorded_address, found.segment_at(recorded_address).and_then(|(_, segment)| segment.pool))
 }
 
 /// Requests for the live blocks alone, in the order of their addresses.

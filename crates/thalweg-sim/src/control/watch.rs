@@ -90,7 +90,7 @@ impl Machine {
     /// Looks at the machine, unless somebody is at work in it.
     fn look(self: &Arc<Self>) {
         let Some(mut locked) = self.try_lock() else { return };
-        if locked.crew.is_shut_down() {
+        if locked.workers.is_shut_down() {
             return;
         }
         if let Some(text) = locked.outlived() {

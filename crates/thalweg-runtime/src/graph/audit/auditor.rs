@@ -1,5 +1,5 @@
 //! [`Auditor`]: the driver that the runtime calls while a region is audited. Each call goes to the driver inside and is done there;
-//! what it would mean in a capture goes to the [`Rehearsal`].
+//! what it would mean in a capture goes to the [`DryRun`].
 //!
 //! A device hands out the plain driver unless an audit is under way (`Device::driver`), so that a program which audits nothing
 //! pays one load for it. All devices of a driver share one auditor, as they share captures.
@@ -11,7 +11,7 @@
 //! # Invariants
 //! - It changes no answer but one: a stream that would take part in the capture says that it captures. Who asks takes the branch
 //!   that it would take in the capture.
-//! - The rehearsal is not locked while the driver inside works.
+//! - The dry run is not locked while the driver inside works.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,12 +26,12 @@ use thalweg_driver::{
 };
 
 use super::counts::Command;
-use super::gain::Pace;
+use super::dry_run::{Caller, DryRun, Place};
 use super::hooks;
 use super::obstacle::{ObstacleKind, Site};
-use super::rehearsal::{Caller, Place, Rehearsal};
+use super::savings::SubmissionTimes;
 
-/// The number of the rehearsed capture: no driver gets so far.
+/// The number of the dry run's capture: no driver gets so far.
 const REHEARSED_CAPTURE: u64 = u64::MAX;
 
 /// See the [module](self).
@@ -43,8 +43,8 @@ pub(crate) struct Auditor {
 
 /// An audit under way.
 pub(super) struct Session {
-    pub(super) rehearsal: Rehearsal,
-    pub(super) pace: Pace,
+    pub(super) dry_run: DryRun,
+    pub(super) times: SubmissionTimes,
 }
 
 impl fmt::Debug for Auditor {
@@ -77,8 +77,8 @@ impl Auditor {
         if session.is_some() {
             return Ok(false);
         }
-        let rehearsal = Rehearsal::new(origin, mode, std::thread::current().id());
-        *session = Some(Session { rehearsal, pace: Pace::start() });
+        let dry_run = DryRun::new(origin, mode, std::thread::current().id());
+        *session = Some(Session { dry_run, times: SubmissionTimes::start() });
         self.is_on.store(true, Ordering::Relaxed);
         Ok(true)
     }
@@ -90,13 +90,13 @@ impl Auditor {
     }
 
     pub(super) fn host_random(&self, label: Label) {
-        self.tell(|rehearsal| rehearsal.host_random(label.into()));
+        self.tell(|dry_run| dry_run.host_random(label.into()));
     }
 
-    /// Tells the rehearsal something, if there is one.
-    fn tell(&self, what: impl FnOnce(&mut Rehearsal)) {
+    /// Tells the dry run something, if there is one.
+    fn tell(&self, what: impl FnOnce(&mut DryRun)) {
         if let Some(session) = &mut *self.session() {
-            what(&mut session.rehearsal);
+            what(&mut session.dry_run);
         }
     }
 
@@ -135,7 +135,7 @@ impl Auditor {
         Caller { site: label.into(), ..caller }
     }
 
-    /// Submits a command, and rehearses it if the driver takes it.
+    /// Submits a command, and tells it to the dry run if the driver takes it.
     fn submit<T>(
         &self,
         stream: StreamHandle,
@@ -151,9 +151,9 @@ impl Auditor {
                 None => self.caller("memory_async"),
             };
             if let Some(session) = &mut *self.session() {
-                session.rehearsal.submitted(place, &by, command);
-                if session.rehearsal.is_own(by.thread) {
-                    session.pace.submitted(taken);
+                session.dry_run.submitted(place, &by, command);
+                if session.dry_run.is_own(by.thread) {
+                    session.times.submitted(taken);
                 }
             }
         }
@@ -171,7 +171,7 @@ impl Auditor {
     ) -> Result<()> {
         if let Some(place) = self.place(stream) {
             let by = by();
-            self.tell(|rehearsal| rehearsal.submitted_uncapturable(place, &by, command, kind, words));
+            self.tell(|dry_run| dry_run.submitted_uncapturable(place, &by, command, kind, words));
         }
         self.wait(call)
     }
@@ -189,9 +189,9 @@ impl Auditor {
             return;
         }
         if let Some(session) = &mut *self.session()
-            && session.rehearsal.is_own(std::thread::current().id())
+            && session.dry_run.is_own(std::thread::current().id())
         {
-            session.pace.waited(time);
+            session.times.waited(time);
         }
     }
 
@@ -205,7 +205,7 @@ impl Auditor {
     ) -> Result<T> {
         if self.is_on() {
             let by = self.caller(name);
-            self.tell(|rehearsal| rehearsal.unsafe_call(kind, &by, words));
+            self.tell(|dry_run| dry_run.unsafe_call(kind, &by, words));
         }
         self.wait(call)
     }
@@ -213,14 +213,14 @@ impl Auditor {
     fn ask_stream(&self, stream: StreamHandle, name: &'static str, words: &str) {
         if let Some(place) = self.place(stream) {
             let by = self.caller(name);
-            self.tell(|rehearsal| rehearsal.asked_stream(place, &by, words));
+            self.tell(|dry_run| dry_run.asked_stream(place, &by, words));
         }
     }
 
     fn ask_event(&self, event: EventHandle, name: &'static str, words: &str) {
         if self.is_on() {
             let by = self.caller(name);
-            self.tell(|rehearsal| rehearsal.asked_event(event, &by, words));
+            self.tell(|dry_run| dry_run.asked_event(event, &by, words));
         }
     }
 }
@@ -249,7 +249,7 @@ impl Driver for Auditor {
     fn device_synchronize(&self, device: u32) -> Result<()> {
         if self.is_on() {
             let by = self.caller("device_synchronize");
-            self.tell(|rehearsal| rehearsal.asked_device(device, &by));
+            self.tell(|dry_run| dry_run.asked_device(device, &by));
         }
         self.wait(|| self.inner.device_synchronize(device))
     }
@@ -277,10 +277,10 @@ impl Driver for Auditor {
     fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
         if self.is_on() {
             let by = self.caller("event_elapsed_ms");
-            self.tell(|rehearsal| {
+            self.tell(|dry_run| {
                 let words = "asks for the time of";
-                let _ = rehearsal.refused_as_captured(start, &by, words)
-                    || rehearsal.refused_as_captured(end, &by, words);
+                let _ = dry_run.refused_as_captured(start, &by, words)
+                    || dry_run.refused_as_captured(end, &by, words);
             });
         }
         self.inner.event_elapsed_ms(start, end)
@@ -292,13 +292,13 @@ impl Driver for Auditor {
         let by = self.is_on().then(|| self.caller("event_record"));
         self.inner.event_record(event, stream)?;
         if let (Some(by), Some(place)) = (by, self.place(stream)) {
-            self.tell(|rehearsal| rehearsal.recorded(event, place, &by));
+            self.tell(|dry_run| dry_run.recorded(event, place, &by));
         }
         Ok(())
     }
 
     fn event_destroy(&self, event: EventHandle) -> Result<()> {
-        self.tell(|rehearsal| rehearsal.forget_event(event));
+        self.tell(|dry_run| dry_run.forget_event(event));
         self.inner.event_destroy(event)
     }
 
@@ -306,7 +306,7 @@ impl Driver for Auditor {
         let by = self.is_on().then(|| self.caller("stream_wait_event"));
         self.inner.stream_wait_event(stream, event)?;
         if let (Some(by), Some(place)) = (by, self.place(stream)) {
-            self.tell(|rehearsal| rehearsal.waited(place, event, &by));
+            self.tell(|dry_run| dry_run.waited(place, event, &by));
         }
         Ok(())
     }
@@ -315,7 +315,7 @@ impl Driver for Auditor {
         let place = self.place(stream);
         self.inner.stream_destroy(stream)?;
         if let Some(place) = place {
-            self.tell(|rehearsal| rehearsal.destroyed(place));
+            self.tell(|dry_run| dry_run.destroyed(place));
         }
         Ok(())
     }
@@ -444,13 +444,13 @@ impl Driver for Auditor {
         let module = self.inner.module_load(device, image)?;
         if self.is_on() {
             let by = self.caller("module_load");
-            self.tell(|rehearsal| rehearsal.loaded(&by));
+            self.tell(|dry_run| dry_run.loaded(&by));
         }
         Ok(module)
     }
 
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
-        self.tell(|rehearsal| rehearsal.found_kernel(std::thread::current().id(), name));
+        self.tell(|dry_run| dry_run.found_kernel(std::thread::current().id(), name));
         self.inner.function_get(module, name)
     }
 
@@ -475,9 +475,9 @@ impl Driver for Auditor {
     fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
         let Some(place) = self.place(stream) else { return self.inner.stream_capture_info(stream) };
         let by = self.caller("stream_capture_info");
-        let branch = self.session().as_mut().and_then(|Session { rehearsal, .. }| {
-            let is_apart = rehearsal.refused_by_legacy(place, &by) || place.is_legacy;
-            if is_apart { None } else { rehearsal.branch(place).map(<[u32]>::to_vec) }
+        let branch = self.session().as_mut().and_then(|Session { dry_run, .. }| {
+            let is_apart = dry_run.refused_by_legacy(place, &by) || place.is_legacy;
+            if is_apart { None } else { dry_run.branch(place).map(<[u32]>::to_vec) }
         });
         let Some(branch) = branch else { return self.inner.stream_capture_info(stream) };
         Ok(CaptureInfo {
@@ -496,10 +496,10 @@ impl Driver for Auditor {
     ) -> Result<()> {
         if let Some(place) = self.place(stream)
             && let Some(session) = &mut *self.session()
-            && session.rehearsal.captures(place)
+            && session.dry_run.captures(place)
         {
             let nodes: Vec<u32> = dependencies.iter().map(|node| node.raw() as u32).collect();
-            session.rehearsal.set_branch(place, &nodes, update == DependencyUpdate::Add);
+            session.dry_run.set_branch(place, &nodes, update == DependencyUpdate::Add);
             return Ok(());
         }
         self.inner.stream_update_capture_dependencies(stream, dependencies, update)

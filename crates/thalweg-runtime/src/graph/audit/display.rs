@@ -1,4 +1,4 @@
-//! An audit as text: the verdict, a table of obstacles, each obstacle's detail and repair, the counts, the gain.
+//! An audit as text: the verdict, a table of obstacles, each obstacle's detail and repair, the counts, the savings.
 //!
 //! A line is as wide as the format asks for (`{audit:60}`), 100 columns where it does not ask. Where the table does not fit, each
 //! obstacle has lines of its own instead. What several obstacles have in common is said once. Paths are never broken, since they are there to be copied.
@@ -57,12 +57,12 @@ impl fmt::Display for Audit {
 
 impl Audit {
     fn gain_in_words(&self) -> String {
-        match &self.gain {
-            Some(gain) => format!("Predicted: {gain}."),
+        match &self.savings {
+            Some(savings) => format!("Predicted: {savings}."),
             None if self.is_simulated => {
                 "What a graph would save is measured on a card; the simulator only counts.".to_owned()
             }
-            None => "No gain: the region submits nothing.".to_owned(),
+            None => "No savings: the region submits nothing.".to_owned(),
         }
     }
 }

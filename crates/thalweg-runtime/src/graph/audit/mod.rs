@@ -8,7 +8,7 @@
 //! ```text
 //! region ─ runtime ─ Device::driver ─┬─ the driver                      (no audit: one load decides)
 //!                                    └─ Auditor ─┬─ the driver          the call is made
-//!                                                └─ Rehearsal           and what it would mean in a capture is noted
+//!                                                └─ DryRun           and what it would mean in a capture is noted
 //! ```
 //!
 //! Put `audit` where `Graph::capture` stands, with the same options: an audit without obstacles is a region that is captured,
@@ -30,10 +30,10 @@
 mod auditor;
 mod counts;
 mod display;
-mod gain;
+mod dry_run;
 mod hooks;
 mod obstacle;
-mod rehearsal;
+mod savings;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,10 +48,10 @@ use crate::{Device, Error, Result, Stream};
 
 pub(crate) use self::auditor::Auditor;
 pub use self::counts::Counts;
-pub use self::gain::Gain;
 pub(crate) use self::hooks::called;
 pub use self::hooks::{explain, host_random};
 pub use self::obstacle::{Obstacle, ObstacleKind};
+pub use self::savings::Savings;
 
 /// What [`audit()`] found out about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as wide as
 /// the format asks for (`{audit:60}`).
@@ -62,7 +62,7 @@ pub struct Audit {
     mode: CaptureMode,
     obstacles: Vec<Obstacle>,
     counts: Counts,
-    gain: Option<Gain>,
+    savings: Option<Savings>,
 }
 
 impl Audit {
@@ -87,11 +87,11 @@ impl Audit {
     }
 
     /// What a graph would save; `None` on the simulator, whose times are not a card's, and for a region that submits nothing.
-    pub fn gain(&self) -> Option<&Gain> {
-        self.gain.as_ref()
+    pub fn savings(&self) -> Option<&Savings> {
+        self.savings.as_ref()
     }
 
-    /// The mode of the capture that was rehearsed.
+    /// The mode of the capture that the dry run models.
     pub fn mode(&self) -> CaptureMode {
         self.mode
     }
@@ -128,19 +128,19 @@ pub fn audit<T>(
     let over = Instant::now();
     let drained = device.synchronize().map(|()| over.elapsed());
     drop(result.map_err(|error| error.context("audit: the region failed where nothing was captured"))?);
-    let Session { rehearsal, pace } = session;
-    let (obstacles, mut counts) = rehearsal.finish();
+    let Session { dry_run, times } = session;
+    let (obstacles, mut counts) = dry_run.finish();
     let after = device.allocator().statistics();
     counts.allocations = after.allocation.all.allocated - before.allocation.all.allocated;
     counts.allocated_bytes = after.requested_bytes.all.allocated - before.requested_bytes.all.allocated;
     let is_simulated = device.is_simulated();
-    let gain = match drained? {
+    let savings = match drained? {
         drained if !is_simulated && counts.commands() > 0 => {
-            Some(Gain::predict(device, &counts, &pace, drained)?)
+            Some(Savings::predict(device, &counts, &times, drained)?)
         }
         _ => None,
     };
-    Ok(Audit { device: device.to_string(), is_simulated, mode, obstacles, counts, gain })
+    Ok(Audit { device: device.to_string(), is_simulated, mode, obstacles, counts, savings })
 }
 
 fn check(device: &Device, stream: &Stream) -> Result<()> {

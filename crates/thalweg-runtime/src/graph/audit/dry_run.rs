@@ -1,8 +1,8 @@
-//! [`Rehearsal`]: what a capture of the region would be, kept beside the region while it runs eagerly.
+//! [`DryRun`]: what a capture of the region would be, kept beside the region while it runs eagerly.
 //!
 //! It is a model of CUDA's capture rules over what the region tells the driver: which streams take part (the region's own,
 //! and those that waited for an event of a stream that does), which node each of them has reached, and which calls are
-//! forbidden to which thread. Where a capture would be broken, the rehearsal notes the obstacle and goes on as if the call had
+//! forbidden to which thread. Where a capture would be broken, the dry run notes the obstacle and goes on as if the call had
 //! not been made, so that one run finds them all.
 //!
 //! # Invariants
@@ -69,7 +69,7 @@ struct Load {
 }
 
 /// See the [module](self).
-pub(super) struct Rehearsal {
+pub(super) struct DryRun {
     mode: CaptureMode,
     /// The region's thread.
     thread: ThreadId,
@@ -85,7 +85,7 @@ pub(super) struct Rehearsal {
     pub(super) counts: Counts,
 }
 
-impl Rehearsal {
+impl DryRun {
     /// A capture that begins on this stream, in this mode, by this thread.
     pub(super) fn new(origin: Place, mode: CaptureMode, thread: ThreadId) -> Self {
         let origin =

@@ -1,4 +1,4 @@
-//! [`Gain`]: what capturing a region would save on a card, predicted from the pace at which it was submitted.
+//! [`Savings`]: what capturing a region would save on a card, predicted from how fast it was submitted.
 //!
 //! ```text
 //! saved = commands × (host time a command) − one replay − staging copies × (host time a command)
@@ -24,7 +24,7 @@ const MOST_NODES: u64 = 1000;
 const REPLAYS: usize = 21;
 
 /// How fast a region was submitted.
-pub(super) struct Pace {
+pub(super) struct SubmissionTimes {
     /// When the region's thread submitted last, or began.
     last: Instant,
     /// From one submission to the next.
@@ -33,7 +33,7 @@ pub(super) struct Pace {
     waiting: Duration,
 }
 
-impl Pace {
+impl SubmissionTimes {
     pub(super) fn start() -> Self {
         Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
     }
@@ -59,7 +59,7 @@ impl Pace {
 
 /// What capturing a region would save a run, predicted on a card.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gain {
+pub struct Savings {
     /// Host time of all the region's commands, one by one.
     pub eager: Duration,
     /// Host time of one replay.
@@ -70,7 +70,7 @@ pub struct Gain {
     pub waiting: Duration,
 }
 
-impl Gain {
+impl Savings {
     /// The host time that a run would save; zero where it would cost more than it saves.
     pub fn host_time_saved(&self) -> Duration {
         self.eager.saturating_sub(self.replay + self.staging)
@@ -83,9 +83,14 @@ impl Gain {
     }
 
     /// Predicts, and measures a replay for it. `drained` is how long the device worked on when the region was over.
-    pub(super) fn predict(device: &Device, counts: &Counts, pace: &Pace, drained: Duration) -> Result<Self> {
+    pub(super) fn predict(
+        device: &Device,
+        counts: &Counts,
+        times: &SubmissionTimes,
+        drained: Duration,
+    ) -> Result<Self> {
         let replay = measure_replay(device, counts.commands().clamp(1, MOST_NODES))?;
-        Ok(Self::from_parts(counts, pace.per_command(), replay, pace.waiting + drained))
+        Ok(Self::from_parts(counts, times.per_command(), replay, times.waiting + drained))
     }
 
     fn from_parts(counts: &Counts, per_command: Duration, replay: Duration, waiting: Duration) -> Self {
@@ -121,20 +126,20 @@ fn measure_replay(device: &Device, nodes: u64) -> Result<Duration> {
     Ok(times[REPLAYS / 2])
 }
 
-impl fmt::Display for Gain {
+impl fmt::Display for Savings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
         let saved = microseconds(self.host_time_saved());
         if saved == 0.0 {
             f.write_str(
-                "no gain: a replay and its staging copies cost the host as much as the commands one by one",
+                "no savings: a replay and its staging copies cost the host as much as the commands one by one",
             )?;
         } else if self.is_faster() {
             write!(f, "about {saved:.0} µs of host time a run saved")?;
         } else {
             write!(
                 f,
-                "no gain in time: the device is what the region waits for; about {saved:.0} µs of host time would be free"
+                "no savings in time: the device is what the region waits for; about {saved:.0} µs of host time would be free"
             )?;
         }
         write!(
@@ -159,40 +164,40 @@ mod tests {
     #[test]
     fn what_is_saved_is_launches_less_replay_and_staging() {
         let counts = Counts { kernels: 98, copies: 2, staging_copies: 2, ..Counts::default() };
-        let gain = Gain::from_parts(&counts, microseconds(7), microseconds(6), microseconds(100));
-        assert_eq!((gain.eager, gain.staging), (microseconds(700), microseconds(14)));
-        assert_eq!(gain.host_time_saved(), microseconds(680));
-        assert!(gain.is_faster());
-        assert!(gain.to_string().starts_with("about 680 µs of host time a run saved (one by one 700 µs"));
+        let savings = Savings::from_parts(&counts, microseconds(7), microseconds(6), microseconds(100));
+        assert_eq!((savings.eager, savings.staging), (microseconds(700), microseconds(14)));
+        assert_eq!(savings.host_time_saved(), microseconds(680));
+        assert!(savings.is_faster());
+        assert!(savings.to_string().starts_with("about 680 µs of host time a run saved (one by one 700 µs"));
     }
 
     #[test]
     fn where_nothing_is_gained_it_says_so() {
         let one = Counts { kernels: 1, ..Counts::default() };
-        let gain = Gain::from_parts(&one, microseconds(5), microseconds(6), microseconds(0));
-        assert!(!gain.is_faster());
-        assert!(gain.to_string().starts_with("no gain: a replay"));
+        let savings = Savings::from_parts(&one, microseconds(5), microseconds(6), microseconds(0));
+        assert!(!savings.is_faster());
+        assert!(savings.to_string().starts_with("no savings: a replay"));
         let many = Counts { kernels: 10, ..Counts::default() };
-        let behind = Gain::from_parts(&many, microseconds(5), microseconds(6), microseconds(900));
+        let behind = Savings::from_parts(&many, microseconds(5), microseconds(6), microseconds(900));
         assert_eq!(behind.host_time_saved(), microseconds(44));
         assert!(!behind.is_faster());
-        assert!(behind.to_string().starts_with("no gain in time: the device"));
+        assert!(behind.to_string().starts_with("no savings in time: the device"));
     }
 
     #[test]
     fn long_pauses_do_not_count() {
-        let mut pace = Pace::start();
+        let mut times = SubmissionTimes::start();
         for pause in [1, 1, 500_000, 1, 2] {
-            pace.intervals.push(microseconds(pause));
+            times.intervals.push(microseconds(pause));
         }
-        assert_eq!(pace.per_command(), microseconds(1));
-        assert_eq!(Pace::start().per_command(), Duration::ZERO);
+        assert_eq!(times.per_command(), microseconds(1));
+        assert_eq!(SubmissionTimes::start().per_command(), Duration::ZERO);
     }
 
     #[test]
     fn larger_graphs_than_the_measured_one_cost_in_proportion() {
         let counts = Counts { kernels: 2500, ..Counts::default() };
-        let gain = Gain::from_parts(&counts, microseconds(5), microseconds(10), microseconds(0));
-        assert_eq!(gain.replay, microseconds(30));
+        let savings = Savings::from_parts(&counts, microseconds(5), microseconds(10), microseconds(0));
+        assert_eq!(savings.replay, microseconds(30));
     }
 }

@@ -1,4 +1,4 @@
-// A turnstile in front of PyTorch's mutex: of the threads that hammer on it, one at a time goes round, for many rounds.
+// A contention limiter in front of PyTorch's mutex: of the threads that hammer on it, one at a time goes round, for many rounds.
 //
 // Why. PyTorch's wrapper of the hooks keeps a table of all blocks behind a std::mutex. It takes the mutex when the hook for an
 // allocation has returned, and again before it calls the hook for a free. A thread by itself is through with both in 100 ns.
@@ -38,7 +38,7 @@
 
 namespace thalweg {
 
-class Turnstile {
+class ContentionLimiter {
  public:
   // In front of the mutex, for an allocation.
   void pass() {
@@ -129,7 +129,7 @@ class Turnstile {
     }
   }
 
-  // When this thread last freed without the lease, if that was its last call. There is one turnstile in a process.
+  // When this thread last freed without the lease, if that was its last call. There is one limiter in a process.
   static inline thread_local uint64_t freed_ = 0;
 
   // What everybody who waits reads, and only changes with the lease.
