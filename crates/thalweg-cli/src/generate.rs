@@ -32,7 +32,7 @@ pub struct Man {
 
 pub fn completions(arguments: &Completions) -> ExitCode {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut crate::Arguments::command(), "thalweg", &mut script);
+    clap_complete::generate(arguments.shell, &mut crate::CommandLine::command(), "thalweg", &mut script);
     Output::standard().text(&String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }
@@ -40,7 +40,7 @@ pub fn completions(arguments: &Completions) -> ExitCode {
 pub fn man(arguments: &Man) -> Result<ExitCode, Failure> {
     let folder = &arguments.folder;
     std::fs::create_dir_all(folder)
-        .and_then(|()| clap_mangen::generate_to(crate::Arguments::command(), folder))
+        .and_then(|()| clap_mangen::generate_to(crate::CommandLine::command(), folder))
         .map_err(|error| Failure(format!("{}: {error}", folder.display())))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! The command line of Thalweg.
 //!
 //! [`Command`] is the one list of commands: parsing, help, suggestions, completions and manual pages are derived from it. A
-//! command is a module with its `Arguments` and a function `run`.
+//! command is a module with its `CommandLine` and a function `run`.
 //!
 //! # Invariants
 //! - Exit statuses: 0 is success, 1 is that the command ran and what it looked at is not in order, 2 is that it was called
@@ -30,7 +30,7 @@ use output::{Output, complain};
 /// GPU memory, races and graphs of PyTorch programs: what happened, and what to do.
 #[derive(Parser)]
 #[command(name = "thalweg", version, arg_required_else_help = true, after_help = EXAMPLES)]
-struct Arguments {
+struct CommandLine {
     /// When words are coloured: always, never, or as the terminal, NO_COLOR and CLICOLOR_FORCE say
     #[arg(
         long,
@@ -54,10 +54,10 @@ Examples:
 
 #[derive(Subcommand)]
 enum Command {
-    Audit(audit::Arguments),
-    Doctor(doctor::Arguments),
-    Memory(memory::Arguments),
-    Sim(sim::Arguments),
+    Audit(audit::AuditArgs),
+    Doctor(doctor::DoctorArgs),
+    Memory(memory::MemoryArgs),
+    Sim(sim::SimArgs),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -70,8 +70,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> ExitCode {
-    let command = Arguments::command().term_width(output::width());
-    let parsed = command.try_get_matches().and_then(|found| Arguments::from_arg_matches(&found));
+    let command = CommandLine::command().term_width(output::width());
+    let parsed = command.try_get_matches().and_then(|found| CommandLine::from_arg_matches(&found));
     let arguments = match parsed {
         Ok(arguments) => arguments,
         Err(error) => return answer(error),

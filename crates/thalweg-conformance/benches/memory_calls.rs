@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use thalweg_conformance::{Arguments, Kernel, KernelSet};
+use thalweg_conformance::{Kernel, KernelArguments, KernelSet};
 use thalweg_driver::{
     CaptureMode, DevicePointer, Driver, EventFlags, HandleType, HostFlags, HostMethod, MemoryAccess,
     PhysicalFlags, PhysicalHandle, Result, StreamHandle, cuda::CudaDriver,
@@ -107,7 +107,7 @@ impl Bench {
 
     /// Gives the device something to do for a while.
     fn keep_busy(&self) -> Result<()> {
-        let arguments = Arguments::new(self.work, 1024, 1).with_delay_us(BUSY_US);
+        let arguments = KernelArguments::new(self.work, 1024, 1).with_delay_us(BUSY_US);
         self.kernels.launch(&*self.driver, self.stream, Kernel::Constant, arguments)
     }
 

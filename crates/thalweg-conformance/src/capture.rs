@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, holds, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "capture":
@@ -52,7 +52,7 @@ fn shape(graph: &GraphDescription) -> Vec<(usize, usize)> {
     degrees
 }
 
-fn nothing_runs_during_capture(fixture: &Fixture) -> Outcome {
+fn nothing_runs_during_capture(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
@@ -65,7 +65,7 @@ fn nothing_runs_during_capture(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..19).collect(), "memory after three launches of the graph")
 }
 
-fn a_stream_becomes_a_chain(fixture: &Fixture) -> Outcome {
+fn a_stream_becomes_a_chain(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
@@ -87,7 +87,7 @@ fn a_stream_becomes_a_chain(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> Outcome {
+fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
@@ -96,9 +96,9 @@ fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> Outcome {
         fixture.set(&one, &left, 10)?;
         driver.event_record(fork.handle, one.handle)?;
         driver.stream_wait_event(two.handle, fork.handle)?;
-        let copied = Arguments::new(right.pointer, 8, 1).with_source(left.pointer).with_delay_us(200);
+        let copied = KernelArguments::new(right.pointer, 8, 1).with_source(left.pointer).with_delay_us(200);
         fixture.launch(&two, Kernel::Copy, copied)?;
-        fixture.launch(&one, Kernel::Iota, Arguments::new(left.pointer, 0, 5))?;
+        fixture.launch(&one, Kernel::Iota, KernelArguments::new(left.pointer, 0, 5))?;
         driver.event_record(join.handle, two.handle)?;
         driver.stream_wait_event(one.handle, join.handle)?;
         fixture.add(&one, &right, 1)?;
@@ -116,7 +116,7 @@ fn a_fork_and_a_join_become_a_diamond(fixture: &Fixture) -> Outcome {
     equal(driver.stream_capture_info(two.handle)?, CaptureInfo::none(), "the forked stream after the capture")
 }
 
-fn a_fork_reaches_further_streams(fixture: &Fixture) -> Outcome {
+fn a_fork_reaches_further_streams(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let streams: Vec<_> = (0..4).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     let events: Vec<_> = (0..4).map(|_| fixture.event()).collect::<Result<_, _>>()?;
@@ -136,7 +136,7 @@ fn a_fork_reaches_further_streams(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (10..14).collect(), "two launches of five additions in a row")
 }
 
-fn every_command_becomes_a_node(fixture: &Fixture) -> Outcome {
+fn every_command_becomes_a_node(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let label = Label::here("a captured command");
     let (one, two, pinned) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?, fixture.pinned(32)?);
@@ -163,14 +163,14 @@ fn every_command_becomes_a_node(fixture: &Fixture) -> Outcome {
     equal(pinned.bytes(8)?, vec![7, 0, 0, 0, 7, 0, 0, 0], "what arrived in pinned memory")
 }
 
-fn nodes_tell_of_their_work(fixture: &Fixture) -> Outcome {
+fn nodes_tell_of_their_work(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let label = Label::here("a captured command");
     let (one, two) = (fixture.iota(300, 0)?, fixture.iota(300, 0)?);
     let fill = Fill { target: one.pointer, pattern: FillPattern::U16(6), count: 100, label };
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         driver.fill_async(stream.handle, &fill)?;
-        fixture.kernels.with_launch(Kernel::Add, Arguments::new(one.pointer, 300, 1), |launch| {
+        fixture.kernels.with_launch(Kernel::Add, KernelArguments::new(one.pointer, 300, 1), |launch| {
             driver.launch(stream.handle, &thalweg_driver::Launch { shared_memory_bytes: 512, ..*launch })
         })?;
         Ok(fixture.copy(&stream, two.end(), one.end(), 1200)?)
@@ -189,7 +189,7 @@ fn nodes_tell_of_their_work(fixture: &Fixture) -> Outcome {
     equal((grid, block, shared_memory_bytes), ([3, 1, 1], [128, 1, 1], 512), "the shape of the launch")
 }
 
-fn a_graph_is_written_to_a_file(fixture: &Fixture) -> Outcome {
+fn a_graph_is_written_to_a_file(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(8, 0)?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.add(&stream, &buffer, 1)?))?;
@@ -208,7 +208,7 @@ fn a_graph_is_written_to_a_file(fixture: &Fixture) -> Outcome {
     holds(text.contains("digraph") && text.contains(Kernel::Add.name()), "the file draws the graph")
 }
 
-fn nodes_keep_their_labels(fixture: &Fixture) -> Outcome {
+fn nodes_keep_their_labels(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(8, 0)?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.add(&stream, &buffer, 1)?))?;
@@ -221,7 +221,7 @@ fn nodes_keep_their_labels(fixture: &Fixture) -> Outcome {
     equal(labels, vec![Some(Kernel::Add.name())], "the operators that the nodes name")
 }
 
-fn information_follows_the_capture(fixture: &Fixture) -> Outcome {
+fn information_follows_the_capture(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(8, 0)?;
     let info = || driver.stream_capture_info(stream.handle);
@@ -251,7 +251,7 @@ fn information_follows_the_capture(fixture: &Fixture) -> Outcome {
     holds(ids[0] != ids[1], "two captures have two numbers")
 }
 
-fn a_forked_stream_tells_of_its_capture(fixture: &Fixture) -> Outcome {
+fn a_forked_stream_tells_of_its_capture(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
@@ -276,7 +276,7 @@ fn a_forked_stream_tells_of_its_capture(fixture: &Fixture) -> Outcome {
     equal(driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes: events are none")
 }
 
-fn dependencies_are_replaced_and_added(fixture: &Fixture) -> Outcome {
+fn dependencies_are_replaced_and_added(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
@@ -295,7 +295,11 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> Outcome {
             2,
             "the dependencies after one was added",
         )?;
-        fixture.launch(&stream, Kernel::Copy, Arguments::new(one.pointer, 8, 0).with_source(two.pointer))?;
+        fixture.launch(
+            &stream,
+            Kernel::Copy,
+            KernelArguments::new(one.pointer, 8, 0).with_source(two.pointer),
+        )?;
         Ok(())
     })?;
     let description = driver.graph_describe(graph.handle)?;
@@ -309,7 +313,7 @@ fn dependencies_are_replaced_and_added(fixture: &Fixture) -> Outcome {
 }
 
 /// A diamond, walked back from its end while it is captured, and once it is a graph.
-fn nodes_know_their_predecessors(fixture: &Fixture) -> Outcome {
+fn nodes_know_their_predecessors(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
@@ -361,7 +365,7 @@ fn nodes_know_their_predecessors(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn many_predecessors_are_all_there(fixture: &Fixture) -> Outcome {
+fn many_predecessors_are_all_there(fixture: &Fixture) -> CaseResult {
     const BRANCHES: usize = 33;
     let driver = fixture.driver();
     let (one, event, buffer) = (fixture.stream()?, fixture.event()?, fixture.iota(8, 0)?);
@@ -369,7 +373,7 @@ fn many_predecessors_are_all_there(fixture: &Fixture) -> Outcome {
         let mut ends = Vec::new();
         for _ in 0..BRANCHES {
             driver.stream_update_capture_dependencies(one.handle, &[], DependencyUpdate::Set)?;
-            fixture.launch(&one, Kernel::Iota, Arguments::new(buffer.pointer, 0, 5))?;
+            fixture.launch(&one, Kernel::Iota, KernelArguments::new(buffer.pointer, 0, 5))?;
             ends.extend(driver.stream_capture_info(one.handle)?.dependencies);
         }
         driver.stream_update_capture_dependencies(one.handle, &ends, DependencyUpdate::Set)?;
@@ -387,7 +391,7 @@ fn many_predecessors_are_all_there(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (1..9).collect(), "memory after a launch")
 }
 
-fn nothing_is_a_graph_too(fixture: &Fixture) -> Outcome {
+fn nothing_is_a_graph_too(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let graph = fixture.capture(&stream, CaptureMode::Global, || Ok(()))?;
     equal(
@@ -399,7 +403,7 @@ fn nothing_is_a_graph_too(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn host_functions_run_at_each_launch(fixture: &Fixture) -> Outcome {
+fn host_functions_run_at_each_launch(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let count = Arc::new(AtomicU32::new(0));
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
@@ -415,7 +419,7 @@ fn host_functions_run_at_each_launch(fixture: &Fixture) -> Outcome {
     equal(count.load(Ordering::SeqCst), 5, "how often it ran in five launches")
 }
 
-fn events_are_ordinary_again_after_a_new_record(fixture: &Fixture) -> Outcome {
+fn events_are_ordinary_again_after_a_new_record(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (stream, other, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let _graph = fixture
@@ -425,7 +429,7 @@ fn events_are_ordinary_again_after_a_new_record(fixture: &Fixture) -> Outcome {
     equal(driver.event_query(event.handle)?, true, "the event after a record outside")
 }
 
-fn other_streams_go_on(fixture: &Fixture) -> Outcome {
+fn other_streams_go_on(fixture: &Fixture) -> CaseResult {
     let (capturing, free) = (fixture.stream()?, fixture.stream()?);
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = fixture.capture(&capturing, CaptureMode::Relaxed, || {
@@ -437,7 +441,7 @@ fn other_streams_go_on(fixture: &Fixture) -> Outcome {
 }
 
 /// Only blocking streams tie the default stream to their captures, and the trait makes none.
-fn the_default_stream_goes_on(fixture: &Fixture) -> Outcome {
+fn the_default_stream_goes_on(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     let stream = fixture.stream()?;
@@ -449,7 +453,7 @@ fn the_default_stream_goes_on(fixture: &Fixture) -> Outcome {
             CaptureStatus::None,
             "the status of the default stream",
         )?;
-        fixture.kernels.launch(driver, default, Kernel::Add, Arguments::new(two.pointer, 8, 1))?;
+        fixture.kernels.launch(driver, default, Kernel::Add, KernelArguments::new(two.pointer, 8, 1))?;
         Ok(())
     })?;
     driver.stream_synchronize(default)?;
@@ -457,7 +461,7 @@ fn the_default_stream_goes_on(fixture: &Fixture) -> Outcome {
     equal(driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes of the captured stream")
 }
 
-fn relaxed_captures_allow_allocation(fixture: &Fixture) -> Outcome {
+fn relaxed_captures_allow_allocation(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
         let buffer = fixture.buffer(1024)?;
@@ -468,7 +472,7 @@ fn relaxed_captures_allow_allocation(fixture: &Fixture) -> Outcome {
     equal(fixture.driver.graph_describe(graph.handle)?.nodes.len(), 1, "the nodes of the capture")
 }
 
-fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> Outcome {
+fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
     // One that the device has copied from, too: giving it back may have to wait for the device.
@@ -488,7 +492,7 @@ fn relaxed_captures_allow_freeing_pinned_memory(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, vec![1, 2, 3, 4], "memory after a launch of the graph")
 }
 
-fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> Outcome {
+fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let first = driver.thread_exchange_capture_mode(CaptureMode::Relaxed)?;
     let second = driver.thread_exchange_capture_mode(CaptureMode::ThreadLocal)?;
@@ -500,7 +504,7 @@ fn the_mode_of_a_thread_is_exchanged(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn require_pools(fixture: &Fixture) -> Outcome {
+fn require_pools(fixture: &Fixture) -> CaseResult {
     if fixture.driver.device_properties(fixture.device)?.memory_pools {
         return Ok(());
     }
@@ -508,7 +512,7 @@ fn require_pools(fixture: &Fixture) -> Outcome {
 }
 
 /// Two allocations with lives that do not overlap, and what was in them.
-fn pool_memory_becomes_nodes(fixture: &Fixture) -> Outcome {
+fn pool_memory_becomes_nodes(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(64, 0)?;
@@ -516,9 +520,9 @@ fn pool_memory_becomes_nodes(fixture: &Fixture) -> Outcome {
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         for value in [5, 7] {
             let pointer = driver.memory_allocate_async(pool, 256, stream.handle)?;
-            fixture.launch(&stream, Kernel::Constant, Arguments::new(pointer, 64, value))?;
-            fixture.launch(&stream, Kernel::Add, Arguments::new(pointer, 64, 1))?;
-            let copy = Arguments::new(buffer.pointer, 64, 0).with_source(pointer);
+            fixture.launch(&stream, Kernel::Constant, KernelArguments::new(pointer, 64, value))?;
+            fixture.launch(&stream, Kernel::Add, KernelArguments::new(pointer, 64, 1))?;
+            let copy = KernelArguments::new(buffer.pointer, 64, 0).with_source(pointer);
             fixture.launch(&stream, Kernel::Copy, copy)?;
             driver.memory_free_async(pointer, stream.handle)?;
             refused_argument(
@@ -544,14 +548,14 @@ fn pool_memory_becomes_nodes(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> Outcome {
+fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let pool = driver.pool_create(fixture.device)?;
     let mut left = None;
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
         let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
-        fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, 4))?;
+        fixture.launch(&stream, Kernel::Iota, KernelArguments::new(pointer, 1024, 4))?;
         left = Some(pointer);
         Ok(())
     })?;
@@ -570,7 +574,7 @@ fn pool_memory_that_a_graph_leaves_is_freed_outside(fixture: &Fixture) -> Outcom
     Ok(driver.pool_destroy(pool)?)
 }
 
-fn pool_memory_of_before_is_not_freed_in_a_capture(fixture: &Fixture) -> Outcome {
+fn pool_memory_of_before_is_not_freed_in_a_capture(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let pool = driver.pool_create(fixture.device)?;

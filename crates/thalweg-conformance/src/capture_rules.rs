@@ -10,7 +10,7 @@
 use thalweg_driver::{CaptureMode, CaptureStatus, Code, DependencyUpdate, Label, Result};
 
 use super::fixture::{Event, Fixture, Stream, equal, fail, refused, skip};
-use super::{Outcome, group};
+use super::{CaseResult, group};
 
 group! {
     "capture_rules":
@@ -41,7 +41,7 @@ const INVALIDATED: &[Code] = &[Code::StreamCaptureInvalidated];
 
 /// Ends a capture of which it is open whether it was broken, and checks that the stream works again.
 #[track_caller]
-fn end_either_way(fixture: &Fixture, stream: &Stream<'_>, codes: &[Code]) -> Outcome {
+fn end_either_way(fixture: &Fixture, stream: &Stream<'_>, codes: &[Code]) -> CaseResult {
     match fixture.driver.stream_end_capture(stream.handle) {
         Ok(graph) => fixture.driver.graph_destroy(graph)?,
         Err(error) if codes.contains(&error.code()) => {}
@@ -54,13 +54,13 @@ fn end_either_way(fixture: &Fixture, stream: &Stream<'_>, codes: &[Code]) -> Out
 
 /// Ends a capture that an error broke, and checks that the stream works again.
 #[track_caller]
-fn end_broken(fixture: &Fixture, stream: &Stream<'_>) -> Outcome {
+fn end_broken(fixture: &Fixture, stream: &Stream<'_>) -> CaseResult {
     refused(fixture.driver.stream_end_capture(stream.handle), INVALIDATED, "the end of a broken capture")?;
     usable(fixture, stream)
 }
 
 #[track_caller]
-fn usable(fixture: &Fixture, stream: &Stream<'_>) -> Outcome {
+fn usable(fixture: &Fixture, stream: &Stream<'_>) -> CaseResult {
     let info = fixture.driver.stream_capture_info(stream.handle)?;
     equal(info.status, CaptureStatus::None, "the status of a stream after its capture was ended")?;
     let buffer = fixture.iota(4, 0)?;
@@ -90,13 +90,13 @@ fn forked<'f>(fixture: &'f Fixture, origin: &Stream<'_>) -> Result<(Stream<'f>, 
 }
 
 /// Runs a function on a thread of its own.
-fn elsewhere<T: Send>(run: impl FnOnce() -> T + Send) -> Outcome<T> {
+fn elsewhere<T: Send>(run: impl FnOnce() -> T + Send) -> CaseResult<T> {
     std::thread::scope(|scope| {
         scope.spawn(run).join().map_err(|_| super::Stop::Failed("a call panicked on its thread".into()))
     })
 }
 
-fn the_default_stream_does_not_capture(fixture: &Fixture) -> Outcome {
+fn the_default_stream_does_not_capture(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     // The documentation forbids it without naming the code.
@@ -108,7 +108,7 @@ fn the_default_stream_does_not_capture(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_stream_captures_once_at_a_time(fixture: &Fixture) -> Outcome {
+fn a_stream_captures_once_at_a_time(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let again = fixture.driver.stream_begin_capture(stream.handle, CaptureMode::Global);
@@ -117,14 +117,14 @@ fn a_stream_captures_once_at_a_time(fixture: &Fixture) -> Outcome {
     end_either_way(fixture, &stream, INVALIDATED)
 }
 
-fn an_end_needs_a_beginning(fixture: &Fixture) -> Outcome {
+fn an_end_needs_a_beginning(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let codes = &[Code::IllegalState, Code::StreamCaptureUnmatched, Code::InvalidValue];
     refused(fixture.driver.stream_end_capture(stream.handle), codes, "the end of no capture")?;
     usable(fixture, &stream)
 }
 
-fn an_end_belongs_to_the_origin(fixture: &Fixture) -> Outcome {
+fn an_end_belongs_to_the_origin(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let origin = capturing(fixture, &buffer, CaptureMode::Global)?;
     let (fork, _event) = forked(fixture, &origin)?;
@@ -138,7 +138,7 @@ fn an_end_belongs_to_the_origin(fixture: &Fixture) -> Outcome {
     usable(fixture, &fork)
 }
 
-fn a_fork_must_be_joined(fixture: &Fixture) -> Outcome {
+fn a_fork_must_be_joined(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let origin = capturing(fixture, &buffer, CaptureMode::Global)?;
     let (fork, _event) = forked(fixture, &origin)?;
@@ -150,7 +150,7 @@ fn a_fork_must_be_joined(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (0..4).collect(), "memory: nothing of the capture ran")
 }
 
-fn a_capturing_stream_is_not_waited_for(fixture: &Fixture) -> Outcome {
+fn a_capturing_stream_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let driver = fixture.driver();
     for mode in [CaptureMode::Global, CaptureMode::Relaxed] {
@@ -168,7 +168,7 @@ fn a_capturing_stream_is_not_waited_for(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn ordinary_memory_is_not_copied(fixture: &Fixture) -> Outcome {
+fn ordinary_memory_is_not_copied(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let label = Label::here("copy of ordinary memory");
@@ -183,7 +183,7 @@ fn ordinary_memory_is_not_copied(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (0..4).collect(), "memory after copies that were refused")
 }
 
-fn the_device_is_not_waited_for(fixture: &Fixture) -> Outcome {
+fn the_device_is_not_waited_for(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let result = fixture.driver.device_synchronize(fixture.device);
@@ -208,7 +208,7 @@ const UNSAFE_CALLS: [Unsafe; 4] = [
     ("host_free", |fixture, _, pinned| fixture.driver.host_free(pinned)),
 ];
 
-fn allocation_breaks_a_global_capture(fixture: &Fixture) -> Outcome {
+fn allocation_breaks_a_global_capture(fixture: &Fixture) -> CaseResult {
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal] {
         for (name, call) in UNSAFE_CALLS {
             let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
@@ -222,7 +222,7 @@ fn allocation_breaks_a_global_capture(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_global_capture_binds_other_threads(fixture: &Fixture) -> Outcome {
+fn a_global_capture_binds_other_threads(fixture: &Fixture) -> CaseResult {
     for (name, call) in UNSAFE_CALLS {
         let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
         let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
@@ -233,7 +233,7 @@ fn a_global_capture_binds_other_threads(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_thread_local_capture_leaves_other_threads_alone(fixture: &Fixture) -> Outcome {
+fn a_thread_local_capture_leaves_other_threads_alone(fixture: &Fixture) -> CaseResult {
     // These two free what they allocate; the others would free what the guards here still hold.
     for (name, call) in UNSAFE_CALLS.into_iter().filter(|(name, _)| name.ends_with("allocate")) {
         let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(64)?);
@@ -248,7 +248,7 @@ fn a_thread_local_capture_leaves_other_threads_alone(fixture: &Fixture) -> Outco
     Ok(())
 }
 
-fn a_relaxed_thread_is_not_bound(fixture: &Fixture) -> Outcome {
+fn a_relaxed_thread_is_not_bound(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
     let result = elsewhere(|| {
@@ -263,7 +263,7 @@ fn a_relaxed_thread_is_not_bound(fixture: &Fixture) -> Outcome {
     usable(fixture, &stream)
 }
 
-fn captures_do_not_merge(fixture: &Fixture) -> Outcome {
+fn captures_do_not_merge(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (buffer, event) = (fixture.iota(4, 0)?, fixture.event()?);
     let one = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
@@ -275,7 +275,7 @@ fn captures_do_not_merge(fixture: &Fixture) -> Outcome {
     end_either_way(fixture, &two, INVALIDATED)
 }
 
-fn a_capture_does_not_depend_on_the_outside(fixture: &Fixture) -> Outcome {
+fn a_capture_does_not_depend_on_the_outside(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (buffer, outside, event) = (fixture.iota(4, 0)?, fixture.stream()?, fixture.event()?);
     driver.event_record(event.handle, outside.handle)?;
@@ -285,7 +285,7 @@ fn a_capture_does_not_depend_on_the_outside(fixture: &Fixture) -> Outcome {
     end_either_way(fixture, &stream, INVALIDATED)
 }
 
-fn a_captured_event_is_not_asked(fixture: &Fixture) -> Outcome {
+fn a_captured_event_is_not_asked(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (buffer, event) = (fixture.iota(4, 0)?, fixture.event()?);
     let captured = &[Code::CapturedEvent];
@@ -302,7 +302,7 @@ fn a_captured_event_is_not_asked(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_capture_ends_on_its_thread(fixture: &Fixture) -> Outcome {
+fn a_capture_ends_on_its_thread(fixture: &Fixture) -> CaseResult {
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal] {
         let buffer = fixture.iota(4, 0)?;
         let stream = capturing(fixture, &buffer, mode)?;
@@ -315,7 +315,7 @@ fn a_capture_ends_on_its_thread(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_relaxed_capture_ends_anywhere(fixture: &Fixture) -> Outcome {
+fn a_relaxed_capture_ends_anywhere(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Relaxed)?;
     let graph = elsewhere(|| fixture.driver.stream_end_capture(stream.handle))??;
@@ -325,7 +325,7 @@ fn a_relaxed_capture_ends_anywhere(fixture: &Fixture) -> Outcome {
     usable(fixture, &stream)
 }
 
-fn a_broken_capture_stays_broken_until_it_ends(fixture: &Fixture) -> Outcome {
+fn a_broken_capture_stays_broken_until_it_ends(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
@@ -347,7 +347,7 @@ fn a_broken_capture_stays_broken_until_it_ends(fixture: &Fixture) -> Outcome {
     equal(nodes?, 1, "the nodes of a capture after a broken one")
 }
 
-fn a_graph_under_construction_is_not_destroyed(fixture: &Fixture) -> Outcome {
+fn a_graph_under_construction_is_not_destroyed(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffer = fixture.iota(4, 0)?;
     let stream = capturing(fixture, &buffer, CaptureMode::Global)?;
@@ -363,7 +363,7 @@ fn a_graph_under_construction_is_not_destroyed(fixture: &Fixture) -> Outcome {
     equal(nodes?, 1, "the nodes of the graph that was not destroyed")
 }
 
-fn dependencies_need_a_capture(fixture: &Fixture) -> Outcome {
+fn dependencies_need_a_capture(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let update = DependencyUpdate::Set;
     let result = fixture.driver.stream_update_capture_dependencies(stream.handle, &[], update);

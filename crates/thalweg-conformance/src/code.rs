@@ -3,7 +3,7 @@
 use thalweg_driver::{Access, Code, Image, ImageKind, Label, Launch};
 
 use super::fixture::{Fixture, equal, holds, refused};
-use super::{Arguments, Kernel, Outcome, PTX, group, host_module};
+use super::{CaseResult, Kernel, KernelArguments, PTX, group, host_module};
 
 group! {
     "code":
@@ -19,7 +19,7 @@ group! {
     arguments_are_taken_at_the_call,
 }
 
-fn a_missing_kernel_is_not_found(fixture: &Fixture) -> Outcome {
+fn a_missing_kernel_is_not_found(fixture: &Fixture) -> CaseResult {
     for name in ["", "thalweg_ad", "thalweg_addd", "a kernel\0with a hole", "Straße"] {
         let result = fixture.driver.function_get(fixture.kernels.module(), name);
         // A card calls the empty name an invalid value.
@@ -40,7 +40,7 @@ const BAD_IMAGE: &[Code] = &[
     Code::Other(300),
 ];
 
-fn an_image_of_the_wrong_kind_is_refused(fixture: &Fixture) -> Outcome {
+fn an_image_of_the_wrong_kind_is_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let host = host_module();
     let wrong = match driver.device_properties(fixture.device)?.image_kind {
@@ -54,7 +54,7 @@ fn an_image_of_the_wrong_kind_is_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_damaged_image_is_refused(fixture: &Fixture) -> Outcome {
+fn a_damaged_image_is_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let noise: Vec<u8> = (0..4096_u32).map(|i| (i * 167 % 251) as u8).collect();
     let mut truncated = vec![0; 64];
@@ -75,7 +75,7 @@ fn a_damaged_image_is_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn attributes_are_sane(fixture: &Fixture) -> Outcome {
+fn attributes_are_sane(fixture: &Fixture) -> CaseResult {
     let most = fixture.driver.device_properties(fixture.device)?.max_threads_per_block;
     for kernel in Kernel::ALL {
         let attributes = fixture.driver.function_attributes(fixture.kernels.function(kernel))?;
@@ -86,11 +86,11 @@ fn attributes_are_sane(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn launches_cover_their_words(fixture: &Fixture) -> Outcome {
+fn launches_cover_their_words(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     for count in [1, 31, 127, 128, 129, 100_000] {
         let buffer = fixture.iota(count + 1, 7)?;
-        fixture.launch(&stream, Kernel::Constant, Arguments::new(buffer.pointer, count, 3))?;
+        fixture.launch(&stream, Kernel::Constant, KernelArguments::new(buffer.pointer, count, 3))?;
         fixture.driver.stream_synchronize(stream.handle)?;
         let seen = buffer.words()?;
         let all = seen[..count as usize].iter().all(|&word| word == 3);
@@ -100,10 +100,11 @@ fn launches_cover_their_words(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn launches_read_and_write_what_they_declare(fixture: &Fixture) -> Outcome {
+fn launches_read_and_write_what_they_declare(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (source, target) = (fixture.iota(100, 5)?, fixture.iota(100, 0)?);
-    let part = Arguments::new(target.pointer.offset(40), 50, 1000).with_source(source.pointer.offset(12));
+    let part =
+        KernelArguments::new(target.pointer.offset(40), 50, 1000).with_source(source.pointer.offset(12));
     fixture.launch(&stream, Kernel::Copy, part)?;
     fixture.driver.stream_synchronize(stream.handle)?;
     let mut expected: Vec<u32> = (0..100).collect();
@@ -134,7 +135,7 @@ fn packed(address: u64) -> [u8; 32] {
     bytes
 }
 
-fn wrong_shapes_are_refused(fixture: &Fixture) -> Outcome {
+fn wrong_shapes_are_refused(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(1, 5)?;
     let arguments = packed(buffer.pointer.address());
@@ -162,7 +163,7 @@ fn wrong_shapes_are_refused(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, vec![99], "memory after the same launch in the right shape")
 }
 
-fn too_much_shared_memory_is_refused(fixture: &Fixture) -> Outcome {
+fn too_much_shared_memory_is_refused(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(1, 5)?;
     let arguments = packed(buffer.pointer.address());
@@ -172,12 +173,12 @@ fn too_much_shared_memory_is_refused(fixture: &Fixture) -> Outcome {
     refused(result, &[Code::InvalidValue, Code::LaunchOutOfResources], "1 GiB of shared memory a block")
 }
 
-fn two_modules_live_side_by_side(fixture: &Fixture) -> Outcome {
+fn two_modules_live_side_by_side(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(10, 0)?;
     let other = super::KernelSet::load(driver, fixture.device)?;
-    let arguments = Arguments::new(buffer.pointer, 10, 1);
+    let arguments = KernelArguments::new(buffer.pointer, 10, 1);
     fixture.launch(&stream, Kernel::Add, arguments)?;
     other.launch(driver, stream.handle, Kernel::Add, arguments.with_delay_us(2000))?;
     driver.module_unload(other.module())?;
@@ -186,7 +187,7 @@ fn two_modules_live_side_by_side(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..13).collect(), "kernels of two modules, one of them unloaded meanwhile")
 }
 
-fn arguments_are_taken_at_the_call(fixture: &Fixture) -> Outcome {
+fn arguments_are_taken_at_the_call(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(1, 5)?;
     let mut arguments = packed(buffer.pointer.address());

@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, holds, refused, refused_argument};
-use super::{Outcome, Stop, group};
+use super::{CaseResult, Stop, group};
 
 group! {
     "collectives":
@@ -41,7 +41,7 @@ struct Rank {
 }
 
 impl<'f> Pair<'f> {
-    fn new(fixture: &'f Fixture) -> Outcome<Self> {
+    fn new(fixture: &'f Fixture) -> CaseResult<Self> {
         let driver = fixture.driver();
         let others = 0..driver.device_count();
         let Some(other) = others.into_iter().find(|&device| device != fixture.device) else {
@@ -70,13 +70,13 @@ impl<'f> Pair<'f> {
         Collective { communicator, stream, operation, format, count: COUNT, send, receive, label }
     }
 
-    fn write(&self, rank: usize, target: DevicePointer, values: &[f32]) -> Outcome {
+    fn write(&self, rank: usize, target: DevicePointer, values: &[f32]) -> CaseResult {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let stream = self.ranks[rank].stream;
         Ok(self.fixture.driver().copy_from_host(stream, target, &bytes, Label::here("write"))?)
     }
 
-    fn read(&self, rank: usize, count: u64) -> Outcome<Vec<f32>> {
+    fn read(&self, rank: usize, count: u64) -> CaseResult<Vec<f32>> {
         let Rank { stream, receive, .. } = self.ranks[rank];
         let words = self.fixture.words_on(stream, receive, count)?;
         Ok(words.into_iter().map(f32::from_bits).collect())
@@ -98,7 +98,7 @@ impl Drop for Pair<'_> {
     }
 }
 
-fn a_communicator_names_each_device_once(fixture: &Fixture) -> Outcome {
+fn a_communicator_names_each_device_once(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pair = Pair::new(fixture)?;
     for (rank, other) in (0..).zip(&pair.ranks) {
@@ -113,7 +113,7 @@ fn a_communicator_names_each_device_once(fixture: &Fixture) -> Outcome {
     refused(unknown, &[Code::InvalidDevice], "an unknown device")
 }
 
-fn every_operation_gives_its_values(fixture: &Fixture) -> Outcome {
+fn every_operation_gives_its_values(fixture: &Fixture) -> CaseResult {
     use CollectiveOperation::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
     let pair = Pair::new(fixture)?;
     let given: [Vec<f32>; 2] = [
@@ -160,7 +160,7 @@ fn every_operation_gives_its_values(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn ranks_exchange_in_one_group(fixture: &Fixture) -> Outcome {
+fn ranks_exchange_in_one_group(fixture: &Fixture) -> CaseResult {
     let pair = Pair::new(fixture)?;
     for round in 0..3_u8 {
         let mut group = Vec::new();
@@ -180,7 +180,7 @@ fn ranks_exchange_in_one_group(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn parts_are_in_the_order_of_their_streams(fixture: &Fixture) -> Outcome {
+fn parts_are_in_the_order_of_their_streams(fixture: &Fixture) -> CaseResult {
     let pair = Pair::new(fixture)?;
     let sum = CollectiveOperation::AllReduce(Reduction::Sum);
     let mut group = [pair.part(0, sum), pair.part(1, sum)];
@@ -200,7 +200,7 @@ fn parts_are_in_the_order_of_their_streams(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn wrong_parts_are_refused(fixture: &Fixture) -> Outcome {
+fn wrong_parts_are_refused(fixture: &Fixture) -> CaseResult {
     let (driver, pair) = (fixture.driver(), Pair::new(fixture)?);
     let good = pair.part(0, CollectiveOperation::AllGather);
     let wrong = [
@@ -223,7 +223,7 @@ fn wrong_parts_are_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_destroyed_rank_is_refused(fixture: &Fixture) -> Outcome {
+fn a_destroyed_rank_is_refused(fixture: &Fixture) -> CaseResult {
     let (driver, pair) = (fixture.driver(), Pair::new(fixture)?);
     for rank in &pair.ranks {
         driver.communicator_destroy(rank.communicator)?;

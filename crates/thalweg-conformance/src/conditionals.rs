@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Buffer, Fixture, Graph, Stream, equal, fail, holds, refused, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "conditionals":
@@ -48,7 +48,7 @@ fn label() -> Label {
 }
 
 /// Skips where the device has no such nodes.
-fn require(fixture: &Fixture, conditional: Conditional) -> Outcome {
+fn require(fixture: &Fixture, conditional: Conditional) -> CaseResult {
     let has = fixture.driver.device_properties(fixture.device)?.conditional_nodes;
     let is_there = match conditional {
         Conditional::If | Conditional::While => has.if_and_while,
@@ -62,10 +62,10 @@ fn require(fixture: &Fixture, conditional: Conditional) -> Outcome {
 }
 
 /// What a body does, on the stream that it is captured on.
-type Work<'w> = &'w dyn Fn(&Stream<'_>) -> Outcome;
+type Work<'w> = &'w dyn Fn(&Stream<'_>) -> CaseResult;
 
 /// Fills a body.
-fn fill_body(fixture: &Fixture, body: GraphHandle, stream: &Stream<'_>, work: Work<'_>) -> Outcome {
+fn fill_body(fixture: &Fixture, body: GraphHandle, stream: &Stream<'_>, work: Work<'_>) -> CaseResult {
     fixture.driver.stream_begin_capture_to_graph(stream.handle, body, CaptureMode::Global)?;
     work(stream)?;
     equal(
@@ -82,7 +82,7 @@ fn node(
     condition: ConditionHandle,
     conditional: Conditional,
     bodies: &[Work<'_>],
-) -> Outcome {
+) -> CaseResult {
     let graphs = fixture.driver.conditional_node_add(outer.handle, condition, conditional, label())?;
     equal(graphs.len(), conditional.bodies() as usize, "the bodies of the node")?;
     graphs.into_iter().zip(bodies).try_for_each(|(body, work)| fill_body(fixture, body, inner, *work))
@@ -94,7 +94,7 @@ fn deciding<'f>(
     source: &Buffer<'_>,
     conditional: Conditional,
     bodies: &[Work<'_>],
-) -> Outcome<Graph<'f>> {
+) -> CaseResult<Graph<'f>> {
     require(fixture, conditional)?;
     let (driver, outer, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     fixture.capture(&outer, CaptureMode::Global, || {
@@ -111,7 +111,7 @@ fn outcomes(
     source: &Buffer<'_>,
     conditions: &[u32],
     seen: &Buffer<'_>,
-) -> Outcome<Vec<u32>> {
+) -> CaseResult<Vec<u32>> {
     let stream = fixture.stream()?;
     let each = conditions.iter().map(|&condition| {
         fixture.set(&stream, seen, 0)?;
@@ -122,7 +122,7 @@ fn outcomes(
     each.collect()
 }
 
-fn an_if_runs_where_its_condition_is_not_zero(fixture: &Fixture) -> Outcome {
+fn an_if_runs_where_its_condition_is_not_zero(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph =
         deciding(fixture, &source, Conditional::If, &[&|stream| Ok(fixture.add(stream, &buffer, 5)?)])?;
@@ -130,7 +130,7 @@ fn an_if_runs_where_its_condition_is_not_zero(fixture: &Fixture) -> Outcome {
     equal(seen, vec![0, 5, 0, 5, 5], "memory after an if that adds 5, for five conditions")
 }
 
-fn an_else_runs_where_it_is(fixture: &Fixture) -> Outcome {
+fn an_else_runs_where_it_is(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let bodies: [Work<'_>; 2] =
         [&|stream| Ok(fixture.add(stream, &buffer, 5)?), &|stream| Ok(fixture.add(stream, &buffer, 9)?)];
@@ -139,7 +139,7 @@ fn an_else_runs_where_it_is(fixture: &Fixture) -> Outcome {
     equal(seen, vec![9, 5, 5, 9], "memory after an if that adds 5, or else 9")
 }
 
-fn a_switch_runs_one_case_or_none(fixture: &Fixture) -> Outcome {
+fn a_switch_runs_one_case_or_none(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let bodies: [Work<'_>; 3] = [
         &|stream| Ok(fixture.add(stream, &buffer, 10)?),
@@ -157,7 +157,7 @@ fn counting<'f>(
     count: &Buffer<'_>,
     buffer: &Buffer<'_>,
     initial: Option<u32>,
-) -> Outcome<Graph<'f>> {
+) -> CaseResult<Graph<'f>> {
     require(fixture, Conditional::While)?;
     let (driver, outer, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     fixture.capture(&outer, CaptureMode::Global, || {
@@ -177,21 +177,21 @@ fn counting<'f>(
     })
 }
 
-fn a_loop_runs_until_its_condition_is_zero(fixture: &Fixture) -> Outcome {
+fn a_loop_runs_until_its_condition_is_zero(fixture: &Fixture) -> CaseResult {
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, None)?;
     let seen = outcomes(fixture, &graph, &count, &[1, 2, 100], &buffer)?;
     equal(seen, vec![3, 6, 300], "memory after a loop of so many rounds that add 3")
 }
 
-fn a_loop_may_not_run_at_all(fixture: &Fixture) -> Outcome {
+fn a_loop_may_not_run_at_all(fixture: &Fixture) -> CaseResult {
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, None)?;
     let seen = outcomes(fixture, &graph, &count, &[0, 4, 0], &buffer)?;
     equal(seen, vec![0, 12, 0], "memory after a loop whose condition is 0 at first")
 }
 
-fn each_launch_starts_at_the_initial_value(fixture: &Fixture) -> Outcome {
+fn each_launch_starts_at_the_initial_value(fixture: &Fixture) -> CaseResult {
     let (stream, count, buffer) = (fixture.stream()?, fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, Some(1))?;
     let exec = fixture.driver.graph_instantiate(graph.handle, fixture.device)?;
@@ -205,7 +205,7 @@ fn each_launch_starts_at_the_initial_value(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, vec![18; 8], "memory after three launches of a loop that begins by itself")
 }
 
-fn a_condition_is_read_from_a_byte(fixture: &Fixture) -> Outcome {
+fn a_condition_is_read_from_a_byte(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, outer, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
@@ -226,12 +226,16 @@ fn a_condition_is_read_from_a_byte(fixture: &Fixture) -> Outcome {
     equal(seen, vec![0, 1, 1], "memory after an if on the third byte of a word")
 }
 
-fn what_follows_waits_for_the_body(fixture: &Fixture) -> Outcome {
+fn what_follows_waits_for_the_body(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, outer, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = fixture.capture(&outer, CaptureMode::Global, || {
-        fixture.launch(&outer, Kernel::Constant, Arguments::new(one.pointer, 8, 1).with_delay_us(500))?;
+        fixture.launch(
+            &outer,
+            Kernel::Constant,
+            KernelArguments::new(one.pointer, 8, 1).with_delay_us(500),
+        )?;
         let condition = driver.condition_create(outer.handle, 0)?;
         driver.condition_set_async(outer.handle, condition, one.pointer, ConditionFormat::U32, label())?;
         node(
@@ -240,21 +244,21 @@ fn what_follows_waits_for_the_body(fixture: &Fixture) -> Outcome {
             condition,
             Conditional::If,
             &[&|stream| {
-                let slow = Arguments::new(one.pointer, 8, 40).with_delay_us(1000);
+                let slow = KernelArguments::new(one.pointer, 8, 40).with_delay_us(1000);
                 Ok(fixture.launch(stream, Kernel::Add, slow)?)
             }],
         )?;
         Ok(fixture.launch(
             &outer,
             Kernel::Copy,
-            Arguments::new(two.pointer, 8, 0).with_source(one.pointer),
+            KernelArguments::new(two.pointer, 8, 0).with_source(one.pointer),
         )?)
     })?;
     graph.replay(&outer, 3)?;
     equal(two.words()?, vec![41; 8], "what a kernel behind a conditional node copied")
 }
 
-fn bodies_have_branches(fixture: &Fixture) -> Outcome {
+fn bodies_have_branches(fixture: &Fixture) -> CaseResult {
     let (driver, other) = (fixture.driver(), fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
     let (source, buffer, side) = (fixture.buffer(1)?, fixture.buffer(8)?, fixture.buffer(8)?);
@@ -269,7 +273,7 @@ fn bodies_have_branches(fixture: &Fixture) -> Outcome {
             fixture.add(stream, &buffer, 4)?;
             driver.event_record(join.handle, other.handle)?;
             driver.stream_wait_event(stream.handle, join.handle)?;
-            let sum = Arguments::new(buffer.pointer, 8, 2).with_source(side.pointer);
+            let sum = KernelArguments::new(buffer.pointer, 8, 2).with_source(side.pointer);
             Ok(fixture.launch(stream, Kernel::Copy, sum)?)
         }],
     )?;
@@ -282,7 +286,7 @@ fn bodies_have_branches(fixture: &Fixture) -> Outcome {
     equal(seen, vec![0, 32], "memory after a body of two branches")
 }
 
-fn bodies_have_copies_and_fills(fixture: &Fixture) -> Outcome {
+fn bodies_have_copies_and_fills(fixture: &Fixture) -> CaseResult {
     let (source, buffer, other) = (fixture.buffer(1)?, fixture.buffer(8)?, fixture.buffer(8)?);
     let fill = Fill { target: other.pointer, pattern: FillPattern::U32(21), count: 8, label: label() };
     let graph = deciding(
@@ -299,7 +303,7 @@ fn bodies_have_copies_and_fills(fixture: &Fixture) -> Outcome {
 }
 
 /// A loop of `n` rounds with an if in it that runs in all of them but the last.
-fn bodies_have_conditional_nodes(fixture: &Fixture) -> Outcome {
+fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::While)?;
     let driver = fixture.driver();
     let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];
@@ -341,7 +345,7 @@ fn empty_if<'f>(
     fixture: &'f Fixture,
     stream: &Stream<'_>,
     source: &Buffer<'_>,
-) -> Outcome<(Graph<'f>, GraphHandle)> {
+) -> CaseResult<(Graph<'f>, GraphHandle)> {
     let driver = fixture.driver();
     let mut bodies = Vec::new();
     let graph = fixture.capture(stream, CaptureMode::Global, || {
@@ -359,7 +363,7 @@ fn empty_if<'f>(
     Ok((graph, bodies[0]))
 }
 
-fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> Outcome {
+fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let stream = fixture.stream()?;
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
@@ -369,7 +373,7 @@ fn bodies_are_captured_after_their_graph(fixture: &Fixture) -> Outcome {
     equal(seen, vec![6, 0], "memory after an if whose body was captured last")
 }
 
-fn an_empty_body_does_nothing(fixture: &Fixture) -> Outcome {
+fn an_empty_body_does_nothing(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = deciding(fixture, &source, Conditional::If, &[])?;
     let seen = outcomes(fixture, &graph, &source, &[1, 0], &buffer)?;
@@ -380,7 +384,7 @@ fn kinds(graph: &GraphDescription) -> Vec<GraphNodeKind> {
     graph.nodes.iter().map(|node| node.kind).collect()
 }
 
-fn nodes_tell_of_their_bodies(fixture: &Fixture) -> Outcome {
+fn nodes_tell_of_their_bodies(fixture: &Fixture) -> CaseResult {
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let bodies: [Work<'_>; 2] = [&|stream| Ok(fixture.add(stream, &buffer, 5)?), &|stream| {
         fixture.add(stream, &buffer, 9)?;
@@ -399,7 +403,7 @@ fn nodes_tell_of_their_bodies(fixture: &Fixture) -> Outcome {
     holds(description.to_dot().contains("else of"), "a drawing has a frame for each body")
 }
 
-fn the_next_command_depends_on_the_node(fixture: &Fixture) -> Outcome {
+fn the_next_command_depends_on_the_node(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(8, 0)?;
@@ -423,7 +427,7 @@ fn the_next_command_depends_on_the_node(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (2..10).collect(), "memory after kernels around a node that does nothing")
 }
 
-fn executables_outlive_graphs_with_bodies(fixture: &Fixture) -> Outcome {
+fn executables_outlive_graphs_with_bodies(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, None)?;
@@ -443,7 +447,7 @@ fn executables_outlive_graphs_with_bodies(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, vec![18; 8], "memory after loops whose graph was given up")
 }
 
-fn bodies_go_with_their_graph(fixture: &Fixture) -> Outcome {
+fn bodies_go_with_their_graph(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let mut made = None;
@@ -465,7 +469,7 @@ fn bodies_go_with_their_graph(fixture: &Fixture) -> Outcome {
     Ok(driver.graph_destroy(graph)?)
 }
 
-fn bodies_are_parts(fixture: &Fixture) -> Outcome {
+fn bodies_are_parts(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
@@ -479,7 +483,7 @@ fn bodies_are_parts(fixture: &Fixture) -> Outcome {
     equal(seen, vec![1], "memory after an if whose body was refused by itself")
 }
 
-fn bodies_are_captured_once(fixture: &Fixture) -> Outcome {
+fn bodies_are_captured_once(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.buffer(8)?;
@@ -500,7 +504,7 @@ fn bodies_are_captured_once(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn graphs_whose_bodies_are_captured_are_refused(fixture: &Fixture) -> Outcome {
+fn graphs_whose_bodies_are_captured_are_refused(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let (source, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
@@ -517,7 +521,7 @@ fn graphs_whose_bodies_are_captured_are_refused(fixture: &Fixture) -> Outcome {
     equal(seen, vec![1, 0], "memory after an if once its body is there")
 }
 
-fn conditions_belong_to_one_node(fixture: &Fixture) -> Outcome {
+fn conditions_belong_to_one_node(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
@@ -530,7 +534,7 @@ fn conditions_belong_to_one_node(fixture: &Fixture) -> Outcome {
     Ok(graph.replay(&stream, 1)?)
 }
 
-fn conditions_belong_to_one_graph(fixture: &Fixture) -> Outcome {
+fn conditions_belong_to_one_graph(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, one, two) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let source = fixture.buffer(1)?;
@@ -553,7 +557,7 @@ fn conditions_belong_to_one_graph(fixture: &Fixture) -> Outcome {
     Ok(graph.replay(&one, 1)?)
 }
 
-fn conditions_are_parts_of_captures(fixture: &Fixture) -> Outcome {
+fn conditions_are_parts_of_captures(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let source = fixture.buffer(1)?;
@@ -576,7 +580,7 @@ fn conditions_are_parts_of_captures(fixture: &Fixture) -> Outcome {
     Ok(graph.replay(&stream, 1)?)
 }
 
-fn unknown_conditions_are_refused(fixture: &Fixture) -> Outcome {
+fn unknown_conditions_are_refused(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let graph = fixture.capture(&stream, CaptureMode::Global, || {
@@ -602,7 +606,7 @@ fn unknown_conditions_are_refused(fixture: &Fixture) -> Outcome {
 }
 
 /// A driver may notice it when the function is captured, when the capture ends, or when the graph is instantiated.
-fn host_functions_have_no_place_in_a_body(fixture: &Fixture) -> Outcome {
+fn host_functions_have_no_place_in_a_body(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream, inner) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let mut bodies = Vec::new();
@@ -619,7 +623,7 @@ fn host_functions_have_no_place_in_a_body(fixture: &Fixture) -> Outcome {
     equal(driver.stream_capture_info(inner.handle)?.status, CaptureStatus::None, "the stream afterwards")
 }
 
-fn graphs_with_conditions_are_not_updated(fixture: &Fixture) -> Outcome {
+fn graphs_with_conditions_are_not_updated(fixture: &Fixture) -> CaseResult {
     let (count, buffer) = (fixture.buffer(1)?, fixture.buffer(8)?);
     let graph = counting(fixture, &count, &buffer, None)?;
     let exec = fixture.driver.graph_instantiate(graph.handle, fixture.device)?;
@@ -631,7 +635,7 @@ fn graphs_with_conditions_are_not_updated(fixture: &Fixture) -> Outcome {
     equal(refusal.reason, UpdateReason::NotSupported, "why the update was refused")
 }
 
-fn a_broken_capture_takes_its_bodies_along(fixture: &Fixture) -> Outcome {
+fn a_broken_capture_takes_its_bodies_along(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
@@ -652,7 +656,7 @@ fn a_broken_capture_takes_its_bodies_along(fixture: &Fixture) -> Outcome {
     refused(driver.graph_describe(bodies[0]), &[Code::InvalidHandle], "a body of a graph that there is not")
 }
 
-fn a_body_that_fails_spoils_its_graph(fixture: &Fixture) -> Outcome {
+fn a_body_that_fails_spoils_its_graph(fixture: &Fixture) -> CaseResult {
     require(fixture, Conditional::If)?;
     let (driver, stream, inside) = (fixture.driver(), fixture.stream()?, fixture.stream()?);
     let (side, buffer) = (fixture.stream()?, fixture.iota(8, 0)?);

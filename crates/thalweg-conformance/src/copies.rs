@@ -3,7 +3,7 @@
 use thalweg_driver::{Code, Fill, FillPattern, Label};
 
 use super::fixture::{Fixture, equal, refused, refused_argument};
-use super::{Outcome, group};
+use super::{CaseResult, group};
 
 group! {
     "copies":
@@ -24,7 +24,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
-fn bytes_travel_through_all_directions(fixture: &Fixture) -> Outcome {
+fn bytes_travel_through_all_directions(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (source, target) = (fixture.pinned(300)?, fixture.pinned(300)?);
     let (first, second) = (fixture.buffer(100)?, fixture.buffer(100)?);
@@ -44,7 +44,7 @@ fn bytes_travel_through_all_directions(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn ordinary_memory_is_copied(fixture: &Fixture) -> Outcome {
+fn ordinary_memory_is_copied(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let label = Label::here("copy of ordinary memory");
     let buffer = fixture.buffer((1 << 19) + 64)?;
@@ -63,7 +63,7 @@ fn ordinary_memory_is_copied(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn the_source_may_change_after_the_call(fixture: &Fixture) -> Outcome {
+fn the_source_may_change_after_the_call(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let label = Label::here("copy of ordinary memory");
     for bytes in [4, 4096, 1 << 20] {
@@ -82,7 +82,7 @@ fn the_source_may_change_after_the_call(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn copies_are_ordered_with_kernels(fixture: &Fixture) -> Outcome {
+fn copies_are_ordered_with_kernels(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (one, two) = (fixture.buffer(64)?, fixture.buffer(64)?);
     let pinned = fixture.pinned(256)?;
@@ -100,7 +100,7 @@ fn copies_are_ordered_with_kernels(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn large_copies_arrive_whole(fixture: &Fixture) -> Outcome {
+fn large_copies_arrive_whole(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let bytes = 3 << 20;
     let (pinned, buffer) = (fixture.pinned(bytes)?, fixture.buffer(bytes / 4)?);
@@ -112,7 +112,7 @@ fn large_copies_arrive_whole(fixture: &Fixture) -> Outcome {
     equal(seen == content, true, "whether 3 MiB came back the same")
 }
 
-fn fills_write_their_pattern(fixture: &Fixture) -> Outcome {
+fn fills_write_their_pattern(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let patterns = [
         (FillPattern::U8(0xa5), vec![0xa5]),
@@ -146,7 +146,7 @@ fn fills_write_their_pattern(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn misaligned_fills_are_refused(fixture: &Fixture) -> Outcome {
+fn misaligned_fills_are_refused(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
     for (offset, pattern) in [(1, FillPattern::U16(1)), (1, FillPattern::U32(1)), (2, FillPattern::U32(1))] {
@@ -166,7 +166,7 @@ fn misaligned_fills_are_refused(fixture: &Fixture) -> Outcome {
 /// Far over the end: CUDA rounds allocations up, and does not promise to see a copy that ends inside the rounding.
 const TOO_MANY: u64 = 1 << 42;
 
-fn copies_are_bounded(fixture: &Fixture) -> Outcome {
+fn copies_are_bounded(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (buffer, pinned) = (fixture.iota(16, 0)?, fixture.pinned(64)?);
     let to_host = fixture.copy(&stream, pinned.end_at(0), buffer.end(), TOO_MANY);
@@ -181,7 +181,7 @@ fn copies_are_bounded(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (0..16).collect(), "memory after copies that were refused")
 }
 
-fn fills_are_bounded(fixture: &Fixture) -> Outcome {
+fn fills_are_bounded(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
     for (pattern, count) in [(FillPattern::U8(1), TOO_MANY), (FillPattern::U32(1), u64::MAX / 2)] {
@@ -195,7 +195,7 @@ fn fills_are_bounded(fixture: &Fixture) -> Outcome {
 }
 
 /// The contract leaves open whether nothing may be copied. Whichever it is, nothing changes.
-fn no_bytes_change_nothing(fixture: &Fixture) -> Outcome {
+fn no_bytes_change_nothing(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let label = Label::here("nothing");
     let (buffer, other) = (fixture.iota(16, 0)?, fixture.iota(16, 100)?);

@@ -3,7 +3,7 @@
 use thalweg_driver::{CaptureMode, Code, EventFlags, Image, MemoryAccess, PhysicalFlags};
 
 use super::fixture::{Fixture, equal, holds, refused, skip};
-use super::{Outcome, group};
+use super::{CaseResult, group};
 
 group! {
     "devices":
@@ -17,7 +17,7 @@ group! {
     a_wait_may_cross_devices,
 }
 
-fn properties_are_sane(fixture: &Fixture) -> Outcome {
+fn properties_are_sane(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     holds(driver.device_count() > fixture.device, "the count of devices covers the device under test")?;
     holds(!driver.name().is_empty(), "the driver has a name")?;
@@ -37,7 +37,7 @@ fn properties_are_sane(fixture: &Fixture) -> Outcome {
     equal(driver.device_properties(fixture.device)?, properties, "the properties, asked for twice")
 }
 
-fn an_unknown_device_is_refused(fixture: &Fixture) -> Outcome {
+fn an_unknown_device_is_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let here = fixture.device;
     for unknown in [driver.device_count(), u32::MAX] {
@@ -76,14 +76,14 @@ fn an_unknown_device_is_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_context_starts_once(fixture: &Fixture) -> Outcome {
+fn a_context_starts_once(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     driver.context_initialize(fixture.device)?;
     driver.context_initialize(fixture.device)?;
     equal(driver.context_is_active(fixture.device)?, true, "the context is active once it is initialised")
 }
 
-fn free_memory_follows_allocation(fixture: &Fixture) -> Outcome {
+fn free_memory_follows_allocation(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let before = driver.memory_info(fixture.device)?;
     holds(before.free_bytes <= before.total_bytes, "no more memory is free than there is")?;
@@ -97,13 +97,13 @@ fn free_memory_follows_allocation(fixture: &Fixture) -> Outcome {
     holds(after.free_bytes > during.free_bytes, "a free gives it back")
 }
 
-fn a_device_is_no_peer_of_itself(fixture: &Fixture) -> Outcome {
+fn a_device_is_no_peer_of_itself(fixture: &Fixture) -> CaseResult {
     let peer = fixture.driver.can_access_peer(fixture.device, fixture.device)?;
     equal(peer, false, "a device as its own peer")
 }
 
 /// Another device that the one under test can reach.
-fn peer(fixture: &Fixture) -> Outcome<Option<u32>> {
+fn peer(fixture: &Fixture) -> CaseResult<Option<u32>> {
     for other in 0..fixture.driver.device_count() {
         if other != fixture.device && fixture.driver.can_access_peer(fixture.device, other)? {
             return Ok(Some(other));
@@ -112,7 +112,7 @@ fn peer(fixture: &Fixture) -> Outcome<Option<u32>> {
     Ok(None)
 }
 
-fn peer_access_is_switched_on_and_off(fixture: &Fixture) -> Outcome {
+fn peer_access_is_switched_on_and_off(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let Some(other) = peer(fixture)? else {
         return skip("no other device that this one could reach");
@@ -129,7 +129,7 @@ fn other_device(fixture: &Fixture) -> Option<u32> {
     (0..fixture.driver.device_count()).find(|&device| device != fixture.device)
 }
 
-fn events_stay_on_their_device(fixture: &Fixture) -> Outcome {
+fn events_stay_on_their_device(fixture: &Fixture) -> CaseResult {
     let Some(other) = other_device(fixture) else {
         return skip("only one device");
     };
@@ -140,7 +140,7 @@ fn events_stay_on_their_device(fixture: &Fixture) -> Outcome {
     refused(result, &[Code::InvalidHandle], "recording an event on a stream of another device")
 }
 
-fn a_wait_may_cross_devices(fixture: &Fixture) -> Outcome {
+fn a_wait_may_cross_devices(fixture: &Fixture) -> CaseResult {
     let Some(other) = other_device(fixture) else {
         return skip("only one device");
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thalweg_driver::{Code, EventFlags};
 
 use super::fixture::{Fixture, equal, holds, refused};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "events":
@@ -29,7 +29,7 @@ group! {
 
 const TIMED: EventFlags = EventFlags { timing: true, blocking_sync: false };
 
-fn an_event_without_a_record_is_complete(fixture: &Fixture) -> Outcome {
+fn an_event_without_a_record_is_complete(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (event, stream) = (fixture.event()?, fixture.stream()?);
     equal(driver.event_query(event.handle)?, true, "a query before any record")?;
@@ -39,7 +39,7 @@ fn an_event_without_a_record_is_complete(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_query_follows_the_record(fixture: &Fixture) -> Outcome {
+fn a_query_follows_the_record(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (event, stream) = (fixture.event()?, fixture.stream()?);
     let gate = fixture.gate(stream.handle)?;
@@ -49,7 +49,7 @@ fn a_query_follows_the_record(fixture: &Fixture) -> Outcome {
     fixture.eventually("the event, once the stream goes on", || driver.event_query(event.handle))
 }
 
-fn synchronize_waits_for_the_record(fixture: &Fixture) -> Outcome {
+fn synchronize_waits_for_the_record(fixture: &Fixture) -> CaseResult {
     let (event, stream) = (fixture.event()?, fixture.stream()?);
     let opened = Arc::new(AtomicBool::new(false));
     let gate = fixture.gate(stream.handle)?;
@@ -61,12 +61,12 @@ fn synchronize_waits_for_the_record(fixture: &Fixture) -> Outcome {
     equal(fixture.driver.event_query(event.handle)?, true, "a query after synchronising")
 }
 
-fn a_wait_orders_two_streams(fixture: &Fixture) -> Outcome {
+fn a_wait_orders_two_streams(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (there, back) = (fixture.event()?, fixture.event()?);
     let buffer = fixture.iota(256, 0)?;
-    let slow = Arguments::new(buffer.pointer, 256, 1).with_delay_us(200);
+    let slow = KernelArguments::new(buffer.pointer, 256, 1).with_delay_us(200);
     for _ in 0..20 {
         fixture.launch(&one, Kernel::Add, slow)?;
         driver.event_record(there.handle, one.handle)?;
@@ -79,7 +79,7 @@ fn a_wait_orders_two_streams(fixture: &Fixture) -> Outcome {
     equal(seen, (40..296).collect(), "twenty rounds of adding on two streams in turn")
 }
 
-fn a_wait_before_the_record_waits_for_nothing(fixture: &Fixture) -> Outcome {
+fn a_wait_before_the_record_waits_for_nothing(fixture: &Fixture) -> CaseResult {
     fixture.require_progress()?;
     let driver = fixture.driver();
     let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
@@ -93,7 +93,7 @@ fn a_wait_before_the_record_waits_for_nothing(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_wait_keeps_its_record_when_the_event_is_recorded_again(fixture: &Fixture) -> Outcome {
+fn a_wait_keeps_its_record_when_the_event_is_recorded_again(fixture: &Fixture) -> CaseResult {
     fixture.require_progress()?;
     let driver = fixture.driver();
     let (blocked, waiting, other) = (fixture.stream()?, fixture.stream()?, fixture.stream()?);
@@ -113,7 +113,7 @@ fn a_wait_keeps_its_record_when_the_event_is_recorded_again(fixture: &Fixture) -
     equal(buffer.words()?, (11..15).collect(), "work before the first record and after the wait")
 }
 
-fn a_query_sees_the_latest_record(fixture: &Fixture) -> Outcome {
+fn a_query_sees_the_latest_record(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     driver.event_record(event.handle, one.handle)?;
@@ -126,7 +126,7 @@ fn a_query_sees_the_latest_record(fixture: &Fixture) -> Outcome {
     equal(driver.event_query(event.handle)?, true, "the event after synchronising")
 }
 
-fn a_wait_outlives_its_event(fixture: &Fixture) -> Outcome {
+fn a_wait_outlives_its_event(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(4, 0)?;
@@ -141,7 +141,7 @@ fn a_wait_outlives_its_event(fixture: &Fixture) -> Outcome {
     equal(seen, (100..104).collect(), "what the waiting stream sees")
 }
 
-fn waits_chain_through_streams(fixture: &Fixture) -> Outcome {
+fn waits_chain_through_streams(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let streams: Vec<_> = (0..6).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     let events: Vec<_> = (0..6).map(|_| fixture.event()).collect::<Result<_, _>>()?;
@@ -150,7 +150,7 @@ fn waits_chain_through_streams(fixture: &Fixture) -> Outcome {
         if i > 0 {
             driver.stream_wait_event(stream.handle, events[i - 1].handle)?;
         }
-        let slow = Arguments::new(buffer.pointer, 16, 1).with_delay_us(100);
+        let slow = KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(100);
         fixture.launch(stream, Kernel::Add, slow)?;
         driver.event_record(events[i].handle, stream.handle)?;
     }
@@ -158,14 +158,14 @@ fn waits_chain_through_streams(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (6..22).collect(), "what six streams in a chain added")
 }
 
-fn one_stream_waits_for_many(fixture: &Fixture) -> Outcome {
+fn one_stream_waits_for_many(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let last = fixture.stream()?;
     let streams: Vec<_> = (0..8).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     let buffer = fixture.iota(8, 0)?;
     for (i, stream) in (0_u32..).zip(&streams) {
-        let word =
-            Arguments::new(buffer.pointer.offset(u64::from(i) * 4), 1, 50 + i).with_delay_us(50 * (8 - i));
+        let word = KernelArguments::new(buffer.pointer.offset(u64::from(i) * 4), 1, 50 + i)
+            .with_delay_us(50 * (8 - i));
         fixture.launch(stream, Kernel::Constant, word)?;
         let event = fixture.event()?;
         driver.event_record(event.handle, stream.handle)?;
@@ -175,7 +175,7 @@ fn one_stream_waits_for_many(fixture: &Fixture) -> Outcome {
     equal(seen, (50..58).collect(), "what a stream sees that waits for eight others")
 }
 
-fn a_wait_on_its_own_stream_is_harmless(fixture: &Fixture) -> Outcome {
+fn a_wait_on_its_own_stream_is_harmless(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (stream, event) = (fixture.stream()?, fixture.event()?);
     driver.event_record(event.handle, stream.handle)?;
@@ -184,12 +184,12 @@ fn a_wait_on_its_own_stream_is_harmless(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn times_do_not_run_backwards(fixture: &Fixture) -> Outcome {
+fn times_do_not_run_backwards(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (start, end, stream) = (fixture.event_with(TIMED)?, fixture.event_with(TIMED)?, fixture.stream()?);
     let buffer = fixture.buffer(4)?;
     driver.event_record(start.handle, stream.handle)?;
-    let slow = Arguments::new(buffer.pointer, 4, 1).with_delay_us(2000);
+    let slow = KernelArguments::new(buffer.pointer, 4, 1).with_delay_us(2000);
     fixture.launch(&stream, Kernel::Constant, slow)?;
     driver.event_record(end.handle, stream.handle)?;
     driver.stream_synchronize(stream.handle)?;
@@ -199,7 +199,7 @@ fn times_do_not_run_backwards(fixture: &Fixture) -> Outcome {
     holds(backwards <= 0.0, &format!("{backwards} ms, from the later event to the earlier, is not positive"))
 }
 
-fn times_need_timing_and_records(fixture: &Fixture) -> Outcome {
+fn times_need_timing_and_records(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (plain, timed, fresh) = (fixture.event()?, fixture.event_with(TIMED)?, fixture.event_with(TIMED)?);
     let stream = fixture.stream()?;
@@ -229,7 +229,7 @@ fn times_need_timing_and_records(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn times_need_complete_events(fixture: &Fixture) -> Outcome {
+fn times_need_complete_events(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (start, end, stream) = (fixture.event_with(TIMED)?, fixture.event_with(TIMED)?, fixture.stream()?);
     driver.event_record(start.handle, stream.handle)?;
@@ -242,11 +242,11 @@ fn times_need_complete_events(fixture: &Fixture) -> Outcome {
     holds(driver.event_elapsed_ms(start.handle, end.handle)? >= 0.0, "the time once both are complete")
 }
 
-fn blocking_events_work(fixture: &Fixture) -> Outcome {
+fn blocking_events_work(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let flags = EventFlags { timing: false, blocking_sync: true };
     let (event, stream, buffer) = (fixture.event_with(flags)?, fixture.stream()?, fixture.buffer(4)?);
-    let slow = Arguments::new(buffer.pointer, 4, 3).with_delay_us(3000);
+    let slow = KernelArguments::new(buffer.pointer, 4, 3).with_delay_us(3000);
     fixture.launch(&stream, Kernel::Constant, slow)?;
     driver.event_record(event.handle, stream.handle)?;
     driver.event_synchronize(event.handle)?;

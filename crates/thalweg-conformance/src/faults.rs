@@ -8,7 +8,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, fail, holds, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "faults":
@@ -23,7 +23,7 @@ group! {
 fn write_wildly(fixture: &Fixture) -> Result<()> {
     let (stream, buffer) = (fixture.stream()?, fixture.buffer(4)?);
     // Not null: a page that neither a card nor the simulator ever maps.
-    let wild = Arguments::new(DevicePointer::new(0x40), 1, 1);
+    let wild = KernelArguments::new(DevicePointer::new(0x40), 1, 1);
     let accesses = [Access::write(buffer.pointer, 16)];
     let submitted =
         fixture.kernels.launch_declaring(fixture.driver(), stream.handle, Kernel::Constant, wild, &accesses);
@@ -32,12 +32,12 @@ fn write_wildly(fixture: &Fixture) -> Result<()> {
 }
 
 #[track_caller]
-fn is_lost(error: &Error) -> Outcome {
+fn is_lost(error: &Error) -> CaseResult {
     holds(error.is_device_lost(), &format!("an error that says that the device is lost ({error})"))?;
     holds(error.is_asynchronous(), &format!("an error that says that earlier work is the cause ({error})"))
 }
 
-fn a_wild_write_loses_the_device(fixture: &Fixture) -> Outcome {
+fn a_wild_write_loses_the_device(fixture: &Fixture) -> CaseResult {
     let Err(error) = write_wildly(fixture) else {
         return fail(
             "a kernel that writes where nothing is: expected an error at the synchronisation, saw none",
@@ -51,7 +51,7 @@ fn a_wild_write_loses_the_device(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_lost_device_stays_lost_for_every_call(fixture: &Fixture) -> Outcome {
+fn a_lost_device_stays_lost_for_every_call(fixture: &Fixture) -> CaseResult {
     let (driver, device) = (fixture.driver(), fixture.device);
     let (stream, buffer, event) = (fixture.stream()?, fixture.iota(4, 0)?, fixture.event()?);
     let Err(first) = write_wildly(fixture) else {
@@ -77,7 +77,7 @@ fn a_lost_device_stays_lost_for_every_call(fixture: &Fixture) -> Outcome {
     holds(driver.device_properties(device).is_ok(), "the properties of a lost device can still be read")
 }
 
-fn other_devices_go_on(fixture: &Fixture) -> Outcome {
+fn other_devices_go_on(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let Some(other) = (0..driver.device_count()).find(|&device| device != fixture.device) else {
         return skip("only one device");
@@ -92,7 +92,7 @@ fn other_devices_go_on(fixture: &Fixture) -> Outcome {
 }
 
 /// Runs a host function that goes wrong, and checks that the error says how and where.
-fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> Outcome {
+fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> CaseResult {
     let driver = fixture.driver();
     if driver.device_properties(fixture.device)?.image_kind != ImageKind::Host {
         return skip("the device runs no host functions");
@@ -119,12 +119,12 @@ fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> Ou
     holds(text.contains("the culprit"), &format!("the error names the culprit ({text})"))
 }
 
-fn a_host_function_that_fails_loses_the_device(fixture: &Fixture) -> Outcome {
+fn a_host_function_that_fails_loses_the_device(fixture: &Fixture) -> CaseResult {
     let fails = |_: &HostLaunch<'_>| Err(HostFault("seven is not a power of two".into()));
     goes_wrong(fixture, Arc::new(fails), "seven is not a power of two")
 }
 
-fn a_host_function_that_panics_loses_the_device(fixture: &Fixture) -> Outcome {
+fn a_host_function_that_panics_loses_the_device(fixture: &Fixture) -> CaseResult {
     let panics = |launch: &HostLaunch<'_>| -> Result<(), HostFault> {
         assert!(launch.grid == [0; 3], "the grid is not what it never is");
         Ok(())

@@ -13,8 +13,8 @@ use thalweg_driver::{
     GraphHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
 };
 
-use super::kernels::{Arguments, Kernel, KernelSet};
-use super::{Outcome, Stop, place};
+use super::kernels::{Kernel, KernelArguments, KernelSet};
+use super::{CaseResult, Stop, place};
 
 /// How long a case waits for something that must happen before it calls that a failure. Generous: it only bounds how
 /// long a broken driver can hold the suite up.
@@ -40,7 +40,7 @@ impl Fixture {
         let stream = fixture.stream()?;
         let words = fixture.iota(16, 0)?;
         for kernel in Kernel::ALL {
-            let arguments = Arguments::new(words.pointer, 8, 0).with_source(words.pointer.offset(32));
+            let arguments = KernelArguments::new(words.pointer, 8, 0).with_source(words.pointer.offset(32));
             fixture.launch(&stream, kernel, arguments)?;
         }
         fixture.driver.stream_synchronize(stream.handle)?;
@@ -98,20 +98,25 @@ impl Fixture {
 
     /// Launches a kernel with the accesses that it declares.
     #[track_caller]
-    pub(super) fn launch(&self, stream: &Stream<'_>, kernel: Kernel, arguments: Arguments) -> Result<()> {
+    pub(super) fn launch(
+        &self,
+        stream: &Stream<'_>,
+        kernel: Kernel,
+        arguments: KernelArguments,
+    ) -> Result<()> {
         self.kernels.launch(&*self.driver, stream.handle, kernel, arguments)
     }
 
     /// `buffer[..] += value` on the stream.
     #[track_caller]
     pub(super) fn add(&self, stream: &Stream<'_>, buffer: &Buffer<'_>, value: u32) -> Result<()> {
-        self.launch(stream, Kernel::Add, Arguments::new(buffer.pointer, buffer.words, value))
+        self.launch(stream, Kernel::Add, KernelArguments::new(buffer.pointer, buffer.words, value))
     }
 
     /// `buffer[..] = value` on the stream.
     #[track_caller]
     pub(super) fn set(&self, stream: &Stream<'_>, buffer: &Buffer<'_>, value: u32) -> Result<()> {
-        self.launch(stream, Kernel::Constant, Arguments::new(buffer.pointer, buffer.words, value))
+        self.launch(stream, Kernel::Constant, KernelArguments::new(buffer.pointer, buffer.words, value))
     }
 
     /// An asynchronous copy.
@@ -151,7 +156,7 @@ impl Fixture {
 
     /// Waits until the function answers `true`, and fails when it does not.
     #[track_caller]
-    pub(super) fn eventually(&self, what: &str, ask: impl FnMut() -> Result<bool>) -> Outcome {
+    pub(super) fn eventually(&self, what: &str, ask: impl FnMut() -> Result<bool>) -> CaseResult {
         if within(PATIENCE, ask)? {
             return Ok(());
         }
@@ -159,7 +164,7 @@ impl Fixture {
     }
 
     /// Skips the case where a blocked stream holds up all others: CUDA promises no concurrency, so that is no failure.
-    pub(super) fn require_progress(&self) -> Outcome {
+    pub(super) fn require_progress(&self) -> CaseResult {
         if let Some(&progress) = self.progress.get() {
             return if progress { Ok(()) } else { skip(NO_PROGRESS) };
         }
@@ -191,8 +196,8 @@ impl Fixture {
         &self,
         stream: &Stream<'_>,
         mode: CaptureMode,
-        work: impl FnOnce() -> Outcome,
-    ) -> Outcome<Graph<'_>> {
+        work: impl FnOnce() -> CaseResult,
+    ) -> CaseResult<Graph<'_>> {
         self.driver.stream_begin_capture(stream.handle, mode)?;
         work()?;
         let handle = self.driver.stream_end_capture(stream.handle)?;
@@ -200,7 +205,7 @@ impl Fixture {
     }
 
     /// A round trip through memory, a kernel and a copy, after all work is done: whether the driver is still sound.
-    pub(super) fn still_works(&self) -> Outcome {
+    pub(super) fn still_works(&self) -> CaseResult {
         self.driver.device_synchronize(self.device)?;
         let stream = self.stream()?;
         let buffer = self.buffer(3)?;
@@ -387,24 +392,24 @@ impl Drop for Graph<'_> {
 
 /// Ends the case as failed.
 #[track_caller]
-pub(super) fn fail<T>(what: impl Into<String>) -> Outcome<T> {
+pub(super) fn fail<T>(what: impl Into<String>) -> CaseResult<T> {
     Err(Stop::Failed(format!("{} (at {})", what.into(), place(Location::caller()))))
 }
 
 /// Ends the case as skipped.
-pub(super) fn skip(reason: impl Into<String>) -> Outcome {
+pub(super) fn skip(reason: impl Into<String>) -> CaseResult {
     Err(Stop::Skipped(reason.into()))
 }
 
 /// Whether a statement holds.
 #[track_caller]
-pub(super) fn holds(condition: bool, what: &str) -> Outcome {
+pub(super) fn holds(condition: bool, what: &str) -> CaseResult {
     if condition { Ok(()) } else { fail(format!("{what}: expected, and it does not hold")) }
 }
 
 /// Whether something is what it should be.
 #[track_caller]
-pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> Outcome {
+pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> CaseResult {
     if seen == expected {
         return Ok(());
     }
@@ -417,7 +422,7 @@ pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> O
 
 /// Whether a call was refused with one of the codes.
 #[track_caller]
-pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> Outcome {
+pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
     match result {
         Err(error) if codes.contains(&error.code()) => Ok(()),
         Err(error) => fail(format!("{what}: expected one of {codes:?}, got {error}")),
@@ -427,6 +432,6 @@ pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -
 
 /// Whether a call was refused as an argument of the caller's that is wrong.
 #[track_caller]
-pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> Outcome {
+pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> CaseResult {
     refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)
 }

@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Buffer, Fixture, Graph, Stream, equal, fail, holds, refused, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "graph_updates":
@@ -37,30 +37,30 @@ group! {
 }
 
 /// A graph of what `work` submits on a stream of its own.
-fn captured<'f>(fixture: &'f Fixture, work: impl FnOnce(&Stream<'f>) -> Outcome) -> Outcome<Graph<'f>> {
+fn captured<'f>(fixture: &'f Fixture, work: impl FnOnce(&Stream<'f>) -> CaseResult) -> CaseResult<Graph<'f>> {
     let stream = fixture.stream()?;
     fixture.capture(&stream, CaptureMode::Global, || work(&stream))
 }
 
 /// A graph that adds to buffers, one after another.
-fn adding<'f>(fixture: &'f Fixture, work: &[(&Buffer<'f>, u32)]) -> Outcome<Graph<'f>> {
+fn adding<'f>(fixture: &'f Fixture, work: &[(&Buffer<'f>, u32)]) -> CaseResult<Graph<'f>> {
     captured(fixture, |stream| {
         work.iter().try_for_each(|(buffer, value)| Ok(fixture.add(stream, buffer, *value)?))
     })
 }
 
-fn instantiate(fixture: &Fixture, graph: &Graph<'_>) -> Outcome<GraphExecHandle> {
+fn instantiate(fixture: &Fixture, graph: &Graph<'_>) -> CaseResult<GraphExecHandle> {
     Ok(fixture.driver.graph_instantiate(graph.handle, fixture.device)?)
 }
 
 /// Launches the executable, and waits.
-fn launch(fixture: &Fixture, exec: GraphExecHandle) -> Outcome {
+fn launch(fixture: &Fixture, exec: GraphExecHandle) -> CaseResult {
     let stream = fixture.stream()?;
     fixture.driver.graph_launch(exec, stream.handle)?;
     Ok(fixture.driver.stream_synchronize(stream.handle)?)
 }
 
-fn updated(fixture: &Fixture, exec: GraphExecHandle, graph: &Graph<'_>) -> Outcome {
+fn updated(fixture: &Fixture, exec: GraphExecHandle, graph: &Graph<'_>) -> CaseResult {
     equal(fixture.driver.graph_exec_update(exec, graph.handle)?, GraphExecUpdate::Updated, "the update")
 }
 
@@ -70,7 +70,7 @@ fn not_updated(
     exec: GraphExecHandle,
     graph: GraphHandle,
     reason: UpdateReason,
-) -> Outcome<UpdateRefusal> {
+) -> CaseResult<UpdateRefusal> {
     let GraphExecUpdate::Refused(refusal) = fixture.driver.graph_exec_update(exec, graph)? else {
         return fail("an update that cannot be was done");
     };
@@ -84,7 +84,7 @@ fn not_updated(
 }
 
 /// The only kernel of a graph.
-fn kernel_of(fixture: &Fixture, graph: &Graph<'_>) -> Outcome<GraphNodeHandle> {
+fn kernel_of(fixture: &Fixture, graph: &Graph<'_>) -> CaseResult<GraphNodeHandle> {
     let nodes = fixture.driver.graph_describe(graph.handle)?.nodes;
     match nodes.iter().find(|node| node.kind == GraphNodeKind::Kernel) {
         Some(node) => Ok(node.handle),
@@ -97,14 +97,14 @@ fn set(
     exec: GraphExecHandle,
     node: GraphNodeHandle,
     kernel: Kernel,
-    arguments: Arguments,
+    arguments: KernelArguments,
 ) -> thalweg_driver::Result<()> {
     fixture.kernels.with_launch(kernel, arguments, |launch| {
         fixture.driver.graph_exec_kernel_node_set_params(exec, node, launch)
     })
 }
 
-fn an_update_takes_over_the_work(fixture: &Fixture) -> Outcome {
+fn an_update_takes_over_the_work(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(40, 0)?, fixture.iota(40, 0)?);
     let graph = adding(fixture, &[(&one, 1), (&one, 2)])?;
     let exec = instantiate(fixture, &graph)?;
@@ -119,12 +119,12 @@ fn an_update_takes_over_the_work(fixture: &Fixture) -> Outcome {
     equal(two.words()?, (10..50).collect(), "memory of the second graph's first kernel")
 }
 
-fn an_update_replaces_kernels(fixture: &Fixture) -> Outcome {
+fn an_update_replaces_kernels(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(16, 0)?, fixture.iota(1000, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
     let exec = instantiate(fixture, &graph)?;
     let other = captured(fixture, |stream| {
-        Ok(fixture.launch(stream, Kernel::Iota, Arguments::new(two.pointer, 1000, 7))?)
+        Ok(fixture.launch(stream, Kernel::Iota, KernelArguments::new(two.pointer, 1000, 7))?)
     })?;
     updated(fixture, exec, &other)?;
     launch(fixture, exec)?;
@@ -134,7 +134,7 @@ fn an_update_replaces_kernels(fixture: &Fixture) -> Outcome {
 }
 
 /// A kernel, two branches behind it, and a kernel behind both.
-fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> Outcome<Graph<'f>> {
+fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> CaseResult<Graph<'f>> {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let (fork, join) = (fixture.event()?, fixture.event()?);
@@ -144,7 +144,7 @@ fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> O
         driver.event_record(fork.handle, one.handle)?;
         driver.stream_wait_event(two.handle, fork.handle)?;
         let copy = |target: &Buffer<'_>, more| {
-            Arguments::new(target.pointer, 8, more).with_source(first.pointer).with_delay_us(50)
+            KernelArguments::new(target.pointer, 8, more).with_source(first.pointer).with_delay_us(50)
         };
         fixture.launch(&one, Kernel::Copy, copy(left, 1))?;
         fixture.launch(&two, Kernel::Copy, copy(right, 2))?;
@@ -153,12 +153,12 @@ fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> O
         Ok(fixture.launch(
             &one,
             Kernel::Copy,
-            Arguments::new(first.pointer, 8, 0).with_source(right.pointer),
+            KernelArguments::new(first.pointer, 8, 0).with_source(right.pointer),
         )?)
     })
 }
 
-fn an_update_pairs_branches(fixture: &Fixture) -> Outcome {
+fn an_update_pairs_branches(fixture: &Fixture) -> CaseResult {
     let buffers: Vec<_> = (0..6).map(|_| fixture.iota(8, 0)).collect::<Result<_, _>>()?;
     let [a, b, c, d, e, f] = &buffers[..] else { return fail("six buffers") };
     let graph = diamond(fixture, [a, b, c], 100)?;
@@ -179,7 +179,7 @@ fn an_update_pairs_branches(fixture: &Fixture) -> Outcome {
     Ok(fixture.driver.graph_exec_destroy(exec)?)
 }
 
-fn an_update_leaves_queued_launches_alone(fixture: &Fixture) -> Outcome {
+fn an_update_leaves_queued_launches_alone(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
@@ -198,7 +198,7 @@ fn an_update_leaves_queued_launches_alone(fixture: &Fixture) -> Outcome {
     equal(two.words()?, (1..9).collect(), "memory of the launch after it")
 }
 
-fn copies_and_fills_move(fixture: &Fixture) -> Outcome {
+fn copies_and_fills_move(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffers: Vec<_> = (0..4).map(|_| fixture.iota(8, 0)).collect::<Result<_, _>>()?;
     let graph = |target: &Buffer<'_>, copy: &Buffer<'_>, value| {
@@ -215,11 +215,11 @@ fn copies_and_fills_move(fixture: &Fixture) -> Outcome {
     updated(fixture, exec, &graph(&buffers[2], &buffers[3], 6)?)?;
     launch(fixture, exec)?;
     driver.graph_exec_destroy(exec)?;
-    let seen = buffers.iter().map(|buffer| Ok(buffer.words()?[7])).collect::<Outcome<Vec<_>>>()?;
+    let seen = buffers.iter().map(|buffer| Ok(buffer.words()?[7])).collect::<CaseResult<Vec<_>>>()?;
     equal(seen, vec![5, 5, 6, 6], "what two fills and two copies left")
 }
 
-fn host_functions_are_taken_over(fixture: &Fixture) -> Outcome {
+fn host_functions_are_taken_over(fixture: &Fixture) -> CaseResult {
     let counts = [0; 2].map(|_| Arc::new(AtomicU32::new(0)));
     let counting = |count: &Arc<AtomicU32>| {
         let count = Arc::clone(count);
@@ -243,7 +243,7 @@ fn host_functions_are_taken_over(fixture: &Fixture) -> Outcome {
     equal(counts.map(|count| count.load(Ordering::SeqCst)), [1, 2], "how often each function ran")
 }
 
-fn a_graph_with_more_nodes_is_refused(fixture: &Fixture) -> Outcome {
+fn a_graph_with_more_nodes_is_refused(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let graph = adding(fixture, &[(&buffer, 1)])?;
     let exec = instantiate(fixture, &graph)?;
@@ -254,7 +254,7 @@ fn a_graph_with_more_nodes_is_refused(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (1..9).collect(), "a launch after an update that was refused")
 }
 
-fn a_graph_of_another_shape_is_refused(fixture: &Fixture) -> Outcome {
+fn a_graph_of_another_shape_is_refused(fixture: &Fixture) -> CaseResult {
     let buffers: Vec<_> = (0..3).map(|_| fixture.iota(8, 0)).collect::<Result<_, _>>()?;
     let [a, b, c] = &buffers[..] else { return fail("three buffers") };
     let graph = diamond(fixture, [a, b, c], 100)?;
@@ -267,7 +267,7 @@ fn a_graph_of_another_shape_is_refused(fixture: &Fixture) -> Outcome {
     equal(a.words()?, vec![102; 8], "a launch after an update that was refused")
 }
 
-fn nodes_of_another_kind_are_refused(fixture: &Fixture) -> Outcome {
+fn nodes_of_another_kind_are_refused(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let graph = adding(fixture, &[(&buffer, 1), (&buffer, 2)])?;
     let exec = instantiate(fixture, &graph)?;
@@ -284,7 +284,7 @@ fn nodes_of_another_kind_are_refused(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..11).collect(), "a launch after an update that was refused")
 }
 
-fn copies_between_other_memory_are_refused(fixture: &Fixture) -> Outcome {
+fn copies_between_other_memory_are_refused(fixture: &Fixture) -> CaseResult {
     let (one, two, pinned) = (fixture.iota(8, 0)?, fixture.iota(8, 50)?, fixture.pinned(32)?);
     fixture.driver.host_write(pinned.pointer, &[1; 32])?;
     let graph = |value, source| {
@@ -302,17 +302,17 @@ fn copies_between_other_memory_are_refused(fixture: &Fixture) -> Outcome {
     equal(one.words()?, (51..59).collect(), "a launch after an update that was refused")
 }
 
-fn priorities_stay(fixture: &Fixture) -> Outcome {
+fn priorities_stay(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (least, greatest) = driver.device_properties(fixture.device)?.stream_priority_range;
     if least == greatest {
         return skip("the device has one priority");
     }
     let buffer = fixture.iota(8, 0)?;
-    let graph = |priority| -> Outcome<GraphHandle> {
+    let graph = |priority| -> CaseResult<GraphHandle> {
         let stream = driver.stream_create(fixture.device, priority)?;
         driver.stream_begin_capture(stream, CaptureMode::Global)?;
-        let arguments = Arguments::new(buffer.pointer, 8, 1);
+        let arguments = KernelArguments::new(buffer.pointer, 8, 1);
         fixture.kernels.launch(driver, stream, Kernel::Add, arguments)?;
         let graph = driver.stream_end_capture(stream)?;
         driver.stream_destroy(stream)?;
@@ -326,7 +326,7 @@ fn priorities_stay(fixture: &Fixture) -> Outcome {
     Ok(driver.graph_destroy(other)?)
 }
 
-fn graphs_under_construction_are_refused(fixture: &Fixture) -> Outcome {
+fn graphs_under_construction_are_refused(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(8, 0)?;
     let graph = adding(fixture, &[(&buffer, 1)])?;
@@ -349,11 +349,11 @@ fn graphs_under_construction_are_refused(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (10..18).collect(), "what the launch added")
 }
 
-fn a_kernel_gets_new_arguments(fixture: &Fixture) -> Outcome {
+fn a_kernel_gets_new_arguments(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(600, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
     let (exec, node) = (instantiate(fixture, &graph)?, kernel_of(fixture, &graph)?);
-    set(fixture, exec, node, Kernel::Add, Arguments::new(two.pointer, 600, 3))?;
+    set(fixture, exec, node, Kernel::Add, KernelArguments::new(two.pointer, 600, 3))?;
     launch(fixture, exec)?;
     launch(fixture, exec)?;
     fixture.driver.graph_exec_destroy(exec)?;
@@ -361,18 +361,18 @@ fn a_kernel_gets_new_arguments(fixture: &Fixture) -> Outcome {
     equal(two.words()?, (6..606).collect(), "memory of the new arguments, with a larger grid")
 }
 
-fn a_kernel_becomes_another(fixture: &Fixture) -> Outcome {
+fn a_kernel_becomes_another(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
     let (exec, node) = (instantiate(fixture, &graph)?, kernel_of(fixture, &graph)?);
-    let copy = Arguments::new(two.pointer, 8, 40).with_source(one.pointer);
+    let copy = KernelArguments::new(two.pointer, 8, 40).with_source(one.pointer);
     set(fixture, exec, node, Kernel::Copy, copy)?;
     launch(fixture, exec)?;
     fixture.driver.graph_exec_destroy(exec)?;
     equal(two.words()?, (40..48).collect(), "what the other kernel wrote")
 }
 
-fn a_new_kernel_leaves_queued_launches_alone(fixture: &Fixture) -> Outcome {
+fn a_new_kernel_leaves_queued_launches_alone(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
@@ -380,7 +380,7 @@ fn a_new_kernel_leaves_queued_launches_alone(fixture: &Fixture) -> Outcome {
     launch(fixture, exec)?;
     let gate = fixture.gate(stream.handle)?;
     driver.graph_launch(exec, stream.handle)?;
-    set(fixture, exec, node, Kernel::Add, Arguments::new(two.pointer, 8, 1))?;
+    set(fixture, exec, node, Kernel::Add, KernelArguments::new(two.pointer, 8, 1))?;
     gate.open();
     driver.graph_launch(exec, stream.handle)?;
     driver.stream_synchronize(stream.handle)?;
@@ -389,12 +389,12 @@ fn a_new_kernel_leaves_queued_launches_alone(fixture: &Fixture) -> Outcome {
     equal(two.words()?, (1..9).collect(), "memory of the launch after it")
 }
 
-fn a_new_kernel_leaves_the_graph_alone(fixture: &Fixture) -> Outcome {
+fn a_new_kernel_leaves_the_graph_alone(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 0)?);
     let graph = adding(fixture, &[(&one, 1)])?;
     let (exec, node) = (instantiate(fixture, &graph)?, kernel_of(fixture, &graph)?);
     let sibling = instantiate(fixture, &graph)?;
-    set(fixture, exec, node, Kernel::Add, Arguments::new(two.pointer, 8, 1))?;
+    set(fixture, exec, node, Kernel::Add, KernelArguments::new(two.pointer, 8, 1))?;
     let later = instantiate(fixture, &graph)?;
     for exec in [exec, sibling, later] {
         launch(fixture, exec)?;
@@ -404,7 +404,7 @@ fn a_new_kernel_leaves_the_graph_alone(fixture: &Fixture) -> Outcome {
     equal(two.words()?, (1..9).collect(), "memory of the one that was changed")
 }
 
-fn nodes_keep_their_names_after_an_update(fixture: &Fixture) -> Outcome {
+fn nodes_keep_their_names_after_an_update(fixture: &Fixture) -> CaseResult {
     let buffers: Vec<_> = (0..3).map(|_| fixture.iota(8, 0)).collect::<Result<_, _>>()?;
     let [one, two, three] = &buffers[..] else { return fail("three buffers") };
     let graph = adding(fixture, &[(one, 1)])?;
@@ -412,24 +412,30 @@ fn nodes_keep_their_names_after_an_update(fixture: &Fixture) -> Outcome {
     let other = adding(fixture, &[(two, 1)])?;
     updated(fixture, exec, &other)?;
     refused_argument(
-        set(fixture, exec, kernel_of(fixture, &other)?, Kernel::Add, Arguments::new(three.pointer, 8, 1)),
+        set(
+            fixture,
+            exec,
+            kernel_of(fixture, &other)?,
+            Kernel::Add,
+            KernelArguments::new(three.pointer, 8, 1),
+        ),
         "a node by its name in a graph that the executable was updated from",
     )?;
     launch(fixture, exec)?;
-    set(fixture, exec, node, Kernel::Add, Arguments::new(three.pointer, 8, 1))?;
+    set(fixture, exec, node, Kernel::Add, KernelArguments::new(three.pointer, 8, 1))?;
     launch(fixture, exec)?;
     fixture.driver.graph_exec_destroy(exec)?;
-    let seen = buffers.iter().map(|buffer| Ok(buffer.words()?[0])).collect::<Outcome<Vec<_>>>()?;
+    let seen = buffers.iter().map(|buffer| Ok(buffer.words()?[0])).collect::<CaseResult<Vec<_>>>()?;
     equal(seen, vec![0, 1, 1], "which memory the launches touched")
 }
 
-fn nodes_that_are_no_kernel_stay(fixture: &Fixture) -> Outcome {
+fn nodes_that_are_no_kernel_stay(fixture: &Fixture) -> CaseResult {
     let (one, two) = (fixture.iota(8, 0)?, fixture.iota(8, 20)?);
     let graph = captured(fixture, |stream| Ok(fixture.copy(stream, one.end(), two.end(), 32)?))?;
     let exec = instantiate(fixture, &graph)?;
     let node = fixture.driver.graph_describe(graph.handle)?.nodes[0].handle;
     refused_argument(
-        set(fixture, exec, node, Kernel::Add, Arguments::new(one.pointer, 8, 1)),
+        set(fixture, exec, node, Kernel::Add, KernelArguments::new(one.pointer, 8, 1)),
         "a copy that is to be a kernel",
     )?;
     launch(fixture, exec)?;
@@ -437,13 +443,13 @@ fn nodes_that_are_no_kernel_stay(fixture: &Fixture) -> Outcome {
     equal(one.words()?, (20..28).collect(), "what the copy does afterwards")
 }
 
-fn nodes_of_other_graphs_are_refused(fixture: &Fixture) -> Outcome {
+fn nodes_of_other_graphs_are_refused(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let (graph, other) = (adding(fixture, &[(&buffer, 1)])?, adding(fixture, &[(&buffer, 1)])?);
     let exec = instantiate(fixture, &graph)?;
     let own = kernel_of(fixture, &graph)?;
     for node in [kernel_of(fixture, &other)?.raw(), own.raw() ^ 0x8, 0, u64::MAX] {
-        let arguments = Arguments::new(buffer.pointer, 8, 100);
+        let arguments = KernelArguments::new(buffer.pointer, 8, 100);
         refused_argument(
             set(fixture, exec, GraphNodeHandle::from_raw(node), Kernel::Add, arguments),
             "a node that the executable does not have",
@@ -454,13 +460,13 @@ fn nodes_of_other_graphs_are_refused(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (1..9).collect(), "a launch after changes that were refused")
 }
 
-fn without_its_graph_an_executable_has_no_names(fixture: &Fixture) -> Outcome {
+fn without_its_graph_an_executable_has_no_names(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let graph = adding(fixture, &[(&buffer, 1)])?;
     let (exec, node) = (instantiate(fixture, &graph)?, kernel_of(fixture, &graph)?);
     drop(graph);
     refused_argument(
-        set(fixture, exec, node, Kernel::Add, Arguments::new(buffer.pointer, 8, 100)),
+        set(fixture, exec, node, Kernel::Add, KernelArguments::new(buffer.pointer, 8, 100)),
         "a node whose graph has been destroyed",
     )?;
     // An update of all of it needs no names.
@@ -470,11 +476,11 @@ fn without_its_graph_an_executable_has_no_names(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (10..18).collect(), "a launch after the update")
 }
 
-fn wrong_launches_are_refused(fixture: &Fixture) -> Outcome {
+fn wrong_launches_are_refused(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let graph = adding(fixture, &[(&buffer, 1)])?;
     let (exec, node) = (instantiate(fixture, &graph)?, kernel_of(fixture, &graph)?);
-    fixture.kernels.with_launch(Kernel::Add, Arguments::new(buffer.pointer, 8, 100), |launch| {
+    fixture.kernels.with_launch(Kernel::Add, KernelArguments::new(buffer.pointer, 8, 100), |launch| {
         let wrong = [
             thalweg_driver::Launch { grid: [1, 0, 1], ..*launch },
             thalweg_driver::Launch { block: [2048, 1, 1], ..*launch },

@@ -3,7 +3,7 @@
 use thalweg_driver::CaptureMode;
 
 use super::fixture::{Fixture, Graph, equal};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "graphs":
@@ -20,18 +20,18 @@ group! {
 }
 
 /// A graph that adds to a buffer with some delay.
-fn adding<'f>(fixture: &'f Fixture, arguments: Arguments) -> Outcome<Graph<'f>> {
+fn adding<'f>(fixture: &'f Fixture, arguments: KernelArguments) -> CaseResult<Graph<'f>> {
     let stream = fixture.stream()?;
     fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.launch(&stream, Kernel::Add, arguments)?))
 }
 
-fn launches_are_ordered_with_the_stream(fixture: &Fixture) -> Outcome {
+fn launches_are_ordered_with_the_stream(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let (buffer, copy) = (fixture.iota(32, 0)?, fixture.buffer(32)?);
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 32, 1).with_delay_us(100))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 32, 1).with_delay_us(100))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     for round in 0..10 {
-        fixture.launch(&stream, Kernel::Iota, Arguments::new(buffer.pointer, 32, round))?;
+        fixture.launch(&stream, Kernel::Iota, KernelArguments::new(buffer.pointer, 32, round))?;
         driver.graph_launch(exec, stream.handle)?;
         fixture.copy(&stream, copy.end(), buffer.end(), 128)?;
         driver.graph_launch(exec, stream.handle)?;
@@ -44,11 +44,11 @@ fn launches_are_ordered_with_the_stream(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn launches_of_one_executable_follow_each_other(fixture: &Fixture) -> Outcome {
+fn launches_of_one_executable_follow_each_other(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let streams = [fixture.stream()?, fixture.stream()?, fixture.stream()?];
     let buffer = fixture.iota(64, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 64, 1).with_delay_us(50))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 64, 1).with_delay_us(50))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     // Nothing else orders the three streams: an addition that is not atomic would be lost if two launches overlapped.
     for _ in 0..20 {
@@ -61,13 +61,13 @@ fn launches_of_one_executable_follow_each_other(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (60..124).collect(), "sixty launches of one executable on three streams")
 }
 
-fn launches_are_ordered_by_events(fixture: &Fixture) -> Outcome {
+fn launches_are_ordered_by_events(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(16, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 16, 1))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
-    fixture.launch(&one, Kernel::Iota, Arguments::new(buffer.pointer, 16, 100).with_delay_us(1000))?;
+    fixture.launch(&one, Kernel::Iota, KernelArguments::new(buffer.pointer, 16, 100).with_delay_us(1000))?;
     driver.event_record(event.handle, one.handle)?;
     driver.stream_wait_event(two.handle, event.handle)?;
     driver.graph_launch(exec, two.handle)?;
@@ -76,10 +76,10 @@ fn launches_are_ordered_by_events(fixture: &Fixture) -> Outcome {
     equal(seen, (101..117).collect(), "a launch on a stream that waits for another")
 }
 
-fn an_executable_outlives_its_graph(fixture: &Fixture) -> Outcome {
+fn an_executable_outlives_its_graph(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(16, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 16, 1))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     drop(graph);
     for _ in 0..3 {
@@ -90,10 +90,10 @@ fn an_executable_outlives_its_graph(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..19).collect(), "three launches after the graph was given up")
 }
 
-fn a_launch_outlives_its_executable(fixture: &Fixture) -> Outcome {
+fn a_launch_outlives_its_executable(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(16, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1).with_delay_us(2000))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 16, 1).with_delay_us(2000))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     driver.graph_launch(exec, stream.handle)?;
     driver.graph_exec_destroy(exec)?;
@@ -101,10 +101,10 @@ fn a_launch_outlives_its_executable(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (1..17).collect(), "a launch whose executable was given up meanwhile")
 }
 
-fn a_graph_is_instantiated_twice(fixture: &Fixture) -> Outcome {
+fn a_graph_is_instantiated_twice(fixture: &Fixture) -> CaseResult {
     let (driver, stream) = (fixture.driver(), fixture.stream()?);
     let buffer = fixture.iota(16, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 16, 1))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 16, 1))?;
     let one = driver.graph_instantiate(graph.handle, fixture.device)?;
     let two = driver.graph_instantiate(graph.handle, fixture.device)?;
     driver.graph_launch(one, stream.handle)?;
@@ -117,7 +117,7 @@ fn a_graph_is_instantiated_twice(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..19).collect(), "launches of two executables of one graph")
 }
 
-fn branches_run_all(fixture: &Fixture) -> Outcome {
+fn branches_run_all(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let origin = fixture.stream()?;
     let forks: Vec<_> = (0..5).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
@@ -143,7 +143,7 @@ fn branches_run_all(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_graph_keeps_its_arguments(fixture: &Fixture) -> Outcome {
+fn a_graph_keeps_its_arguments(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (buffer, pinned) = (fixture.iota(4, 0)?, fixture.pinned(16)?);
     // A captured copy reads its source at each launch, not when it was captured.
@@ -160,11 +160,11 @@ fn a_graph_keeps_its_arguments(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> Outcome {
+fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (stream, event) = (fixture.stream()?, fixture.event()?);
     let buffer = fixture.iota(4, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 4, 7).with_delay_us(3000))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 4, 7).with_delay_us(3000))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     driver.graph_launch(exec, stream.handle)?;
     driver.event_record(event.handle, stream.handle)?;
@@ -174,11 +174,11 @@ fn an_event_after_a_launch_waits_for_it(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn the_default_stream_launches_graphs(fixture: &Fixture) -> Outcome {
+fn the_default_stream_launches_graphs(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     let buffer = fixture.iota(4, 0)?;
-    let graph = adding(fixture, Arguments::new(buffer.pointer, 4, 1))?;
+    let graph = adding(fixture, KernelArguments::new(buffer.pointer, 4, 1))?;
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     driver.graph_launch(exec, default)?;
     driver.stream_synchronize(default)?;

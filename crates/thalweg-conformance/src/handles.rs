@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, refused, refused_argument};
-use super::{Arguments, Kernel, Outcome, PTX, group, host_module};
+use super::{CaseResult, Kernel, KernelArguments, PTX, group, host_module};
 
 group! {
     "handles":
@@ -29,13 +29,13 @@ const NO: &[Code] = &[Code::InvalidHandle];
 /// Numbers that no driver can have issued for what is asked about.
 const UNKNOWN: [u64; 3] = [0, 0x00de_ad00_0000, u64::MAX];
 
-fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> Outcome {
+fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> CaseResult {
     let driver = fixture.driver();
     let (event, words) = (fixture.event()?, fixture.buffer(4)?);
     let label = Label::here("a stream that is not there");
     let copy = Copy { target: words.end(), source: words.end_at(8), bytes: 8, label };
     let fill = Fill { target: words.pointer, pattern: FillPattern::U8(1), count: 4, label };
-    let arguments = Arguments::new(words.pointer, 4, 1);
+    let arguments = KernelArguments::new(words.pointer, 4, 1);
     refused(driver.stream_device(stream), NO, "stream_device")?;
     refused(driver.stream_priority(stream), NO, "stream_priority")?;
     refused(driver.stream_query(stream), NO, "stream_query")?;
@@ -60,11 +60,11 @@ fn refuses_stream(fixture: &Fixture, stream: StreamHandle) -> Outcome {
     refused(driver.stream_destroy(stream), NO, "stream_destroy")
 }
 
-fn unknown_streams_are_refused(fixture: &Fixture) -> Outcome {
+fn unknown_streams_are_refused(fixture: &Fixture) -> CaseResult {
     UNKNOWN.into_iter().try_for_each(|raw| refuses_stream(fixture, StreamHandle::from_raw(raw)))
 }
 
-fn refuses_event(fixture: &Fixture, event: EventHandle) -> Outcome {
+fn refuses_event(fixture: &Fixture, event: EventHandle) -> CaseResult {
     let driver = fixture.driver();
     let (stream, other) = (fixture.stream()?, fixture.event()?);
     refused(driver.event_record(event, stream.handle), NO, "event_record")?;
@@ -76,11 +76,11 @@ fn refuses_event(fixture: &Fixture, event: EventHandle) -> Outcome {
     refused(driver.event_destroy(event), NO, "event_destroy")
 }
 
-fn unknown_events_are_refused(fixture: &Fixture) -> Outcome {
+fn unknown_events_are_refused(fixture: &Fixture) -> CaseResult {
     UNKNOWN.into_iter().try_for_each(|raw| refuses_event(fixture, EventHandle::from_raw(raw)))
 }
 
-fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> Outcome {
+fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let launch = thalweg_driver::Launch {
@@ -96,7 +96,7 @@ fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> Outcome {
     refused(driver.launch(stream.handle, &launch), NO, "launch")
 }
 
-fn unknown_code_is_refused(fixture: &Fixture) -> Outcome {
+fn unknown_code_is_refused(fixture: &Fixture) -> CaseResult {
     for raw in UNKNOWN {
         let module = ModuleHandle::from_raw(raw);
         refused(fixture.driver.function_get(module, "thalweg_add"), NO, "function_get")?;
@@ -106,7 +106,7 @@ fn unknown_code_is_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> Outcome {
+fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> CaseResult {
     let driver = fixture.driver();
     refused(driver.graph_describe(graph), NO, "graph_describe")?;
     refused(driver.graph_instantiate(graph, fixture.device), NO, "graph_instantiate")?;
@@ -118,12 +118,12 @@ fn refuses_graph(fixture: &Fixture, graph: GraphHandle) -> Outcome {
     refused(driver.graph_destroy(graph), NO, "graph_destroy")
 }
 
-fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> Outcome {
+fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> CaseResult {
     let stream = fixture.stream()?;
     refused(fixture.driver.graph_launch(exec, stream.handle), NO, "graph_launch")?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || Ok(()))?;
     refused(fixture.driver.graph_exec_update(exec, graph.handle), NO, "graph_exec_update")?;
-    let arguments = Arguments::new(thalweg_driver::DevicePointer::default(), 0, 0);
+    let arguments = KernelArguments::new(thalweg_driver::DevicePointer::default(), 0, 0);
     let set = fixture.kernels.with_launch(Kernel::Add, arguments, |launch| {
         fixture.driver.graph_exec_kernel_node_set_params(exec, GraphNodeHandle::from_raw(1), launch)
     });
@@ -131,7 +131,7 @@ fn refuses_exec(fixture: &Fixture, exec: GraphExecHandle) -> Outcome {
     refused(fixture.driver.graph_exec_destroy(exec), NO, "graph_exec_destroy")
 }
 
-fn unknown_graphs_are_refused(fixture: &Fixture) -> Outcome {
+fn unknown_graphs_are_refused(fixture: &Fixture) -> CaseResult {
     for raw in UNKNOWN {
         refuses_graph(fixture, GraphHandle::from_raw(raw))?;
         refuses_exec(fixture, GraphExecHandle::from_raw(raw))?;
@@ -145,7 +145,7 @@ fn unknown_graphs_are_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> Outcome {
+fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = driver.stream_create(fixture.device, 0)?;
     driver.stream_destroy(stream)?;
@@ -162,7 +162,7 @@ fn destroyed_streams_and_events_are_refused(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn unloaded_code_is_refused(fixture: &Fixture) -> Outcome {
+fn unloaded_code_is_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let host = host_module();
     let image = match driver.device_properties(fixture.device)?.image_kind {
@@ -177,7 +177,7 @@ fn unloaded_code_is_refused(fixture: &Fixture) -> Outcome {
     refuses_function(fixture, function)
 }
 
-fn destroyed_graphs_are_refused(fixture: &Fixture) -> Outcome {
+fn destroyed_graphs_are_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     driver.stream_begin_capture(stream.handle, CaptureMode::Relaxed)?;
@@ -190,7 +190,7 @@ fn destroyed_graphs_are_refused(fixture: &Fixture) -> Outcome {
 }
 
 /// What every call that takes a device pointer says to one that names no memory.
-fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> Outcome {
+fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> CaseResult {
     let driver = fixture.driver();
     let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
     let label = Label::here("a pointer that is not there");
@@ -204,7 +204,7 @@ fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> Outcome {
     refused_argument(driver.fill_async(stream.handle, &fill), "fill_async")
 }
 
-fn refuses_host_pointer(fixture: &Fixture, wrong: HostPointer) -> Outcome {
+fn refuses_host_pointer(fixture: &Fixture, wrong: HostPointer) -> CaseResult {
     let driver = fixture.driver();
     let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);
     let wrong_end = Endpoint::Pinned(wrong);
@@ -215,12 +215,12 @@ fn refuses_host_pointer(fixture: &Fixture, wrong: HostPointer) -> Outcome {
     refused_argument(fixture.copy(&stream, words.end(), wrong_end, 16), "copy_async from it")
 }
 
-fn null_pointers_are_refused(fixture: &Fixture) -> Outcome {
+fn null_pointers_are_refused(fixture: &Fixture) -> CaseResult {
     refuses_pointer(fixture, DevicePointer::new(0))?;
     refuses_host_pointer(fixture, HostPointer::new(0))
 }
 
-fn invented_pointers_are_refused(fixture: &Fixture) -> Outcome {
+fn invented_pointers_are_refused(fixture: &Fixture) -> CaseResult {
     // Addresses in the first page, and far outside what 64-bit processors translate: nothing can be there.
     for address in [0x40, 0x7000_0000_0000_0000] {
         refuses_pointer(fixture, DevicePointer::new(address))?;

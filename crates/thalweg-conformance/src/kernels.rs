@@ -1,6 +1,6 @@
 //! The kernels of the suites, twice: as PTX for cards and as host functions for the simulator.
 //!
-//! All take the same arguments ([`Arguments`]), so that one launch helper serves every kernel. The PTX is written by
+//! All take the same arguments ([`KernelArguments`]), so that one launch helper serves every kernel. The PTX is written by
 //! hand and kept to instructions of the oldest architecture that drivers still load: it needs no compiler, and any card
 //! takes it. Each kernel waits for `delay_us` first (the races of the litmus programs need kernels of different length)
 //! and then touches `count` words.
@@ -46,7 +46,7 @@ impl Kernel {
 
 /// The arguments of every kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Arguments {
+pub struct KernelArguments {
     /// The words that are written.
     pub target: DevicePointer,
     /// The words that [`Kernel::Copy`] reads; the others ignore it.
@@ -59,7 +59,7 @@ pub struct Arguments {
     pub delay_us: u32,
 }
 
-impl Arguments {
+impl KernelArguments {
     /// `count` words at `target`, with `value` and no delay.
     pub const fn new(target: DevicePointer, count: u64, value: u32) -> Self {
         Self { target, source: DevicePointer::new(0), count, value, delay_us: 0 }
@@ -154,7 +154,7 @@ impl KernelSet {
         driver: &dyn Driver,
         stream: StreamHandle,
         kernel: Kernel,
-        arguments: Arguments,
+        arguments: KernelArguments,
     ) -> Result<()> {
         let (accesses, count) = arguments.accesses(kernel);
         self.launch_declaring(driver, stream, kernel, arguments, &accesses[..count])
@@ -167,7 +167,7 @@ impl KernelSet {
         driver: &dyn Driver,
         stream: StreamHandle,
         kernel: Kernel,
-        arguments: Arguments,
+        arguments: KernelArguments,
         accesses: &[Access],
     ) -> Result<()> {
         self.describe(kernel, arguments, accesses, |launch| driver.launch(stream, launch))
@@ -178,7 +178,7 @@ impl KernelSet {
     pub fn with_launch<T>(
         &self,
         kernel: Kernel,
-        arguments: Arguments,
+        arguments: KernelArguments,
         act: impl FnOnce(&Launch<'_>) -> T,
     ) -> T {
         let (accesses, count) = arguments.accesses(kernel);
@@ -189,7 +189,7 @@ impl KernelSet {
     fn describe<T>(
         &self,
         kernel: Kernel,
-        arguments: Arguments,
+        arguments: KernelArguments,
         accesses: &[Access],
         act: impl FnOnce(&Launch<'_>) -> T,
     ) -> T {
@@ -214,8 +214,8 @@ pub fn host_module() -> HostModule {
 }
 
 fn run(kernel: Kernel, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let arguments = Arguments::unpack(launch.arguments)?;
-    let Arguments { target, source, value, delay_us, .. } = arguments;
+    let arguments = KernelArguments::unpack(launch.arguments)?;
+    let KernelArguments { target, source, value, delay_us, .. } = arguments;
     let count = arguments.count as usize;
     wait_us(delay_us);
     let target = launch.write::<u32>(target, count)?;

@@ -54,7 +54,7 @@ pub use child::holds_in_child;
 pub use compiled::compiler_accepts;
 pub use fixture::Fixture;
 pub(crate) use kernels::wait_us;
-pub use kernels::{Arguments, Kernel, KernelSet, PTX, host_module};
+pub use kernels::{Kernel, KernelArguments, KernelSet, PTX, host_module};
 
 use serde_json::json;
 use thalweg_driver::{Driver, Error, Result};
@@ -86,7 +86,7 @@ impl From<Error> for Stop {
 }
 
 /// How a case ends.
-pub type Outcome<T = ()> = std::result::Result<T, Stop>;
+pub type CaseResult<T = ()> = std::result::Result<T, Stop>;
 
 /// One case of the suite.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ pub struct Case {
     /// The part of the contract and the rule, as in `streams/run_in_order`.
     pub name: &'static str,
     /// The program.
-    pub run: fn(&Fixture) -> Outcome,
+    pub run: fn(&Fixture) -> CaseResult,
 }
 
 impl fmt::Debug for Case {
@@ -270,7 +270,7 @@ fn no_fixture(error: &Error) -> Stop {
     Stop::Failed(format!("the suite could not set itself up: {error}"))
 }
 
-fn attempt(run: impl FnOnce() -> Outcome) -> Option<Stop> {
+fn attempt(run: impl FnOnce() -> CaseResult) -> Option<Stop> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome.err(),
         Err(panic) => {

@@ -8,7 +8,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Buffer, Fixture, Stream, equal, refused, skip};
-use super::{Outcome, group};
+use super::{CaseResult, group};
 
 group! {
     "library":
@@ -20,7 +20,7 @@ group! {
     a_matmul_needs_a_stream,
 }
 
-fn require_matmul(fixture: &Fixture) -> Outcome {
+fn require_matmul(fixture: &Fixture) -> CaseResult {
     if fixture.driver.device_properties(fixture.device)?.libraries.matmul {
         return Ok(());
     }
@@ -120,7 +120,7 @@ fn read(fixture: &Fixture, stream: &Stream<'_>, buffer: &Buffer<'_>) -> Result<V
     Ok(words.into_iter().map(f32::from_bits).collect())
 }
 
-fn a_matmul_multiplies(fixture: &Fixture) -> Outcome {
+fn a_matmul_multiplies(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     let a = floats(fixture, &stream, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?;
@@ -131,7 +131,7 @@ fn a_matmul_multiplies(fixture: &Fixture) -> Outcome {
     equal(read(fixture, &stream, &d)?, vec![5.0, 11.0, 14.0, 23.0], "a product of 2×3 and 3×2")
 }
 
-fn a_matmul_reads_transposes_and_batches(fixture: &Fixture) -> Outcome {
+fn a_matmul_reads_transposes_and_batches(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     // Two batches. A is stored transposed, 3×2 each; B is one 3×2 matrix for both.
@@ -151,7 +151,7 @@ fn a_matmul_reads_transposes_and_batches(fixture: &Fixture) -> Outcome {
     equal(read(fixture, &stream, &d)?, expected, "two products with a transposed operand and a shared one")
 }
 
-fn a_matmul_adds_to_its_output(fixture: &Fixture) -> Outcome {
+fn a_matmul_adds_to_its_output(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     let one = floats(fixture, &stream, &[1.0, 2.0, 3.0, 4.0])?;
@@ -166,7 +166,7 @@ fn a_matmul_adds_to_its_output(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> Outcome {
+fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     let a = floats(fixture, &stream, &[2.0, 0.0, 0.0, 2.0])?;
@@ -179,7 +179,7 @@ fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> Outcome {
     equal(read(fixture, &stream, &x)?, vec![32.0, 64.0, 96.0, 128.0], "five doublings, each copied back")
 }
 
-fn a_matmul_is_captured(fixture: &Fixture) -> Outcome {
+fn a_matmul_is_captured(fixture: &Fixture) -> CaseResult {
     require_matmul(fixture)?;
     let stream = fixture.stream()?;
     let a = floats(fixture, &stream, &[2.0, 0.0, 0.0, 2.0])?;
@@ -195,7 +195,7 @@ fn a_matmul_is_captured(fixture: &Fixture) -> Outcome {
     equal(read(fixture, &stream, &x)?, vec![8.0, 16.0, 24.0, 32.0], "three launches of a captured doubling")
 }
 
-fn a_matmul_needs_a_stream(fixture: &Fixture) -> Outcome {
+fn a_matmul_needs_a_stream(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(4, 0)?;
     let operands = [contiguous(&buffer, 2), contiguous(&buffer, 2), contiguous(&buffer, 2)];
     let result = submit(fixture, StreamHandle::from_raw(0), product(2, 2, 2, operands));

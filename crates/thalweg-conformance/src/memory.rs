@@ -5,7 +5,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, holds, refused, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "memory":
@@ -34,7 +34,7 @@ group! {
     registered_memory_is_not_write_combined,
 }
 
-fn allocations_are_aligned_and_apart(fixture: &Fixture) -> Outcome {
+fn allocations_are_aligned_and_apart(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let sizes = [1, 3, 255, 256, 257, 4096, (1 << 20) + 3];
     let mut ranges = Vec::new();
@@ -52,13 +52,13 @@ fn allocations_are_aligned_and_apart(fixture: &Fixture) -> Outcome {
     holds(apart, "no two allocations share a byte")
 }
 
-fn no_bytes_are_refused(fixture: &Fixture) -> Outcome {
+fn no_bytes_are_refused(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     refused(driver.memory_allocate(fixture.device, 0), &[Code::InvalidValue], "memory_allocate of 0 bytes")?;
     refused(driver.host_allocate(0, HostFlags::default()), &[Code::InvalidValue], "host_allocate of 0 bytes")
 }
 
-fn a_free_counts_once(fixture: &Fixture) -> Outcome {
+fn a_free_counts_once(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pointer = driver.memory_allocate(fixture.device, 4096)?;
     refused_argument(driver.memory_free(pointer.offset(256)), "memory_free inside an allocation")?;
@@ -66,7 +66,7 @@ fn a_free_counts_once(fixture: &Fixture) -> Outcome {
     refused_argument(driver.memory_free(pointer), "memory_free twice")
 }
 
-fn running_out_is_an_error_that_passes(fixture: &Fixture) -> Outcome {
+fn running_out_is_an_error_that_passes(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let total = driver.memory_info(fixture.device)?.total_bytes;
     for bytes in [total + 1, total * 16] {
@@ -77,10 +77,10 @@ fn running_out_is_an_error_that_passes(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (3..67).collect(), "an allocation after running out of memory")
 }
 
-fn a_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
+fn a_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     let (stream, pinned) = (fixture.stream()?, fixture.pinned(4 << 10)?);
     let buffer = fixture.buffer(1 << 10)?;
-    let slow = Arguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
+    let slow = KernelArguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, pinned.end_at(0), buffer.end(), 4 << 10)?;
     drop(buffer);
@@ -91,21 +91,21 @@ fn a_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
     equal(pinned.bytes(4 << 10)?, [9, 0, 0, 0].repeat(1 << 10), "what was copied before the free")
 }
 
-fn require_pools(fixture: &Fixture) -> Outcome {
+fn require_pools(fixture: &Fixture) -> CaseResult {
     if fixture.driver.device_properties(fixture.device)?.memory_pools {
         return Ok(());
     }
     skip("the device has no memory pools")
 }
 
-fn pool_memory_is_ordered_by_the_stream(fixture: &Fixture) -> Outcome {
+fn pool_memory_is_ordered_by_the_stream(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let pool = driver.pool_create(fixture.device)?;
     for round in 0..20 {
         let pointer = driver.memory_allocate_async(pool, 4096, stream.handle)?;
-        fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, round))?;
+        fixture.launch(&stream, Kernel::Iota, KernelArguments::new(pointer, 1024, round))?;
         let seen = fixture.words_on(stream.handle, pointer, 1024)?;
         driver.memory_free_async(pointer, stream.handle)?;
         equal(seen, (round..round + 1024).collect(), "pool memory, written and read in order")?;
@@ -116,17 +116,17 @@ fn pool_memory_is_ordered_by_the_stream(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn pool_memory_moves_between_streams(fixture: &Fixture) -> Outcome {
+fn pool_memory_moves_between_streams(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let (first, second) = (fixture.stream()?, fixture.stream()?);
     let event = fixture.event()?;
     let pool = driver.pool_create(fixture.device)?;
     let pointer = driver.memory_allocate_async(pool, 400, first.handle)?;
-    fixture.launch(&first, Kernel::Iota, Arguments::new(pointer, 100, 1).with_delay_us(500))?;
+    fixture.launch(&first, Kernel::Iota, KernelArguments::new(pointer, 100, 1).with_delay_us(500))?;
     driver.event_record(event.handle, first.handle)?;
     driver.stream_wait_event(second.handle, event.handle)?;
-    fixture.launch(&second, Kernel::Add, Arguments::new(pointer, 100, 1))?;
+    fixture.launch(&second, Kernel::Add, KernelArguments::new(pointer, 100, 1))?;
     let seen = fixture.words_on(second.handle, pointer, 100)?;
     driver.memory_free_async(pointer, second.handle)?;
     driver.stream_synchronize(second.handle)?;
@@ -134,21 +134,21 @@ fn pool_memory_moves_between_streams(fixture: &Fixture) -> Outcome {
     equal(seen, (2..102).collect(), "pool memory of one stream, used and freed on another")
 }
 
-fn pool_memory_outlives_its_pool(fixture: &Fixture) -> Outcome {
+fn pool_memory_outlives_its_pool(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let pool = driver.pool_create(fixture.device)?;
     let pointer = driver.memory_allocate_async(pool, 256, stream.handle)?;
     driver.pool_destroy(pool)?;
-    fixture.launch(&stream, Kernel::Constant, Arguments::new(pointer, 64, 5))?;
+    fixture.launch(&stream, Kernel::Constant, KernelArguments::new(pointer, 64, 5))?;
     let seen = fixture.words_on(stream.handle, pointer, 64)?;
     driver.memory_free_async(pointer, stream.handle)?;
     driver.stream_synchronize(stream.handle)?;
     equal(seen, vec![5; 64], "memory of a pool that was given up")
 }
 
-fn a_pool_free_counts_once(fixture: &Fixture) -> Outcome {
+fn a_pool_free_counts_once(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let stream = fixture.stream()?;
@@ -164,7 +164,7 @@ fn a_pool_free_counts_once(fixture: &Fixture) -> Outcome {
     refused_argument(middle, "memory_free_async inside an allocation")
 }
 
-fn a_pool_is_given_up_once(fixture: &Fixture) -> Outcome {
+fn a_pool_is_given_up_once(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let stream = fixture.stream()?;
@@ -177,7 +177,7 @@ fn a_pool_is_given_up_once(fixture: &Fixture) -> Outcome {
     refused(allocation, no, "memory_allocate_async from a pool that was given up")
 }
 
-fn a_pool_says_what_it_holds(fixture: &Fixture) -> Outcome {
+fn a_pool_says_what_it_holds(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let stream = fixture.stream()?;
@@ -206,7 +206,7 @@ fn a_pool_says_what_it_holds(fixture: &Fixture) -> Outcome {
     refused(driver.pool_usage(pool), &[Code::InvalidHandle], "pool_usage of a pool that was given up")
 }
 
-fn a_pool_keeps_its_attributes(fixture: &Fixture) -> Outcome {
+fn a_pool_keeps_its_attributes(fixture: &Fixture) -> CaseResult {
     require_pools(fixture)?;
     let driver = fixture.driver();
     let pool = driver.pool_create(fixture.device)?;
@@ -226,14 +226,14 @@ fn a_pool_keeps_its_attributes(fixture: &Fixture) -> Outcome {
 }
 
 /// 256 KiB of managed memory, or the reason why there is none.
-fn managed(fixture: &Fixture) -> Outcome<DevicePointer> {
+fn managed(fixture: &Fixture) -> CaseResult<DevicePointer> {
     if !fixture.driver.device_properties(fixture.device)?.managed_memory {
         skip("the device has no managed memory")?;
     }
     Ok(fixture.driver.memory_allocate_managed(fixture.device, 256 << 10)?)
 }
 
-fn managed_memory_is_memory(fixture: &Fixture) -> Outcome {
+fn managed_memory_is_memory(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pointer = managed(fixture)?;
     let stream = fixture.stream()?;
@@ -253,7 +253,7 @@ fn managed_memory_is_memory(fixture: &Fixture) -> Outcome {
         }
     }
     let pinned = fixture.pinned(4096)?;
-    fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 1024, 3))?;
+    fixture.launch(&stream, Kernel::Iota, KernelArguments::new(pointer, 1024, 3))?;
     fixture.copy(&stream, pinned.end_at(0), Endpoint::Device(pointer), 4096)?;
     let seen = fixture.words_on(stream.handle, pointer, 1024)?;
     driver.memory_free(pointer)?;
@@ -263,7 +263,7 @@ fn managed_memory_is_memory(fixture: &Fixture) -> Outcome {
     refused_argument(driver.memory_free(pointer), "memory_free of managed memory, twice")
 }
 
-fn only_managed_memory_is_advised(fixture: &Fixture) -> Outcome {
+fn only_managed_memory_is_advised(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pointer = managed(fixture)?;
     let advise = |pointer, bytes| driver.memory_advise(pointer, bytes, MemoryAdvice::ReadMostly(true));
@@ -279,11 +279,11 @@ fn only_managed_memory_is_advised(fixture: &Fixture) -> Outcome {
         refused_argument(driver.memory_allocate_managed(fixture.device, 0), "managed memory of 0 bytes"),
     ];
     driver.memory_free(pointer)?;
-    answers.into_iter().collect::<Outcome>()?;
+    answers.into_iter().collect::<CaseResult>()?;
     refused_argument(advise(pointer, 4096), "memory_advise of memory that was freed")
 }
 
-fn pinned_memory_is_zeroed(fixture: &Fixture) -> Outcome {
+fn pinned_memory_is_zeroed(fixture: &Fixture) -> CaseResult {
     for _ in 0..3 {
         let pinned = fixture.pinned(5000)?;
         equal(pinned.bytes(5000)?, vec![0; 5000], "fresh pinned memory")?;
@@ -293,7 +293,7 @@ fn pinned_memory_is_zeroed(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn pinned_memory_is_read_and_written(fixture: &Fixture) -> Outcome {
+fn pinned_memory_is_read_and_written(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pinned = fixture.pinned(1000)?;
     driver.host_write(pinned.pointer.offset(997), &[1, 2, 3])?;
@@ -308,7 +308,7 @@ fn pinned_memory_is_read_and_written(fixture: &Fixture) -> Outcome {
     equal(tail, [2, 3], "the last two bytes")
 }
 
-fn pinned_memory_is_bounded(fixture: &Fixture) -> Outcome {
+fn pinned_memory_is_bounded(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pinned = fixture.pinned(100)?;
     driver.host_write(pinned.pointer, &[7; 100])?;
@@ -319,7 +319,7 @@ fn pinned_memory_is_bounded(fixture: &Fixture) -> Outcome {
     equal(pinned.bytes(100)?, vec![7; 100], "pinned memory after writes that were refused")
 }
 
-fn pinned_memory_is_freed_once(fixture: &Fixture) -> Outcome {
+fn pinned_memory_is_freed_once(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let pointer = driver.host_allocate(4096, HostFlags::default())?;
     refused_argument(driver.host_free(pointer.offset(64)), "host_free inside an allocation")?;
@@ -329,10 +329,10 @@ fn pinned_memory_is_freed_once(fixture: &Fixture) -> Outcome {
     refused_argument(driver.host_write(pointer, &[0; 4]), "host_write of freed memory")
 }
 
-fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
+fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let (buffer, pinned) = (fixture.buffer(1024)?, fixture.pinned(4096)?);
-    let slow = Arguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
+    let slow = KernelArguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, pinned.end_at(0), buffer.end(), 4096)?;
     drop(pinned);
@@ -342,7 +342,7 @@ fn a_pinned_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
     equal(next.bytes(4096)?, vec![0; 4096], "pinned memory that may be where freed memory was")
 }
 
-fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> Outcome {
+fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(16, 0)?;
@@ -369,14 +369,14 @@ fn every_kind_of_pinned_memory_works(fixture: &Fixture) -> Outcome {
 }
 
 /// Flags for memory that some threads touch before it is pinned, or the reason why there is none.
-fn registered(fixture: &Fixture, prefault_threads: u32) -> Outcome<HostFlags> {
+fn registered(fixture: &Fixture, prefault_threads: u32) -> CaseResult<HostFlags> {
     if !fixture.driver.device_properties(fixture.device)?.host_register {
         skip("the device cannot pin memory where it is")?;
     }
     Ok(HostFlags { method: HostMethod::Register { prefault_threads }, ..HostFlags::default() })
 }
 
-fn registered_memory_is_pinned_memory(fixture: &Fixture) -> Outcome {
+fn registered_memory_is_pinned_memory(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     for (threads, bytes) in [(0, 1), (1, 4096), (3, 40_001), (16, 1 << 20)] {
@@ -402,14 +402,14 @@ fn registered_memory_is_pinned_memory(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
+fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let flags = registered(fixture, 1)?;
     let stream = fixture.stream()?;
     let buffer = fixture.buffer(1 << 20)?;
     let pointer = driver.host_allocate(4 << 20, flags)?;
     driver.host_write(pointer, &[5; 64])?;
-    let slow = Arguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
+    let slow = KernelArguments::new(buffer.pointer, buffer.words, 9).with_delay_us(5_000);
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), 4 << 20)?;
     driver.host_free(pointer)?;
@@ -425,7 +425,7 @@ fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> Outcome {
     )
 }
 
-fn registered_memory_is_not_write_combined(fixture: &Fixture) -> Outcome {
+fn registered_memory_is_not_write_combined(fixture: &Fixture) -> CaseResult {
     let flags = HostFlags { write_combined: true, ..registered(fixture, 1)? };
     refused_argument(fixture.driver.host_allocate(4096, flags), "registered write-combined memory")
 }

@@ -7,7 +7,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, holds, refused, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, Stop, group};
+use super::{CaseResult, Kernel, KernelArguments, Stop, group};
 
 group! {
     "sharing":
@@ -24,7 +24,7 @@ group! {
 }
 
 /// A page that is made with the flags, or the reason why not.
-fn page_with(fixture: &Fixture, flags: PhysicalFlags) -> Outcome<(PhysicalHandle, u64)> {
+fn page_with(fixture: &Fixture, flags: PhysicalFlags) -> CaseResult<(PhysicalHandle, u64)> {
     let properties = fixture.driver.device_properties(fixture.device)?;
     let is_possible = properties.virtual_memory
         && match flags.share_as {
@@ -52,7 +52,7 @@ fn shared(share_as: HandleType) -> PhysicalFlags {
 }
 
 /// Reserves a page's range, maps the memory there, and lets the device touch it.
-fn map(fixture: &Fixture, physical: PhysicalHandle, page: u64) -> Outcome<DevicePointer> {
+fn map(fixture: &Fixture, physical: PhysicalHandle, page: u64) -> CaseResult<DevicePointer> {
     let driver = fixture.driver();
     let range = driver.address_reserve(fixture.device, page)?;
     driver.memory_map(range, page, physical, 0)?;
@@ -60,23 +60,23 @@ fn map(fixture: &Fixture, physical: PhysicalHandle, page: u64) -> Outcome<Device
     Ok(range)
 }
 
-fn unmap(fixture: &Fixture, range: DevicePointer, page: u64) -> Outcome {
+fn unmap(fixture: &Fixture, range: DevicePointer, page: u64) -> CaseResult {
     fixture.driver.memory_unmap(range, page)?;
     Ok(fixture.driver.address_free(range, page)?)
 }
 
 /// Writes through one address and reads through another, in stream order.
-fn is_one_memory(fixture: &Fixture, one: DevicePointer, other: DevicePointer) -> Outcome {
+fn is_one_memory(fixture: &Fixture, one: DevicePointer, other: DevicePointer) -> CaseResult {
     let stream = fixture.stream()?;
     for (from, to, value) in [(one, other, 3), (other, one, 90)] {
-        fixture.launch(&stream, Kernel::Iota, Arguments::new(from, 64, value))?;
+        fixture.launch(&stream, Kernel::Iota, KernelArguments::new(from, 64, value))?;
         let seen = fixture.words_on(stream.handle, to, 64)?;
         equal(seen, (value..value + 64).collect(), "shared memory, written by one and read by the other")?;
     }
     Ok(())
 }
 
-fn exported_is_the_same(fixture: &Fixture, share_as: HandleType) -> Outcome {
+fn exported_is_the_same(fixture: &Fixture, share_as: HandleType) -> CaseResult {
     let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(share_as))?;
     let handle = driver.physical_export(physical)?;
@@ -90,21 +90,21 @@ fn exported_is_the_same(fixture: &Fixture, share_as: HandleType) -> Outcome {
     Ok(driver.physical_release(physical)?)
 }
 
-fn an_exported_file_is_the_same_memory(fixture: &Fixture) -> Outcome {
+fn an_exported_file_is_the_same_memory(fixture: &Fixture) -> CaseResult {
     exported_is_the_same(fixture, HandleType::FileDescriptor)
 }
 
-fn an_exported_fabric_handle_is_the_same_memory(fixture: &Fixture) -> Outcome {
+fn an_exported_fabric_handle_is_the_same_memory(fixture: &Fixture) -> CaseResult {
     exported_is_the_same(fixture, HandleType::Fabric)
 }
 
-fn imported_memory_outlives_the_exporter(fixture: &Fixture) -> Outcome {
+fn imported_memory_outlives_the_exporter(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(HandleType::FileDescriptor))?;
     let one = map(fixture, physical, page)?;
     let imported = driver.physical_import(fixture.device, page, &driver.physical_export(physical)?)?;
     let stream = fixture.stream()?;
-    fixture.launch(&stream, Kernel::Iota, Arguments::new(one, 64, 8))?;
+    fixture.launch(&stream, Kernel::Iota, KernelArguments::new(one, 64, 8))?;
     driver.stream_synchronize(stream.handle)?;
     unmap(fixture, one, page)?;
     driver.physical_release(physical)?;
@@ -115,7 +115,7 @@ fn imported_memory_outlives_the_exporter(fixture: &Fixture) -> Outcome {
     equal(seen, (8..72).collect(), "imported memory after the exporter let go of it")
 }
 
-fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> Outcome {
+fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> CaseResult {
     let (physical, _) = page_with(fixture, PhysicalFlags::default())?;
     let exported = fixture.driver.physical_export(physical);
     fixture.driver.physical_release(physical)?;
@@ -123,7 +123,7 @@ fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> Outcome {
     refused_argument(fixture.driver.physical_export(physical), "physical_export of memory that is gone")
 }
 
-fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> Outcome {
+fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (physical, page) = page_with(fixture, shared(HandleType::FileDescriptor))?;
     let handle = driver.physical_export(physical)?;
@@ -139,7 +139,7 @@ fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> Outcome {
     holds(import.is_err(), "physical_import of a file that is no memory is an error")
 }
 
-fn memory_that_network_cards_reach_is_memory(fixture: &Fixture) -> Outcome {
+fn memory_that_network_cards_reach_is_memory(fixture: &Fixture) -> CaseResult {
     let flags = PhysicalFlags { gpu_direct_rdma: true, ..PhysicalFlags::default() };
     let (physical, page) = page_with(fixture, flags)?;
     let range = map(fixture, physical, page)?;
@@ -148,7 +148,7 @@ fn memory_that_network_cards_reach_is_memory(fixture: &Fixture) -> Outcome {
     Ok(fixture.driver.physical_release(physical)?)
 }
 
-fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> Outcome {
+fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffer = fixture.buffer(256)?;
     let handle = driver.ipc_export(buffer.pointer)?;
@@ -173,7 +173,7 @@ fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> Outcome {
     refused_argument(driver.ipc_close(opened), "ipc_close twice")
 }
 
-fn only_whole_plain_memory_is_exported(fixture: &Fixture) -> Outcome {
+fn only_whole_plain_memory_is_exported(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let buffer = fixture.buffer(1024)?;
     refused_argument(driver.ipc_export(buffer.pointer.offset(512)), "ipc_export inside an allocation")?;
@@ -184,14 +184,14 @@ fn only_whole_plain_memory_is_exported(fixture: &Fixture) -> Outcome {
     refused_argument(driver.ipc_export(gone), "ipc_export of memory that was freed")
 }
 
-fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> Outcome {
+fn what_is_no_handle_is_not_opened(fixture: &Fixture) -> CaseResult {
     let opened = fixture.driver.ipc_open(fixture.device, IpcHandle([7; 64]));
     let codes =
         [Code::InvalidValue, Code::InvalidHandle, Code::InvalidContext, Code::InvalidDevice, Code::MapFailed];
     refused(opened, &codes, "ipc_open of bytes that are no handle")
 }
 
-fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> Outcome {
+fn an_address_is_in_its_allocation_and_no_other(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let bytes = 3 << 20;
     let [pointer, other] =

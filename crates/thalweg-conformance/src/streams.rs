@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use thalweg_driver::{ExternalStream, Label};
 
 use super::fixture::{Fixture, equal, holds, refused_argument};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "streams":
@@ -27,7 +27,7 @@ group! {
     many_streams_live_at_once,
 }
 
-fn commands_run_in_order(fixture: &Fixture) -> Outcome {
+fn commands_run_in_order(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(1000, 0)?;
     // Each round adds, copies away and shifts: any two commands that swap places leave other numbers.
@@ -36,7 +36,7 @@ fn commands_run_in_order(fixture: &Fixture) -> Outcome {
     for round in 0..8 {
         fixture.add(&stream, &buffer, 1)?;
         let source = buffer.pointer;
-        let apart = Arguments::new(copy.pointer, 1000, round).with_source(source).with_delay_us(20);
+        let apart = KernelArguments::new(copy.pointer, 1000, round).with_source(source).with_delay_us(20);
         fixture.launch(&stream, Kernel::Copy, apart)?;
         fixture.copy(&stream, buffer.end_at(4), copy.end(), 3996)?;
         expected.iter_mut().for_each(|word| *word += 1);
@@ -47,7 +47,7 @@ fn commands_run_in_order(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, expected, "eight rounds of a kernel, a kernel and a copy")
 }
 
-fn a_query_sees_pending_work(fixture: &Fixture) -> Outcome {
+fn a_query_sees_pending_work(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     equal(fixture.driver.stream_query(stream.handle)?, true, "a query of a stream that never worked")?;
     let gate = fixture.gate(stream.handle)?;
@@ -57,7 +57,7 @@ fn a_query_sees_pending_work(fixture: &Fixture) -> Outcome {
     equal(fixture.driver.stream_query(stream.handle)?, true, "a query after synchronising")
 }
 
-fn synchronize_waits_for_the_stream(fixture: &Fixture) -> Outcome {
+fn synchronize_waits_for_the_stream(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let opened = Arc::new(AtomicBool::new(false));
     let gate = fixture.gate(stream.handle)?;
@@ -68,7 +68,7 @@ fn synchronize_waits_for_the_stream(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn synchronize_waits_for_the_device(fixture: &Fixture) -> Outcome {
+fn synchronize_waits_for_the_device(fixture: &Fixture) -> CaseResult {
     let (stream, _other) = (fixture.stream()?, fixture.stream()?);
     let opened = Arc::new(AtomicBool::new(false));
     let gate = fixture.gate(stream.handle)?;
@@ -79,7 +79,7 @@ fn synchronize_waits_for_the_device(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn work_outlives_its_stream(fixture: &Fixture) -> Outcome {
+fn work_outlives_its_stream(fixture: &Fixture) -> CaseResult {
     let buffer = fixture.iota(8, 0)?;
     let stream = fixture.stream()?;
     let gate = fixture.gate(stream.handle)?;
@@ -90,7 +90,7 @@ fn work_outlives_its_stream(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (10..18).collect(), "what a stream still did after it was given up")
 }
 
-fn priorities_are_clamped(fixture: &Fixture) -> Outcome {
+fn priorities_are_clamped(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (least, greatest) = driver.device_properties(fixture.device)?.stream_priority_range;
     for asked in [i32::MIN, greatest, 0, least, i32::MAX] {
@@ -102,7 +102,7 @@ fn priorities_are_clamped(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn a_stream_knows_its_device(fixture: &Fixture) -> Outcome {
+fn a_stream_knows_its_device(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let default = driver.default_stream(fixture.device)?;
@@ -110,12 +110,12 @@ fn a_stream_knows_its_device(fixture: &Fixture) -> Outcome {
     equal(driver.stream_device(default)?, fixture.device, "the device of the default stream")
 }
 
-fn the_default_stream_is_a_stream(fixture: &Fixture) -> Outcome {
+fn the_default_stream_is_a_stream(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     let buffer = fixture.iota(8, 0)?;
     for _ in 0..10 {
-        fixture.kernels.launch(driver, default, Kernel::Add, Arguments::new(buffer.pointer, 8, 1))?;
+        fixture.kernels.launch(driver, default, Kernel::Add, KernelArguments::new(buffer.pointer, 8, 1))?;
     }
     let event = fixture.event()?;
     driver.event_record(event.handle, default)?;
@@ -125,7 +125,7 @@ fn the_default_stream_is_a_stream(fixture: &Fixture) -> Outcome {
     equal(driver.stream_query(default)?, true, "the default stream after synchronising")
 }
 
-fn the_default_stream_cannot_be_destroyed(fixture: &Fixture) -> Outcome {
+fn the_default_stream_cannot_be_destroyed(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     refused_argument(driver.stream_destroy(default), "stream_destroy of the default stream")?;
@@ -133,12 +133,12 @@ fn the_default_stream_cannot_be_destroyed(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn the_default_stream_has_no_ties_to_others(fixture: &Fixture) -> Outcome {
+fn the_default_stream_has_no_ties_to_others(fixture: &Fixture) -> CaseResult {
     fixture.require_progress()?;
     let driver = fixture.driver();
     let default = driver.default_stream(fixture.device)?;
     let (stream, buffer) = (fixture.stream()?, fixture.buffer(4)?);
-    let arguments = Arguments::new(buffer.pointer, 4, 1);
+    let arguments = KernelArguments::new(buffer.pointer, 4, 1);
     let gate = fixture.gate(stream.handle)?;
     fixture.kernels.launch(driver, default, Kernel::Constant, arguments)?;
     fixture.eventually("the default stream, while a non-blocking stream is blocked", || {
@@ -156,7 +156,7 @@ fn the_default_stream_has_no_ties_to_others(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn streams_are_independent(fixture: &Fixture) -> Outcome {
+fn streams_are_independent(fixture: &Fixture) -> CaseResult {
     fixture.require_progress()?;
     let (blocked, free) = (fixture.stream()?, fixture.stream()?);
     let (one, two) = (fixture.iota(64, 0)?, fixture.iota(64, 0)?);
@@ -171,7 +171,7 @@ fn streams_are_independent(fixture: &Fixture) -> Outcome {
     equal(one.words()?, (1..65).collect(), "work of the stream that was blocked")
 }
 
-fn host_functions_run_in_order(fixture: &Fixture) -> Outcome {
+fn host_functions_run_in_order(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let log = Arc::new(Mutex::new(Vec::new()));
     for number in 0..50 {
@@ -184,7 +184,7 @@ fn host_functions_run_in_order(fixture: &Fixture) -> Outcome {
     equal(log, (0..50).collect(), "the order of host functions on one stream")
 }
 
-fn later_work_waits_for_host_functions(fixture: &Fixture) -> Outcome {
+fn later_work_waits_for_host_functions(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
     let pinned = fixture.pinned(16)?;
@@ -196,7 +196,7 @@ fn later_work_waits_for_host_functions(fixture: &Fixture) -> Outcome {
     equal(pinned.bytes(8)?, vec![0, 0, 0, 0, 1, 0, 0, 0], "the target of the copy afterwards")
 }
 
-fn a_stream_made_elsewhere_is_used(fixture: &Fixture) -> Outcome {
+fn a_stream_made_elsewhere_is_used(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let stream = fixture.stream()?;
     let buffer = fixture.iota(4, 0)?;
@@ -209,7 +209,7 @@ fn a_stream_made_elsewhere_is_used(fixture: &Fixture) -> Outcome {
     // Both handles name one queue: order holds across them.
     for _ in 0..10 {
         fixture.add(&stream, &buffer, 1)?;
-        fixture.kernels.launch(driver, wrapped, Kernel::Add, Arguments::new(buffer.pointer, 4, 1))?;
+        fixture.kernels.launch(driver, wrapped, Kernel::Add, KernelArguments::new(buffer.pointer, 4, 1))?;
     }
     driver.stream_synchronize(wrapped)?;
     equal(buffer.words()?, (20..24).collect(), "work through both handles of one stream")?;
@@ -219,7 +219,7 @@ fn a_stream_made_elsewhere_is_used(fixture: &Fixture) -> Outcome {
     equal(buffer.words()?, (21..25).collect(), "the stream after the wrapped handle was forgotten")
 }
 
-fn many_streams_live_at_once(fixture: &Fixture) -> Outcome {
+fn many_streams_live_at_once(fixture: &Fixture) -> CaseResult {
     let buffers: Vec<_> = (0..64).map(|_| fixture.iota(32, 0)).collect::<Result<_, _>>()?;
     let streams: Vec<_> = (0..64).map(|_| fixture.stream()).collect::<Result<_, _>>()?;
     for round in 1..=5 {

@@ -3,7 +3,7 @@
 use thalweg_driver::CaptureMode;
 
 use super::fixture::{Fixture, equal};
-use super::{Arguments, Kernel, Outcome, Stop, group};
+use super::{CaseResult, Kernel, KernelArguments, Stop, group};
 
 group! {
     "threads":
@@ -17,7 +17,7 @@ group! {
 const THREADS: u32 = 4;
 
 /// Runs the function on several threads and gives the first failure.
-fn together(run: impl Fn(u32) -> Outcome + Sync) -> Outcome {
+fn together(run: impl Fn(u32) -> CaseResult + Sync) -> CaseResult {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|number| {
@@ -32,7 +32,7 @@ fn together(run: impl Fn(u32) -> Outcome + Sync) -> Outcome {
     })
 }
 
-fn threads_work_on_their_own_streams(fixture: &Fixture) -> Outcome {
+fn threads_work_on_their_own_streams(fixture: &Fixture) -> CaseResult {
     together(|number| {
         let stream = fixture.stream()?;
         let (buffer, copy) = (fixture.iota(256, number)?, fixture.buffer(256)?);
@@ -47,7 +47,7 @@ fn threads_work_on_their_own_streams(fixture: &Fixture) -> Outcome {
     })
 }
 
-fn threads_share_a_stream(fixture: &Fixture) -> Outcome {
+fn threads_share_a_stream(fixture: &Fixture) -> CaseResult {
     let stream = fixture.stream()?;
     let buffer = fixture.iota(64, 0)?;
     together(|_| (0..100).try_for_each(|_| Ok(fixture.add(&stream, &buffer, 1)?)))?;
@@ -55,7 +55,7 @@ fn threads_share_a_stream(fixture: &Fixture) -> Outcome {
     equal(seen, (400..464).collect(), "additions of four threads on one stream")
 }
 
-fn threads_hand_work_over_by_events(fixture: &Fixture) -> Outcome {
+fn threads_hand_work_over_by_events(fixture: &Fixture) -> CaseResult {
     let driver = fixture.driver();
     let (producer, consumer) = (fixture.stream()?, fixture.stream()?);
     let (buffer, copy) = (fixture.iota(16, 0)?, fixture.buffer(16)?);
@@ -66,7 +66,7 @@ fn threads_hand_work_over_by_events(fixture: &Fixture) -> Outcome {
         let (to_producer, from_consumer) = std::sync::mpsc::sync_channel::<()>(0);
         let (ready, taken, buffer, copy) = (&ready, &taken, &buffer, &copy);
         let (producer, consumer) = (&producer, &consumer);
-        let consuming = scope.spawn(move || -> Outcome {
+        let consuming = scope.spawn(move || -> CaseResult {
             while let Ok(round) = from_producer.recv() {
                 driver.stream_wait_event(consumer.handle, ready.handle)?;
                 fixture.copy(consumer, copy.end(), buffer.end(), 64)?;
@@ -79,7 +79,7 @@ fn threads_hand_work_over_by_events(fixture: &Fixture) -> Outcome {
         });
         for round in 1..=30 {
             driver.stream_wait_event(producer.handle, taken.handle)?;
-            let slow = Arguments::new(buffer.pointer, 16, round).with_delay_us(100);
+            let slow = KernelArguments::new(buffer.pointer, 16, round).with_delay_us(100);
             fixture.launch(producer, Kernel::Iota, slow)?;
             driver.event_record(ready.handle, producer.handle)?;
             if to_consumer.send(round).is_err() || from_consumer.recv().is_err() {
@@ -91,7 +91,7 @@ fn threads_hand_work_over_by_events(fixture: &Fixture) -> Outcome {
     })
 }
 
-fn threads_make_and_give_up_objects(fixture: &Fixture) -> Outcome {
+fn threads_make_and_give_up_objects(fixture: &Fixture) -> CaseResult {
     together(|number| {
         for round in 0..40 {
             let (one, two, event) = (fixture.stream()?, fixture.stream()?, fixture.event()?);
@@ -108,7 +108,7 @@ fn threads_make_and_give_up_objects(fixture: &Fixture) -> Outcome {
     })
 }
 
-fn threads_capture_at_once(fixture: &Fixture) -> Outcome {
+fn threads_capture_at_once(fixture: &Fixture) -> CaseResult {
     together(|number| {
         for _ in 0..10 {
             let buffer = fixture.iota(16, number)?;

@@ -5,7 +5,7 @@ use thalweg_driver::{
 };
 
 use super::fixture::{Fixture, equal, refused, refused_argument, skip};
-use super::{Arguments, Kernel, Outcome, group};
+use super::{CaseResult, Kernel, KernelArguments, group};
 
 group! {
     "virtual_memory":
@@ -38,7 +38,7 @@ struct Pages<'f> {
 }
 
 impl<'f> Pages<'f> {
-    fn reserve(fixture: &'f Fixture, pages: u64) -> Outcome<Self> {
+    fn reserve(fixture: &'f Fixture, pages: u64) -> CaseResult<Self> {
         let properties = fixture.driver.device_properties(fixture.device)?;
         if !properties.virtual_memory {
             skip("the device has no virtual memory management")?;
@@ -75,12 +75,12 @@ impl<'f> Pages<'f> {
 
     fn write(&self, pointer: DevicePointer, value: u32) -> Result<()> {
         let stream = self.fixture.stream()?;
-        self.fixture.launch(&stream, Kernel::Iota, Arguments::new(pointer, 256, value))?;
+        self.fixture.launch(&stream, Kernel::Iota, KernelArguments::new(pointer, 256, value))?;
         self.fixture.driver.stream_synchronize(stream.handle)
     }
 
     #[track_caller]
-    fn expect(&self, pointer: DevicePointer, value: u32, what: &str) -> Outcome {
+    fn expect(&self, pointer: DevicePointer, value: u32, what: &str) -> CaseResult {
         let stream = self.fixture.stream()?;
         let seen = self.fixture.words_on(stream.handle, pointer, 256)?;
         equal(seen, (value..value + 256).collect(), what)
@@ -103,7 +103,7 @@ impl Drop for Pages<'_> {
     }
 }
 
-fn mapped_memory_is_memory(fixture: &Fixture) -> Outcome {
+fn mapped_memory_is_memory(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
     pages.map(1, 1, physical, 0)?;
@@ -116,7 +116,7 @@ fn mapped_memory_is_memory(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn remapped_memory_keeps_its_content(fixture: &Fixture) -> Outcome {
+fn remapped_memory_keeps_its_content(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = pages.create(1)?;
     pages.map(0, 1, physical, 0)?;
@@ -128,7 +128,7 @@ fn remapped_memory_keeps_its_content(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn two_mappings_are_one_memory(fixture: &Fixture) -> Outcome {
+fn two_mappings_are_one_memory(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
     pages.map(0, 1, physical, 0)?;
@@ -143,7 +143,7 @@ fn two_mappings_are_one_memory(fixture: &Fixture) -> Outcome {
 }
 
 /// CUDA maps from offset 0 only, to this day (`cuMemMap`: "offset - must be zero").
-fn parts_of_physical_memory_are_mapped(fixture: &Fixture) -> Outcome {
+fn parts_of_physical_memory_are_mapped(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = pages.create(2)?;
     pages.map(0, 2, physical, 0)?;
@@ -163,7 +163,7 @@ fn parts_of_physical_memory_are_mapped(fixture: &Fixture) -> Outcome {
     }
 }
 
-fn memory_outlives_its_handle(fixture: &Fixture) -> Outcome {
+fn memory_outlives_its_handle(fixture: &Fixture) -> CaseResult {
     let pages = Pages::reserve(fixture, 1)?;
     let physical = fixture.driver.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
     pages.map(0, 1, physical, 0)?;
@@ -174,7 +174,7 @@ fn memory_outlives_its_handle(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn several_mappings_make_one_range(fixture: &Fixture) -> Outcome {
+fn several_mappings_make_one_range(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let (first, second) = (pages.create(1)?, pages.create(1)?);
     pages.map(0, 1, first, 0)?;
@@ -188,7 +188,7 @@ fn several_mappings_make_one_range(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
-fn wrong_sizes_are_refused(fixture: &Fixture) -> Outcome {
+fn wrong_sizes_are_refused(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let (driver, device, page) = (fixture.driver(), fixture.device, pages.page);
     let physical = pages.create(1)?;
@@ -215,7 +215,7 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> Outcome {
     refused(map, no, "memory_map at an address inside a page")
 }
 
-fn a_range_is_mapped_once(fixture: &Fixture) -> Outcome {
+fn a_range_is_mapped_once(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
     pages.map(0, 1, physical, 0)?;
@@ -229,7 +229,7 @@ fn a_range_is_mapped_once(fixture: &Fixture) -> Outcome {
     refused(map, codes, "memory_map at an address that is not reserved")
 }
 
-fn unmapped_memory_is_not_there(fixture: &Fixture) -> Outcome {
+fn unmapped_memory_is_not_there(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let (driver, page) = (fixture.driver(), pages.page);
     let physical = pages.create(1)?;
@@ -248,7 +248,7 @@ fn unmapped_memory_is_not_there(fixture: &Fixture) -> Outcome {
     refused(read, codes, "a copy from memory that was unmapped")
 }
 
-fn handles_are_given_up_once(fixture: &Fixture) -> Outcome {
+fn handles_are_given_up_once(fixture: &Fixture) -> CaseResult {
     let pages = Pages::reserve(fixture, 2)?;
     let driver = fixture.driver();
     let physical = driver.physical_create(fixture.device, pages.page, PhysicalFlags::default())?;
@@ -261,7 +261,7 @@ fn handles_are_given_up_once(fixture: &Fixture) -> Outcome {
     refused_argument(driver.address_free(range, pages.page), "address_free twice")
 }
 
-fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> Outcome {
+fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(2)?;
     pages.map(0, 2, physical, 0)?;
@@ -274,7 +274,7 @@ fn a_mapping_is_unmapped_whole(fixture: &Fixture) -> Outcome {
 }
 
 /// Work at two addresses of the same memory, with nothing but streams and events between.
-fn aliases_are_ordered_by_streams(fixture: &Fixture) -> Outcome {
+fn aliases_are_ordered_by_streams(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
     pages.map(0, 1, physical, 0)?;
@@ -282,13 +282,13 @@ fn aliases_are_ordered_by_streams(fixture: &Fixture) -> Outcome {
     let (one, two) = (fixture.stream()?, fixture.stream()?);
     let event = fixture.event()?;
     for round in 0..20 {
-        let slow = Arguments::new(pages.at(0), 1024, round).with_delay_us(300);
+        let slow = KernelArguments::new(pages.at(0), 1024, round).with_delay_us(300);
         fixture.launch(&one, Kernel::Constant, slow)?;
         // The same stream, through the other address; then another stream, through the first.
-        fixture.launch(&one, Kernel::Add, Arguments::new(pages.at(1), 1024, 100).with_delay_us(300))?;
+        fixture.launch(&one, Kernel::Add, KernelArguments::new(pages.at(1), 1024, 100).with_delay_us(300))?;
         fixture.driver.event_record(event.handle, one.handle)?;
         fixture.driver.stream_wait_event(two.handle, event.handle)?;
-        fixture.launch(&two, Kernel::Add, Arguments::new(pages.at(0), 1024, 1000))?;
+        fixture.launch(&two, Kernel::Add, KernelArguments::new(pages.at(0), 1024, 1000))?;
         let seen = fixture.words_on(two.handle, pages.at(1), 1024)?;
         equal(seen, vec![1100 + round; 1024], "memory that was used through two addresses")?;
     }
@@ -297,17 +297,17 @@ fn aliases_are_ordered_by_streams(fixture: &Fixture) -> Outcome {
 }
 
 /// The same within one graph: how a capture's memory is put together anew, while its replays go on at the old addresses too.
-fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> Outcome {
+fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;
     pages.map(0, 1, physical, 0)?;
     let stream = fixture.stream()?;
     let graph = fixture.capture(&stream, CaptureMode::Relaxed, || {
-        fixture.launch(&stream, Kernel::Constant, Arguments::new(pages.at(0), 1024, 5))?;
+        fixture.launch(&stream, Kernel::Constant, KernelArguments::new(pages.at(0), 1024, 5))?;
         // It gets its second address in the middle of the capture.
         pages.map(1, 1, physical, 0)?;
         for (address, number) in [(1, 100), (0, 1_000), (1, 10_000)] {
-            let slow = Arguments::new(pages.at(address), 1024, number).with_delay_us(100);
+            let slow = KernelArguments::new(pages.at(address), 1024, number).with_delay_us(100);
             fixture.launch(&stream, Kernel::Add, slow)?;
         }
         Ok(())
@@ -316,7 +316,7 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> Outcome {
     let exec = driver.graph_instantiate(graph.handle, fixture.device)?;
     for round in 0..20 {
         driver.graph_launch(exec, stream.handle)?;
-        fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(round % 2), 1024, 1))?;
+        fixture.launch(&stream, Kernel::Add, KernelArguments::new(pages.at(round % 2), 1024, 1))?;
         let seen = fixture.words_on(stream.handle, pages.at((round + 1) % 2), 1024)?;
         equal(seen, vec![11_106; 1024], "memory that a graph uses through two addresses")?;
     }
@@ -327,20 +327,20 @@ fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> Outcome {
 
 /// How an allocator makes room without waiting: pages get a second address while work at the first is under way, and lose
 /// the first when that work is done and work at the second is under way.
-fn memory_moves_while_work_uses_it(fixture: &Fixture) -> Outcome {
+fn memory_moves_while_work_uses_it(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 4)?;
     let physical = [pages.create(1)?, pages.create(1)?];
     pages.map(0, 1, physical[0], 0)?;
     let stream = fixture.stream()?;
     let event = fixture.event()?;
-    fixture.launch(&stream, Kernel::Iota, Arguments::new(pages.at(0), 1024, 7).with_delay_us(3_000))?;
+    fixture.launch(&stream, Kernel::Iota, KernelArguments::new(pages.at(0), 1024, 7).with_delay_us(3_000))?;
     fixture.driver.event_record(event.handle, stream.handle)?;
     pages.map(2, 1, physical[0], 0)?;
     pages.map(3, 1, physical[1], 0)?;
-    fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(2), 1024, 1).with_delay_us(3_000))?;
+    fixture.launch(&stream, Kernel::Add, KernelArguments::new(pages.at(2), 1024, 1).with_delay_us(3_000))?;
     fixture.driver.event_synchronize(event.handle)?;
     pages.unmap(0, 1)?;
-    fixture.launch(&stream, Kernel::Add, Arguments::new(pages.at(2), 1024, 1))?;
+    fixture.launch(&stream, Kernel::Add, KernelArguments::new(pages.at(2), 1024, 1))?;
     let seen = fixture.words_on(stream.handle, pages.at(2), 1024)?;
     equal(seen, (9..1033).collect(), "memory that moved while work used it")?;
     pages.unmap(2, 2)?;
@@ -348,7 +348,7 @@ fn memory_moves_while_work_uses_it(fixture: &Fixture) -> Outcome {
 }
 
 /// One call opens many mappings to a device, and one call unmaps them.
-fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> Outcome {
+fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> CaseResult {
     const COUNT: u64 = 5;
     let mut pages = Pages::reserve(fixture, COUNT + 1)?;
     let driver = fixture.driver();
@@ -370,7 +370,7 @@ fn pages_are_mapped_one_by_one_and_opened_at_once(fixture: &Fixture) -> Outcome 
     Ok(())
 }
 
-fn captures_allow_all_of_it(fixture: &Fixture) -> Outcome {
+fn captures_allow_all_of_it(fixture: &Fixture) -> CaseResult {
     for mode in [CaptureMode::Relaxed, CaptureMode::ThreadLocal, CaptureMode::Global] {
         let stream = fixture.stream()?;
         let buffer = fixture.iota(8, 0)?;
@@ -381,7 +381,7 @@ fn captures_allow_all_of_it(fixture: &Fixture) -> Outcome {
             let physical = pages.create(1)?;
             pages.map(0, 1, physical, 0)?;
             pages.map(1, 1, physical, 0)?;
-            fixture.launch(&stream, Kernel::Constant, Arguments::new(pages.at(1), 8, 5))?;
+            fixture.launch(&stream, Kernel::Constant, KernelArguments::new(pages.at(1), 8, 5))?;
             pages.unmap(0, 1)?;
             kept = Some(pages);
             Ok(())
@@ -398,7 +398,7 @@ fn captures_allow_all_of_it(fixture: &Fixture) -> Outcome {
 }
 
 /// Plain memory may be copied by a stream of any device. Mapped memory has to be opened to it, which peer access does not do.
-fn copies_of_another_device_need_access(fixture: &Fixture) -> Outcome {
+fn copies_of_another_device_need_access(fixture: &Fixture) -> CaseResult {
     let (driver, device) = (fixture.driver(), fixture.device);
     let Some(other) =
         (0..driver.device_count()).find(|&other| driver.can_access_peer(other, device) == Ok(true))

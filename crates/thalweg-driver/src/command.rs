@@ -66,14 +66,14 @@ impl AccessMode {
 
 /// Bytes again and again at one distance.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Step {
+pub struct StrideStep {
     /// Bytes from each to the next.
     pub bytes: u64,
     /// How often; with 1 the step is none.
     pub count: u64,
 }
 
-impl Step {
+impl StrideStep {
     /// No step.
     pub const NONE: Self = Self { bytes: 0, count: 1 };
 }
@@ -95,7 +95,7 @@ pub enum Touch {
         /// Bytes that follow one another; at least 1.
         chunk_bytes: u64,
         /// From the shortest step to the longest.
-        steps: [Step; STEPS],
+        steps: [StrideStep; STEPS],
     },
     /// Some bytes, which ones is not said: it depends on data, most likely.
     Some {
@@ -107,8 +107,8 @@ pub enum Touch {
 impl Touch {
     /// The first `chunk_bytes` of every `step_bytes`, `count` times.
     pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
-        let first = Step { bytes: step_bytes, count };
-        Self::Strided { chunk_bytes, steps: [first, Step::NONE, Step::NONE, Step::NONE] }
+        let first = StrideStep { bytes: step_bytes, count };
+        Self::Strided { chunk_bytes, steps: [first, StrideStep::NONE, StrideStep::NONE, StrideStep::NONE] }
     }
 
     /// Returns which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
@@ -118,7 +118,7 @@ impl Touch {
         dimensions.sort_unstable_by_key(|&(_, stride)| stride);
         let points = dimensions.iter().fold(1, |points: u64, (extent, _)| points.saturating_mul(*extent));
         // Elements that follow one another, elements from the first to behind the last, and the steps between.
-        let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[Step; STEPS]>::new());
+        let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[StrideStep; STEPS]>::new());
         for (extent, stride) in dimensions {
             let whole = (extent - 1) * stride;
             let nests = stride >= reach && steps.len() < STEPS;
@@ -129,7 +129,7 @@ impl Touch {
                 Some(last) if stride % last.bytes == 0 && stride / last.bytes <= last.count => {
                     last.count += whole / last.bytes;
                 }
-                _ if nests => steps.push(Step { bytes: stride, count: extent }),
+                _ if nests => steps.push(StrideStep { bytes: stride, count: extent }),
                 // They interleave, or are too many.
                 _ => return Self::Some { most_bytes: points.saturating_mul(element_bytes) },
             }
@@ -138,9 +138,9 @@ impl Touch {
         if steps.is_empty() {
             return Self::All;
         }
-        let mut list = [Step::NONE; STEPS];
-        for (place, Step { bytes, count }) in list.iter_mut().zip(steps) {
-            *place = Step { bytes: bytes * element_bytes, count };
+        let mut list = [StrideStep::NONE; STEPS];
+        for (place, StrideStep { bytes, count }) in list.iter_mut().zip(steps) {
+            *place = StrideStep { bytes: bytes * element_bytes, count };
         }
         Self::Strided { chunk_bytes: chunk * element_bytes, steps: list }
     }
@@ -319,7 +319,7 @@ mod tests {
         );
         assert_eq!(touch(&[(5, 4), (3, 2)]), Touch::rows(4, 8, 11), "windows that slide by two");
         assert_eq!(touch(&[(1, 100), (3, 1), (4, 1)]), Touch::All, "a window that slides");
-        let steps = [(32, 3), (400, 2), (0, 1), (0, 1)].map(|(bytes, count)| Step { bytes, count });
+        let steps = [(32, 3), (400, 2), (0, 1), (0, 1)].map(|(bytes, count)| StrideStep { bytes, count });
         let block = Touch::Strided { chunk_bytes: 16, steps };
         assert_eq!(touch(&[(2, 100), (3, 8), (4, 1)]), block, "planes with gaps between them");
         let some = |most_bytes| Touch::Some { most_bytes };

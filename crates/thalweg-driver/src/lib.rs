@@ -35,7 +35,8 @@ mod properties;
 
 pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
 pub use command::{
-    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, Step, Touch,
+    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, StrideStep,
+    Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_memory::{DeviceAllocator, Settings, StreamId};
-use thalweg_memory_tools::replay::{Program, Replay, ReplayUpstream};
+use thalweg_memory_tools::replay::{RecordedProgram, Replay, ReplayUpstream};
 use thalweg_snapshot::{Action, Event};
 
 const SAMPLES: usize = 3;
@@ -38,7 +38,7 @@ impl Random {
 }
 
 /// The program of a trace of about so many events.
-fn program(events: u64) -> Program {
+fn program(events: u64) -> RecordedProgram {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let stream = StreamId::from_raw(0);
     let entry = |action, slot: u64, size_bytes| {
@@ -55,7 +55,7 @@ fn program(events: u64) -> Program {
         trace.push(entry(Action::FreeCompleted, slot, bytes));
         trace.push(entry(Action::Alloc, slot, sizes[slot as usize]));
     }
-    Program::from_trace(&trace).expect("it is a trace")
+    RecordedProgram::from_trace(&trace).expect("it is a trace")
 }
 
 /// How long this thread has had a core, where the system says it.
@@ -65,7 +65,7 @@ fn core_time() -> Option<Duration> {
 }
 
 /// Millions of events a second: on the clock, and by the time on a core.
-fn replay(program: &Program, events: u64, settings: &str, with_tags: bool) -> (f64, f64) {
+fn replay(program: &RecordedProgram, events: u64, settings: &str, with_tags: bool) -> (f64, f64) {
     let new = if with_tags { Replay::new } else { Replay::without_tags };
     let settings = Settings::parse(settings).expect("these are settings");
     let rate = |time: Duration| events as f64 / 1e6 / time.as_secs_f64();

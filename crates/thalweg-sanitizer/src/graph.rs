@@ -81,7 +81,7 @@ impl Graph {
 
 /// Where a node is in its chain.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct ChainPosition {
     pub(super) chain: u32,
     /// Whether nodes of other chains depend on it.
     pub(super) is_awaited: bool,
@@ -94,7 +94,7 @@ pub(super) struct Executable {
     pub(super) nodes: Vec<Node>,
     /// Its nodes by the names that they have in that graph.
     pub(super) names: FxHashMap<GraphNodeHandle, u32>,
-    pub(super) places: Arc<[Place]>,
+    pub(super) places: Arc<[ChainPosition]>,
     /// One a chain.
     pub(super) strands: SmallVec<[Strand; 2]>,
     /// What comes before the next launch: the end of the last one.
@@ -102,8 +102,8 @@ pub(super) struct Executable {
 }
 
 /// Cuts a graph into chains, and says how many there are.
-pub(super) fn chains(nodes: &[Node]) -> (Vec<Place>, u32) {
-    let mut places: Vec<Place> = Vec::with_capacity(nodes.len());
+pub(super) fn chains(nodes: &[Node]) -> (Vec<ChainPosition>, u32) {
+    let mut places: Vec<ChainPosition> = Vec::with_capacity(nodes.len());
     // The chain that a node is the last of.
     let mut ends: FxHashMap<u32, u32> = FxHashMap::default();
     let mut count = 0;
@@ -122,7 +122,7 @@ pub(super) fn chains(nodes: &[Node]) -> (Vec<Place>, u32) {
             }
         }
         ends.insert(index as u32, chain);
-        places.push(Place { chain, is_awaited: false });
+        places.push(ChainPosition { chain, is_awaited: false });
     }
     (places, count)
 }

@@ -96,7 +96,7 @@ pub(super) enum Written {
 
 /// What is known of the bytes of a span.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct State {
+pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
     /// What came since then, without what comes before others of them: reads, and writes of some bytes of a range.
@@ -107,7 +107,7 @@ pub(super) struct State {
     pub(super) block: BlockId,
 }
 
-impl State {
+impl ShadowState {
     /// All that is remembered.
     pub(super) fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.write.iter().chain(&self.since)
@@ -142,7 +142,7 @@ pub(super) struct Seen<'a> {
     pub(super) first: u64,
     pub(super) end: u64,
     pub(super) rows: u64,
-    pub(super) state: &'a mut State,
+    pub(super) state: &'a mut ShadowState,
 }
 
 /// Whoever is shown spans.
@@ -151,7 +151,7 @@ type Visit<'a> = &'a mut dyn FnMut(Seen<'_>);
 #[derive(Clone, PartialEq, Eq)]
 enum Content {
     /// All bytes have this history.
-    Even(State),
+    Even(ShadowState),
     Rows(Box<Rows>),
 }
 
@@ -188,10 +188,10 @@ impl Shadow {
     /// `bytes` that nobody has touched.
     pub(super) fn new(bytes: u64, is_written: bool) -> Self {
         let written = if is_written { Written::Yes } else { Written::No };
-        Self::even(bytes, State { written, ..State::default() })
+        Self::even(bytes, ShadowState { written, ..ShadowState::default() })
     }
 
-    fn even(bytes: u64, state: State) -> Self {
+    fn even(bytes: u64, state: ShadowState) -> Self {
         Self { spans: BTreeMap::from([(0, Span { end: bytes, content: Content::Even(state) })]) }
     }
 
@@ -357,17 +357,17 @@ impl Shadow {
         self.cut(start);
         self.cut(end);
         let span = self.spans.get_mut(&start).expect("cut above");
-        let content = std::mem::replace(&mut span.content, Content::Even(State::default()));
+        let content = std::mem::replace(&mut span.content, Content::Even(ShadowState::default()));
         let row = Self { spans: BTreeMap::from([(0, Span { end: step, content })]) };
         span.content = Content::Rows(Box::new(Rows { step, row }));
     }
 
     /// Shows every span that meets a range, uncut.
-    pub(super) fn look(&self, start: u64, end: u64, mut visit: impl FnMut(u64, u64, &State)) {
+    pub(super) fn look(&self, start: u64, end: u64, mut visit: impl FnMut(u64, u64, &ShadowState)) {
         self.look_in(start, end, 0, &mut visit);
     }
 
-    fn look_in(&self, start: u64, end: u64, base: u64, visit: &mut dyn FnMut(u64, u64, &State)) {
+    fn look_in(&self, start: u64, end: u64, base: u64, visit: &mut dyn FnMut(u64, u64, &ShadowState)) {
         let before = self.spans.range(..=start).next_back().map_or(start, |(&first, _)| first);
         for (&first, span) in self.spans.range(before..end) {
             if span.end <= start {
@@ -483,7 +483,7 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thalweg_driver::{Access, Step, Touch};
+    use thalweg_driver::{Access, StrideStep, Touch};
     use thalweg_sim::schedules::SplitMix;
 
     fn write(shadow: &mut Shadow, bytes: &Bytes, block: BlockId) -> u64 {
@@ -524,12 +524,12 @@ mod tests {
             let mut below = |end: u64| random.below(end as usize) as u64;
             let start = below(bytes);
             let chunk_bytes = 1 + below(8);
-            let (mut reach, mut steps) = (chunk_bytes, [Step::NONE; thalweg_driver::STEPS]);
+            let (mut reach, mut steps) = (chunk_bytes, [StrideStep::NONE; thalweg_driver::STEPS]);
             let mut list: Vec<u64> = (start..start + chunk_bytes).collect();
             for step in steps.iter_mut().take(below(4) as usize) {
                 // Steps that others have too are more likely, as in programs.
                 let length = [12, 24, 48, 96, reach, reach + below(20)][below(6) as usize].max(reach);
-                *step = Step { bytes: length, count: 1 + below(7) };
+                *step = StrideStep { bytes: length, count: 1 + below(7) };
                 list = list.iter().flat_map(|at| (0..step.count).map(move |i| at + i * length)).collect();
                 reach += length * (step.count - 1);
             }

@@ -8,7 +8,7 @@ use super::clock::Clock;
 use super::finding::FindingKind;
 use super::graph::Owner;
 use super::model::Model;
-use super::shadow::{BlockId, Mark, MarkKind, Seen, State, Written};
+use super::shadow::{BlockId, Mark, MarkKind, Seen, ShadowState, Written};
 use super::space::{ELSEWHERE, ObjectId, ObjectKind, Piece, Pieces};
 
 /// Something is wrong with an access.
@@ -58,7 +58,7 @@ struct Look<'a> {
 
 impl Look<'_> {
     /// The mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it can be.
-    fn conflict(&self, state: &State) -> Option<Mark> {
+    fn conflict(&self, state: &ShadowState) -> Option<Mark> {
         // What was given back stays so, however well the use of it is ordered.
         let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
         if write.is_some() {

@@ -15,14 +15,14 @@ use thalweg_driver::{
 };
 
 use super::SimDriver;
-use super::control::Step;
+use super::control::CallKind;
 use super::executor::{Body, CommandId, Frontier};
 use super::executor::{collective, transfer};
 use super::machine::Locked;
-use super::memory::Sharing;
+use super::memory::SpanAccess;
 use super::objects::graph_memory;
-use super::refusal::{Outcome, Refusal};
-use super::state::{State, unknown};
+use super::refusal::{CallResult, Refusal};
+use super::state::{MachineState, unknown};
 use crate::executor::faults::Point;
 use crate::executor::task::{HostTarget, Task, Work};
 use crate::executor::transfer::take_away;
@@ -35,13 +35,21 @@ impl SimDriver {
         self.process.check(call, "the simulated GPU")
     }
 
-    fn enter<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+    fn enter<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
+    ) -> Result<T> {
         self.check_process(call)?;
-        let entered = self.machine.call(call, Step::Other);
+        let entered = self.machine.call(call, CallKind::Other);
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
-    fn submit<T>(&self, call: &'static str, body: impl FnOnce(&mut State) -> Outcome<T>) -> Result<T> {
+    fn submit<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
+    ) -> Result<T> {
         self.check_process(call)?;
         let entered = self.machine.lock_to_submit(call);
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
@@ -50,10 +58,10 @@ impl SimDriver {
     fn enter_and_wait<T>(
         &self,
         call: &'static str,
-        body: impl FnOnce(Locked<'_>) -> Outcome<T>,
+        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
     ) -> Result<T> {
         self.check_process(call)?;
-        self.machine.call(call, Step::Other).and_then(body).map_err(|refusal| refusal.of(call))
+        self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
     /// The same for a call that looks at what others change, by a number.
@@ -61,17 +69,17 @@ impl SimDriver {
         &self,
         call: &'static str,
         object: u64,
-        body: impl FnOnce(Locked<'_>) -> Outcome<T>,
+        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
     ) -> Result<T> {
         self.check_process(call)?;
-        self.machine.call(call, Step::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
+        self.machine.call(call, CallKind::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
     fn query(
         &self,
         call: &'static str,
         object: u64,
-        find: impl FnOnce(&mut State) -> Outcome<Frontier>,
+        find: impl FnOnce(&mut MachineState) -> CallResult<Frontier>,
     ) -> Result<bool> {
         self.check_process(call)?;
         self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
@@ -286,7 +294,7 @@ impl Driver for SimDriver {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate")?;
             state.executor.faults.pass(Point::DeviceMemory)?;
-            state.memory.plain_allocate(device, bytes, Sharing::Plain).map(DevicePointer::new)
+            state.memory.plain_allocate(device, bytes, SpanAccess::Plain).map(DevicePointer::new)
         })
     }
 
@@ -295,7 +303,7 @@ impl Driver for SimDriver {
             state.usable(device)?;
             state.forbid_in_capture("memory_allocate_managed")?;
             state.executor.faults.pass(Point::DeviceMemory)?;
-            state.memory.plain_allocate(device, bytes, Sharing::Managed).map(DevicePointer::new)
+            state.memory.plain_allocate(device, bytes, SpanAccess::Managed).map(DevicePointer::new)
         })
     }
 
@@ -310,7 +318,7 @@ impl Driver for SimDriver {
             locked.memory.check_not_open(address)?;
             locked.forbid_in_capture("memory_free")?;
             let work = locked.device_frontier(device);
-            let find = |state: &State| {
+            let find = |state: &MachineState| {
                 state.memory.check_not_open(address)?;
                 state.memory.plain_pieces(address).map(|(_, pieces)| pieces)
             };
@@ -361,7 +369,7 @@ impl Driver for SimDriver {
     fn memory_unmap(&self, pointer: DevicePointer, bytes: u64) -> Result<()> {
         let address = pointer.address();
         self.enter_and_wait("cuMemUnmap", |locked| {
-            let find = |state: &State| state.memory.mapped_pieces(address, bytes);
+            let find = |state: &MachineState| state.memory.mapped_pieces(address, bytes);
             take_away(locked, find, |state| state.memory.unmap(address, bytes))
         })
     }
@@ -414,7 +422,7 @@ impl Driver for SimDriver {
         self.enter_and_wait("cuIpcCloseMemHandle", |mut locked| {
             locked.memory.opened_pieces(address)?;
             locked.forbid_in_capture("ipc_close")?;
-            let find = |state: &State| state.memory.opened_pieces(address);
+            let find = |state: &MachineState| state.memory.opened_pieces(address);
             take_away(locked, find, |state| state.memory.ipc_close(address))
         })
     }
@@ -519,7 +527,8 @@ impl Driver for SimDriver {
             locked.forbid_in_capture("host_free")?;
             let devices = 0..locked.devices.len() as u32;
             let work: Vec<CommandId> = devices.flat_map(|device| locked.device_frontier(device)).collect();
-            let find = |state: &State| Ok(SmallVec::from_slice(&[state.memory.pinned_piece(address)?]));
+            let find =
+                |state: &MachineState| Ok(SmallVec::from_slice(&[state.memory.pinned_piece(address)?]));
             take_away(locked.wait_for(&work)?, find, |state| state.memory.pinned_free(address))
         })
     }

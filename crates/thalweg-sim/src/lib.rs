@@ -58,7 +58,7 @@ pub use control::threads::{Seat, SimThread};
 pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 
 use self::control::watch::Limit;
-use self::control::{Condition, Step, Wait};
+use self::control::{CallKind, Condition, Wait};
 
 /// The most devices of a driver: access rights are kept as one bit a device.
 const MAX_DEVICES: u32 = 64;
@@ -136,7 +136,7 @@ impl SimDriver {
         call: &'static str,
         mut config: SimConfig,
         is_controlled: bool,
-    ) -> Result<(state::State, SimConfig)> {
+    ) -> Result<(state::MachineState, SimConfig)> {
         static NUMBER: AtomicU16 = AtomicU16::new(0);
         config.memory_bytes -= config.memory_bytes % memory::backing::PAGE_BYTES;
         let most_bytes = 1 << memory::PHYSICAL_BITS;
@@ -153,7 +153,7 @@ impl SimDriver {
         // 0 is no number of a driver. After 65,535 drivers a number comes round again, and with it the chance that a
         // handle of a driver long gone is taken for one of ours.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) % (u16::MAX >> 1) + 1;
-        let state = state::State::new(number, config.devices, config.memory_bytes, is_controlled)
+        let state = state::MachineState::new(number, config.devices, config.memory_bytes, is_controlled)
             .map_err(|error| refused(call, &config, &error))?;
         Ok((state, config))
     }
@@ -214,7 +214,7 @@ impl SimDriver {
     pub fn pass(&self) -> Result<()> {
         const CALL: &str = "SimDriver::pass";
         self.check_controlled(CALL)?;
-        self.machine.call(CALL, Step::Look(0)).map(drop).map_err(|refusal| refusal.of(CALL))
+        self.machine.call(CALL, CallKind::Look(0)).map(drop).map_err(|refusal| refusal.of(CALL))
     }
 
     /// Gives the run so much time from now on, and takes any earlier limit back. A run that takes longer is ended: calls that
@@ -309,10 +309,10 @@ impl SimDriver {
     fn in_run<T>(
         &self,
         call: &'static str,
-        body: impl FnOnce(&mut state::State) -> refusal::Outcome<T>,
+        body: impl FnOnce(&mut state::MachineState) -> refusal::CallResult<T>,
     ) -> Result<T> {
         self.check_controlled(call)?;
-        let entered = self.machine.call(call, Step::Other);
+        let entered = self.machine.call(call, CallKind::Other);
         entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
     }
 
@@ -325,7 +325,7 @@ impl SimDriver {
         is_blocking: bool,
     ) -> Result<ExternalStream> {
         const CALL: &str = "cuStreamCreateWithPriority";
-        let entered = self.machine.call(CALL, Step::Other);
+        let entered = self.machine.call(CALL, CallKind::Other);
         let created = entered.and_then(|mut locked| locked.stream_create(device, priority, is_blocking));
         let cuda_stream = created.map_err(|refusal| refusal.of(CALL))?;
         // SAFETY: the simulator checks such numbers like handles: no number is unsafe to it.
@@ -335,7 +335,7 @@ impl SimDriver {
     /// Destroys such a stream. Adopted handles of it become invalid; work on it still runs to its end.
     pub fn external_stream_destroy(&self, stream: ExternalStream) -> Result<()> {
         const CALL: &str = "cuStreamDestroy";
-        let entered = self.machine.call(CALL, Step::Other);
+        let entered = self.machine.call(CALL, CallKind::Other);
         let destroyed = entered.and_then(|mut locked| locked.stream_destroy(stream.cuda_stream()));
         destroyed.map_err(|refusal| refusal.of(CALL))
     }

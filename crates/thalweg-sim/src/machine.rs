@@ -1,6 +1,6 @@
 //! The machine: one lock around all state, the threads that execute commands, and how threads wait.
 //!
-//! Every call of the driver and every step of a worker is a short critical section on one [`State`]. Commands run outside
+//! Every call of the driver and every step of a worker is a short critical section on one [`MachineState`]. Commands run outside
 //! it. [`Locked`] is the only way in; when it is dropped it wakes exactly those threads for which something changed, after
 //! the lock is free.
 //!
@@ -20,12 +20,12 @@ use std::{fmt, io};
 
 use smallvec::SmallVec;
 
-use super::control::{Control, Step, Wait};
+use super::control::{CallKind, Control, Wait};
 use super::executor::{Claim, CommandId, Frontier, Job, Start};
 use super::memory::Piece;
-use super::refusal::Outcome;
+use super::refusal::CallResult;
 use super::schedules::Schedule;
-use super::state::State;
+use super::state::MachineState;
 use crate::executor::task::Work;
 
 /// How long a thread looks around before it sleeps.
@@ -38,9 +38,9 @@ const HOST_THREADS: usize = 64;
 /// otherwise fill the host's memory.
 pub(super) const QUEUE_COMMANDS: usize = 1 << 16;
 
-/// State, and what threads wait on.
+/// The state of a machine, and what its threads wait on.
 pub(super) struct Machine {
-    state: Mutex<State>,
+    state: Mutex<MachineState>,
     /// Workers without work.
     work: Condvar,
     /// Threads for host functions without a host function.
@@ -84,7 +84,7 @@ impl fmt::Debug for Machine {
 
 impl Machine {
     /// Starts `workers` threads, and one for host functions.
-    pub(super) fn start(state: State, workers: usize) -> io::Result<Arc<Self>> {
+    pub(super) fn start(state: MachineState, workers: usize) -> io::Result<Arc<Self>> {
         let machine = Arc::new(Self::new(state));
         {
             let mut locked = machine.lock();
@@ -110,7 +110,7 @@ impl Machine {
     }
 
     /// A machine without workers, on which the schedule decides. The calling thread has the turn.
-    pub(super) fn start_controlled(mut state: State, schedule: Box<dyn Schedule>) -> Arc<Self> {
+    pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
         let machine = Arc::new(Self::new(state));
@@ -118,7 +118,7 @@ impl Machine {
         machine
     }
 
-    fn new(state: State) -> Self {
+    fn new(state: MachineState) -> Self {
         Self {
             is_controlled: state.control.is_some(),
             state: Mutex::new(state),
@@ -139,7 +139,7 @@ impl Machine {
 
     /// Enters the critical section for a call of the program.
     #[inline]
-    pub(super) fn call(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
+    pub(super) fn call(self: &Arc<Self>, call: &'static str, step: CallKind) -> CallResult<Locked<'_>> {
         if self.is_controlled {
             return self.call_in_turn(call, step);
         }
@@ -151,9 +151,9 @@ impl Machine {
         self: &Arc<Self>,
         call: &'static str,
         object: u64,
-        find: impl FnOnce(&mut State) -> Outcome<Frontier>,
-    ) -> Outcome<bool> {
-        let mut locked = self.call(call, Step::Query(object))?;
+        find: impl FnOnce(&mut MachineState) -> CallResult<Frontier>,
+    ) -> CallResult<bool> {
+        let mut locked = self.call(call, CallKind::Query(object))?;
         let unfinished = find(&mut locked)?;
         if self.is_controlled {
             locked.answer(object, &unfinished);
@@ -185,8 +185,8 @@ impl Machine {
     }
 
     /// Enters the critical section once the queue has room.
-    pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
-        let mut locked = self.call(call, Step::Submit)?;
+    pub(super) fn lock_to_submit(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
+        let mut locked = self.call(call, CallKind::Submit)?;
         if locked.executor.live() >= QUEUE_COMMANDS {
             locked.workers.throttled += 1;
             locked = locked.wait_until(Wait::Room)?;
@@ -273,19 +273,19 @@ impl Machine {
 pub(super) struct Locked<'a> {
     machine: &'a Arc<Machine>,
     /// `None` only while it is being dropped.
-    guard: Option<MutexGuard<'a, State>>,
+    guard: Option<MutexGuard<'a, MachineState>>,
 }
 
 impl Deref for Locked<'_> {
-    type Target = State;
+    type Target = MachineState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &MachineState {
         self.guard.as_ref().expect("held until the drop")
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut MachineState {
         self.guard.as_mut().expect("held until the drop")
     }
 }
@@ -325,7 +325,7 @@ impl Job {
 
     /// Does the work, outside of the critical section. `after` is called when it has run, before its values are dropped. Its
     /// number, its device and what came of it.
-    pub(super) fn run(self, after: impl FnOnce()) -> (u32, u32, Outcome<()>) {
+    pub(super) fn run(self, after: impl FnOnce()) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let outcome = match self.start {
             // SAFETY: the executor resolved the accesses and holds their bytes from then until `finish`; what it holds
@@ -356,10 +356,10 @@ struct Wake {
 
 impl Machine {
     /// Settles what the critical section left behind and decides who is to be woken.
-    fn wake(&self, state: &mut State) -> Wake {
+    fn wake(&self, state: &mut MachineState) -> Wake {
         state.settle();
         let mut wake = Wake::default();
-        let State { executor, workers, .. } = state;
+        let MachineState { executor, workers, .. } = state;
         if std::mem::take(&mut executor.wake_workers) {
             self.work_progress.fetch_add(1, Ordering::Relaxed);
             if workers.spinning == 0 && workers.wakeups < workers.sleeping {
@@ -417,7 +417,7 @@ impl<'a> Locked<'a> {
 
     /// Leaves the critical section while a command runs. `after` is called when it has run, before its values are dropped.
     /// Its number, its device and what came of it.
-    pub(super) fn run(self, job: Job, after: impl FnOnce()) -> (Self, u32, u32, Outcome<()>) {
+    pub(super) fn run(self, job: Job, after: impl FnOnce()) -> (Self, u32, u32, CallResult<()>) {
         let machine = self.machine;
         drop(self);
         let job = if machine.is_order_only.load(Ordering::Relaxed) { job.without_memory() } else { job };
@@ -500,7 +500,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Waits for something: the one place where a host thread does. It fails on a controlled machine only.
-    pub(super) fn wait_until(mut self, wait: Wait) -> Outcome<Self> {
+    pub(super) fn wait_until(mut self, wait: Wait) -> CallResult<Self> {
         if self.machine.is_controlled {
             return self.wait_in_turn(wait);
         }
@@ -521,7 +521,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Waits until all these commands are complete.
-    pub(super) fn wait_for(mut self, commands: &[CommandId]) -> Outcome<Self> {
+    pub(super) fn wait_for(mut self, commands: &[CommandId]) -> CallResult<Self> {
         if self.executor.await_all(commands) {
             return Ok(self);
         }
@@ -529,7 +529,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Waits until nothing that runs touches these bytes in conflict, and holds them.
-    pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> Outcome<(Self, Claim)> {
+    pub(super) fn hold(mut self, pieces: SmallVec<[Piece; 4]>) -> CallResult<(Self, Claim)> {
         let claim = self.executor.claim(pieces);
         if !self.executor.try_hold(claim) {
             self = self.wait_until(Wait::Bytes(claim))?;

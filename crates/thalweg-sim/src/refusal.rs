@@ -3,7 +3,7 @@
 use thalweg_driver::{Code, Error};
 
 /// The answer of a part of the machine.
-pub(super) type Outcome<T> = Result<T, Refusal>;
+pub(super) type CallResult<T> = Result<T, Refusal>;
 
 /// A code and what there is to say about it.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! All state of a machine, and the checks that every call begins with.
 //!
 //! The methods that make up the driver's calls are in the module of their subject ([`stream`](crate::objects::stream),
-//! [`capture`](crate::objects::capture), [`graph`](crate::objects::graph), [`code`](crate::objects::code), ...), all of them on [`State`]: they run in
+//! [`capture`](crate::objects::capture), [`graph`](crate::objects::graph), [`code`](crate::objects::code), ...), all of them on [`MachineState`]: they run in
 //! the critical section and never wait.
 
 use std::any::Any;
@@ -14,7 +14,7 @@ use super::control::Control;
 use super::executor::{Executor, Frontier, Job};
 use super::machine::WorkerThreads;
 use super::memory::Memory;
-use super::refusal::{Outcome, Refusal};
+use super::refusal::{CallResult, Refusal};
 use crate::memory::pool::Pools;
 use crate::objects::capture::Capture;
 use crate::objects::code::{Function, Module};
@@ -25,7 +25,7 @@ use crate::objects::stream::{Event, Stream, StreamEntry};
 use crate::objects::table::Table;
 
 /// The state of a machine.
-pub(super) struct State {
+pub(super) struct MachineState {
     pub(super) executor: Executor,
     pub(super) memory: Memory,
     pub(super) pools: Pools,
@@ -67,7 +67,7 @@ pub(super) struct Device {
     pub(super) orphans: Frontier,
 }
 
-impl State {
+impl MachineState {
     pub(super) fn new(
         driver: u16,
         devices: u32,
@@ -133,7 +133,7 @@ impl State {
     }
 
     /// Checks that there is such a device.
-    pub(super) fn device(&mut self, device: u32) -> Outcome<&mut Device> {
+    pub(super) fn device(&mut self, device: u32) -> CallResult<&mut Device> {
         let count = self.devices.len();
         self.devices.get_mut(device as usize).ok_or_else(|| {
             Refusal::new(Code::InvalidDevice, format!("there is no device {device}: there are {count}"))
@@ -141,13 +141,13 @@ impl State {
     }
 
     /// Checks that the device is there and not lost, and gives it a context.
-    pub(super) fn usable(&mut self, device: u32) -> Outcome<()> {
+    pub(super) fn usable(&mut self, device: u32) -> CallResult<()> {
         self.device(device)?.is_active = true;
         self.check_alive(device)
     }
 
     /// Checks that the device is not lost.
-    pub(super) fn check_alive(&self, device: u32) -> Outcome<()> {
+    pub(super) fn check_alive(&self, device: u32) -> CallResult<()> {
         match self.executor.lost(device) {
             Some(cause) => Err(cause.clone()),
             None => Ok(()),
@@ -155,7 +155,7 @@ impl State {
     }
 
     /// Checks advice on managed memory, which changes nothing here.
-    pub(super) fn memory_advise(&mut self, address: u64, bytes: u64, advice: MemoryAdvice) -> Outcome<()> {
+    pub(super) fn memory_advise(&mut self, address: u64, bytes: u64, advice: MemoryAdvice) -> CallResult<()> {
         use MemoryAdvice::{AccessedBy, NotAccessedBy, PreferredLocation, ReadMostly};
         self.memory.check_managed(address, bytes)?;
         match advice {
@@ -170,7 +170,7 @@ impl State {
     }
 
     /// The pool of a handle.
-    pub(super) fn pool(&self, handle: u64) -> Outcome<u64> {
+    pub(super) fn pool(&self, handle: u64) -> CallResult<u64> {
         self.pool_handles.get(handle).copied().ok_or_else(|| unknown("pool", handle))
     }
 

@@ -31,7 +31,7 @@ const MOST_KEYS: usize = 256;
 /// So many kinds of things that are left out are told apart.
 const MOST_REMARKS: usize = 16;
 
-pub(super) type Outcome<T> = Result<T, String>;
+pub(super) type BuildResult<T> = Result<T, String>;
 
 /// A value. Texts and objects are in the [`Builder`].
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -104,7 +104,7 @@ impl Packed {
 }
 
 impl Object {
-    fn pack(self) -> Outcome<Packed> {
+    fn pack(self) -> BuildResult<Packed> {
         if self.index >= 1 << (32 - Packed::KIND_BITS) {
             return Err("the file has more than 268 million things of one kind, which is not read".into());
         }
@@ -185,7 +185,7 @@ impl Pairs {
         self.get(key) != Value::None
     }
 
-    fn int(&self, key: Key) -> Outcome<Option<i64>> {
+    fn int(&self, key: Key) -> BuildResult<Option<i64>> {
         match self.get(key) {
             Value::None => Ok(None),
             Value::Int(value) => Ok(Some(value)),
@@ -199,17 +199,17 @@ impl Pairs {
     }
 
     /// An address or a handle: its bits, since Python may have taken it for negative.
-    fn handle(&self, key: Key) -> Outcome<Option<u64>> {
+    fn handle(&self, key: Key) -> BuildResult<Option<u64>> {
         Ok(self.int(key)?.map(|value| value as u64))
     }
 
-    fn bytes(&self, key: Key) -> Outcome<Option<u64>> {
+    fn bytes(&self, key: Key) -> BuildResult<Option<u64>> {
         let Some(value) = self.int(key)? else { return Ok(None) };
         let bytes = u64::try_from(value);
         bytes.map(Some).map_err(|_| format!("{}: {value} is no size, it is negative", key.text()))
     }
 
-    fn text(&self, key: Key) -> Outcome<Option<u32>> {
+    fn text(&self, key: Key) -> BuildResult<Option<u32>> {
         match self.get(key) {
             Value::None => Ok(None),
             Value::Text(text) => Ok(Some(text)),
@@ -217,7 +217,7 @@ impl Pairs {
         }
     }
 
-    fn device(&self) -> Outcome<i32> {
+    fn device(&self) -> BuildResult<i32> {
         let device = self.int(Key::Device)?.unwrap_or(0);
         i32::try_from(device).map_err(|_| format!("device: there is none with number {device}"))
     }
@@ -278,7 +278,7 @@ impl Builder {
     }
 
     /// Refuses to go on with a file that adds up to more than any honest one of its size would.
-    pub(super) fn check_size(&self, own_bytes: usize, offset: u64) -> Outcome<()> {
+    pub(super) fn check_size(&self, own_bytes: usize, offset: u64) -> BuildResult<()> {
         let recording = &self.recording;
         let tables = size_of_val(&self.objects[..])
             + size_of_val(&self.lists[..])
@@ -299,7 +299,7 @@ impl Builder {
         Ok(())
     }
 
-    pub(super) fn text(&mut self, text: &str) -> Outcome<Value> {
+    pub(super) fn text(&mut self, text: &str) -> BuildResult<Value> {
         if let Some(&id) = self.text_ids.get(text) {
             return Ok(Value::Text(id));
         }
@@ -311,24 +311,24 @@ impl Builder {
         Ok(Value::Text(id))
     }
 
-    pub(super) fn list(&mut self) -> Outcome<Value> {
+    pub(super) fn list(&mut self) -> BuildResult<Value> {
         let index = place(&mut self.lists, &mut self.spare_lists)?;
         self.object(Kind::List, index)
     }
 
-    pub(super) fn tuple(&mut self, items: &[Value]) -> Outcome<Value> {
+    pub(super) fn tuple(&mut self, items: &[Value]) -> BuildResult<Value> {
         let index = place(&mut self.lists, &mut self.spare_lists)?;
         self.loose_bytes += size_of_val(items);
         self.lists[index as usize].extend_from_slice(items);
         self.object(Kind::Tuple, index)
     }
 
-    pub(super) fn dict(&mut self) -> Outcome<Value> {
+    pub(super) fn dict(&mut self) -> BuildResult<Value> {
         let index = place(&mut self.dicts, &mut self.spare_dicts)?;
         self.object(Kind::Dict, index)
     }
 
-    fn object(&mut self, kind: Kind, index: u32) -> Outcome<Value> {
+    fn object(&mut self, kind: Kind, index: u32) -> BuildResult<Value> {
         let id = number(self.objects.len())?;
         self.objects.push(Object { kind, index }.pack()?);
         Ok(Value::Object(id))
@@ -342,7 +342,7 @@ impl Builder {
         }
     }
 
-    pub(super) fn append(&mut self, list: Value, items: &[Value]) -> Outcome<()> {
+    pub(super) fn append(&mut self, list: Value, items: &[Value]) -> BuildResult<()> {
         let Some(Object { kind, index }) = self.kind(list) else {
             return Err("appends to what is no list".into());
         };
@@ -382,7 +382,7 @@ impl Builder {
     }
 
     /// Appends to a list of entries or of blocks.
-    fn extend_run(&mut self, kind: Kind, run: u32, items: &[Value]) -> Outcome<()> {
+    fn extend_run(&mut self, kind: Kind, run: u32, items: &[Value]) -> BuildResult<()> {
         let expected = if kind == Kind::Entries { Kind::Entry } else { Kind::Block };
         for &item in items {
             let record = self.kind(item).filter(|object| object.kind == expected);
@@ -402,7 +402,7 @@ impl Builder {
     }
 
     /// Sets keys of a dictionary. `at_once`: they come all at once, so that it is known from now on what it is.
-    pub(super) fn set(&mut self, dict: Value, pairs: &[[Value; 2]], at_once: bool) -> Outcome<()> {
+    pub(super) fn set(&mut self, dict: Value, pairs: &[[Value; 2]], at_once: bool) -> BuildResult<()> {
         let Some(Object { kind: Kind::Dict, index }) = self.kind(dict) else {
             let known = self.kind(dict).is_some_and(|object| {
                 matches!(object.kind, Kind::Entry | Kind::Block | Kind::Segment | Kind::Frame)
@@ -423,7 +423,7 @@ impl Builder {
 
     /// Takes a dictionary apart whose keys were set one by one.
     #[inline]
-    fn complete(&mut self, item: Value) -> Outcome<()> {
+    fn complete(&mut self, item: Value) -> BuildResult<()> {
         match self.kind(item) {
             Some(Object { kind: Kind::Dict, index }) => self.complete_dict(item, index),
             _ => Ok(()),
@@ -431,7 +431,7 @@ impl Builder {
     }
 
     #[cold]
-    fn complete_dict(&mut self, item: Value, index: u32) -> Outcome<()> {
+    fn complete_dict(&mut self, item: Value, index: u32) -> BuildResult<()> {
         let pairs = &self.dicts[index as usize];
         if pairs.is_empty() || pairs.len() > MOST_KEYS {
             return Ok(());
@@ -445,7 +445,7 @@ impl Builder {
     }
 
     /// Makes a record of a dictionary that is one of those that there are many of; false if it is something else.
-    fn take_apart(&mut self, dict: Value, pairs: &[[Value; 2]]) -> Outcome<bool> {
+    fn take_apart(&mut self, dict: Value, pairs: &[[Value; 2]]) -> BuildResult<bool> {
         let Value::Object(id) = dict else { return Ok(false) };
         let pairs = Pairs::of(pairs);
         let (kind, index) = if pairs.has(Key::Action) {
@@ -469,7 +469,7 @@ impl Builder {
     }
 
     /// `None` if it is left out: a later version may know actions that are not known here.
-    fn entry(&mut self, pairs: &Pairs) -> Outcome<Option<u32>> {
+    fn entry(&mut self, pairs: &Pairs) -> BuildResult<Option<u32>> {
         let name = pairs.text(Key::Action)?.ok_or_else(|| missing(Key::Action))?;
         let name = &self.recording.texts[name as usize];
         let Some(action) = Action::from_name(name) else {
@@ -528,7 +528,7 @@ impl Builder {
         self.kind(item).is_some_and(|object| object.kind == Kind::LeftOut)
     }
 
-    fn context(&mut self, context: Context) -> Outcome<u32> {
+    fn context(&mut self, context: Context) -> BuildResult<u32> {
         if self.recording.contexts.get(self.last_context as usize) == Some(&context) {
             return Ok(self.last_context);
         }
@@ -547,7 +547,7 @@ impl Builder {
         Ok(id)
     }
 
-    fn frame(&mut self, pairs: &Pairs) -> Outcome<u32> {
+    fn frame(&mut self, pairs: &Pairs) -> BuildResult<u32> {
         let empty = match self.text("")? {
             Value::Text(text) => text,
             _ => unreachable!("a text is a text"),
@@ -568,7 +568,7 @@ impl Builder {
     }
 
     /// The stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
-    fn frames(&mut self, value: Value, key: Key) -> Outcome<Option<u32>> {
+    fn frames(&mut self, value: Value, key: Key) -> BuildResult<Option<u32>> {
         let Some(object) = self.kind(value) else {
             return match value {
                 Value::None => Ok(None),
@@ -598,7 +598,7 @@ impl Builder {
 
     /// The frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
     #[inline]
-    fn frame_of(&mut self, item: Value) -> Outcome<u32> {
+    fn frame_of(&mut self, item: Value) -> BuildResult<u32> {
         match self.kind(item) {
             Some(Object { kind: Kind::Frame, index }) => Ok(index),
             Some(Object { kind: Kind::Dict, index }) if self.dicts[index as usize].len() <= MOST_KEYS => {
@@ -610,7 +610,7 @@ impl Builder {
         }
     }
 
-    fn pair(&mut self, pairs: &Pairs, key: Key) -> Outcome<Option<(u64, u64)>> {
+    fn pair(&mut self, pairs: &Pairs, key: Key) -> BuildResult<Option<(u64, u64)>> {
         let value = pairs.get(key);
         if value == Value::None {
             return Ok(None);
@@ -622,7 +622,7 @@ impl Builder {
         }
     }
 
-    fn segment(&mut self, pairs: &Pairs) -> Outcome<u32> {
+    fn segment(&mut self, pairs: &Pairs) -> BuildResult<u32> {
         let class = match pairs.text(Key::SegmentType)?.map(|text| &*self.recording.texts[text as usize]) {
             Some("small") => SizeClass::Small,
             Some("large") | None => SizeClass::Large,
@@ -675,7 +675,7 @@ impl Builder {
         }
     }
 
-    fn block(&mut self, pairs: &Pairs) -> Outcome<u32> {
+    fn block(&mut self, pairs: &Pairs) -> BuildResult<u32> {
         let state = pairs.text(Key::State)?.ok_or_else(|| missing(Key::State))?;
         let state = &self.recording.texts[state as usize];
         let state = BlockState::from_name(state).ok_or_else(|| format!("state: {state:?} is not known"))?;
@@ -699,7 +699,7 @@ impl Builder {
     }
 
     /// Old versions have a history of owners, the newest first, each with its stack.
-    fn frames_of_history(&mut self, history: Value) -> Outcome<Option<u32>> {
+    fn frames_of_history(&mut self, history: Value) -> BuildResult<Option<u32>> {
         let Some(&newest) = self.items(history).and_then(|owners| owners.first()) else { return Ok(None) };
         match self.pairs(newest) {
             Some(owner) if owner.len() > MOST_KEYS => Err("history: an owner has too many keys".into()),
@@ -747,7 +747,7 @@ impl Builder {
 }
 
 /// A place in a table of lists: one that is spare, or a new one.
-fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> Outcome<u32> {
+fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
     if let Some(index) = spare.pop() {
         return Ok(index);
     }
@@ -756,7 +756,7 @@ fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> Outcome<u32> {
 }
 
 /// A number of 30 bits, so that the memo has two left to say of what.
-fn number(value: usize) -> Outcome<u32> {
+fn number(value: usize) -> BuildResult<u32> {
     let small = u32::try_from(value).ok().filter(|&value| value < 1 << 30);
     small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())
 }

@@ -40,10 +40,10 @@ struct Reader<'m, R> {
     text: Vec<u8>,
 }
 
-type Step<T> = Result<T, SnapshotError>;
+type ReadResult<T> = Result<T, SnapshotError>;
 
 impl<R: Read> Reader<'_, R> {
-    fn document(&mut self) -> Step<Value> {
+    fn document(&mut self) -> ReadResult<Value> {
         let mut values = 0_u32;
         loop {
             let mut done = self.begin_value()?;
@@ -69,7 +69,7 @@ impl<R: Read> Reader<'_, R> {
     }
 
     /// Reads a value, or the beginning of one that holds others; `None` then.
-    fn begin_value(&mut self) -> Step<Option<Value>> {
+    fn begin_value(&mut self) -> ReadResult<Option<Value>> {
         let first = self.next()?;
         self.source.mark();
         let first = first.ok_or_else(|| self.error("the file ends where a value is expected"))?;
@@ -99,7 +99,7 @@ impl<R: Read> Reader<'_, R> {
     }
 
     /// What follows a value inside another: the next, if there is one; else the other is whole, and returned.
-    fn after_value(&mut self) -> Step<Option<Value>> {
+    fn after_value(&mut self) -> ReadResult<Option<Value>> {
         let next = self.next()?;
         self.source.mark();
         let open = self.open.last().expect("a value is inside it");
@@ -119,7 +119,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    fn end(&mut self) -> Step<Option<Value>> {
+    fn end(&mut self) -> ReadResult<Option<Value>> {
         self.source.byte()?;
         let Open { value, pairs_below } = self.open.pop().expect("one is open");
         if let Some(below) = pairs_below {
@@ -130,7 +130,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(Some(value))
     }
 
-    fn key(&mut self) -> Step<()> {
+    fn key(&mut self) -> ReadResult<()> {
         let next = self.next()?;
         self.source.mark();
         if next != Some(b'"') {
@@ -146,7 +146,7 @@ impl<R: Read> Reader<'_, R> {
     }
 
     /// The next byte that is no space, which stays to be read.
-    fn next(&mut self) -> Step<Option<u8>> {
+    fn next(&mut self) -> ReadResult<Option<u8>> {
         loop {
             match self.source.peek()? {
                 Some(b' ' | b'\t' | b'\n' | b'\r') => drop(self.source.byte()?),
@@ -155,14 +155,14 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    fn word(&mut self, word: &str, value: Value) -> Step<Value> {
+    fn word(&mut self, word: &str, value: Value) -> ReadResult<Value> {
         if self.source.take(word.len() as u64)? != word.as_bytes() {
             return Err(self.error("expected a JSON value"));
         }
         Ok(value)
     }
 
-    fn number(&mut self) -> Step<Value> {
+    fn number(&mut self) -> ReadResult<Value> {
         self.text.clear();
         while let Some(byte @ (b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')) = self.source.peek()? {
             self.text.push(byte);
@@ -183,7 +183,7 @@ impl<R: Read> Reader<'_, R> {
         text.parse().map(Value::Float).map_err(|_| self.error("is no number"))
     }
 
-    fn string(&mut self) -> Step<Value> {
+    fn string(&mut self) -> ReadResult<Value> {
         self.source.byte()?;
         self.text.clear();
         loop {
@@ -198,7 +198,7 @@ impl<R: Read> Reader<'_, R> {
         self.builder.text(&text).map_err(|what| self.source.error(&what))
     }
 
-    fn escape(&mut self) -> Step<()> {
+    fn escape(&mut self) -> ReadResult<()> {
         let plain = match self.source.byte()? {
             byte @ (b'"' | b'\\' | b'/') => byte,
             b'b' => 0x08,
@@ -214,7 +214,7 @@ impl<R: Read> Reader<'_, R> {
     }
 
     /// `\u0041`, or two of them for a character beyond 16 bits. A half of such a pair alone is shown as replaced.
-    fn escaped_character(&mut self) -> Step<()> {
+    fn escaped_character(&mut self) -> ReadResult<()> {
         let mut code = self.four_digits()?;
         if (0xd800..0xdc00).contains(&code) && self.source.peek()? == Some(b'\\') {
             self.source.byte()?;
@@ -229,7 +229,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    fn four_digits(&mut self) -> Step<u32> {
+    fn four_digits(&mut self) -> ReadResult<u32> {
         let digits: [u8; 4] = self.source.array()?;
         let text = std::str::from_utf8(&digits).ok().filter(|_| digits.iter().all(u8::is_ascii_hexdigit));
         let code = text.and_then(|text| u32::from_str_radix(text, 16).ok());

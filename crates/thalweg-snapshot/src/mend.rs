@@ -41,7 +41,7 @@ pub(super) struct Mended {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum RepairState {
     Live,
     Pending,
     Free,
@@ -108,11 +108,11 @@ struct Walk {
 
 impl Walk {
     /// What an entry leaves its block as.
-    fn state(&self, entry: &Entry) -> Option<State> {
+    fn state(&self, entry: &Entry) -> Option<RepairState> {
         match entry.action() {
-            Action::Alloc => Some(State::Live),
-            Action::FreeRequested if !self.ends_at_request => Some(State::Pending),
-            Action::FreeRequested | Action::FreeCompleted => Some(State::Free),
+            Action::Alloc => Some(RepairState::Live),
+            Action::FreeRequested if !self.ends_at_request => Some(RepairState::Pending),
+            Action::FreeRequested | Action::FreeCompleted => Some(RepairState::Free),
             _ => None,
         }
     }
@@ -123,8 +123,8 @@ impl Walk {
         let Some(before) = self.seen.insert(entry.address, seen) else { return };
         let until = seen.at as usize;
         match (self.state(&recording.entries[before.index as usize]), state) {
-            (Some(State::Live), State::Live) => self.freed(before, until, recording),
-            (Some(State::Free), State::Pending | State::Free) => {
+            (Some(RepairState::Live), RepairState::Live) => self.freed(before, until, recording),
+            (Some(RepairState::Free), RepairState::Pending | RepairState::Free) => {
                 // Its free says on which stream it was, and nothing of where it was allocated.
                 let Entry { address, size_bytes, .. } = *entry;
                 let (from, action, context) = (before.at as usize, Action::Alloc, entry.context());
@@ -168,8 +168,10 @@ impl Walk {
         for before in seen {
             let entry = recording.entries[before.index as usize];
             match (self.state(&entry), live.get(&entry.address)) {
-                (Some(State::Live | State::Pending), None) => self.freed(before, length, recording),
-                (Some(State::Free), Some(&(stream, stack))) => {
+                (Some(RepairState::Live | RepairState::Pending), None) => {
+                    self.freed(before, length, recording)
+                }
+                (Some(RepairState::Free), Some(&(stream, stack))) => {
                     let is_timed = recording.contexts[entry.context() as usize].is_timed;
                     let context = Context { stream, is_timed, ..Context::default() };
                     let context = *added.entry(context).or_insert_with(|| add_context(recording, context));

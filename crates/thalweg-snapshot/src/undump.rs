@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use super::build::{Builder, Outcome, Value};
+use super::build::{BuildResult, Builder, Value};
 use super::mend::Mended;
 use super::recording::{RecordedSegment, Recording, Trace};
 use super::{Annotation, SettingValue};
 
 /// Makes the recording of which `root` is the dictionary, or the list of segments; the file has `file_bytes`.
-pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> Outcome<Recording> {
+pub(super) fn finish(builder: Builder, root: Value, file_bytes: u64) -> BuildResult<Recording> {
     let mut reader = Reader { builder: &builder, budget: file_bytes };
     let mut recording = if builder.items(root).is_some() {
         Recording { segments: reader.segments(root)?, ..Recording::default() }
@@ -44,7 +44,7 @@ struct Reader<'b> {
 }
 
 impl<'b> Reader<'b> {
-    fn whole(&mut self, root: Value) -> Outcome<Recording> {
+    fn whole(&mut self, root: Value) -> BuildResult<Recording> {
         if self.get(root, "segments").is_none() && self.get(root, "device_traces").is_none() {
             return Err("the file's dictionary has neither segments nor device_traces".into());
         }
@@ -70,8 +70,8 @@ impl<'b> Reader<'b> {
         &mut self,
         dict: Value,
         key: &str,
-        read: impl FnOnce(&mut Self, Value) -> Outcome<T>,
-    ) -> Outcome<T> {
+        read: impl FnOnce(&mut Self, Value) -> BuildResult<T>,
+    ) -> BuildResult<T> {
         let Some(value) = self.get(dict, key) else { return Ok(T::default()) };
         read(self, value).map_err(|what| format!("{key}: {what}"))
     }
@@ -83,20 +83,20 @@ impl<'b> Reader<'b> {
         }
     }
 
-    fn pay(&mut self, count: usize) -> Outcome<()> {
+    fn pay(&mut self, count: usize) -> BuildResult<()> {
         let left = self.budget.checked_sub(count as u64);
         self.budget =
             left.ok_or("the file stands for more entries than it has bytes, which no real snapshot does")?;
         Ok(())
     }
 
-    fn items(&mut self, value: Value) -> Outcome<&'b [Value]> {
+    fn items(&mut self, value: Value) -> BuildResult<&'b [Value]> {
         let items = self.builder.items(value).ok_or("expected a list")?;
         self.pay(items.len())?;
         Ok(items)
     }
 
-    fn segments(&mut self, value: Value) -> Outcome<Vec<RecordedSegment>> {
+    fn segments(&mut self, value: Value) -> BuildResult<Vec<RecordedSegment>> {
         let mut segments = Vec::new();
         for (index, &item) in self.items(value)?.iter().enumerate() {
             let segment = self.builder.is_segment(item);
@@ -107,7 +107,7 @@ impl<'b> Reader<'b> {
         Ok(segments)
     }
 
-    fn traces(&mut self, value: Value) -> Outcome<Vec<Trace>> {
+    fn traces(&mut self, value: Value) -> BuildResult<Vec<Trace>> {
         let mut traces = Vec::new();
         for (index, &item) in self.items(value)?.iter().enumerate() {
             traces.push(self.trace(item).map_err(|what| format!("number {index}: {what}"))?);
@@ -115,14 +115,14 @@ impl<'b> Reader<'b> {
         Ok(traces)
     }
 
-    fn trace(&mut self, value: Value) -> Outcome<Trace> {
+    fn trace(&mut self, value: Value) -> BuildResult<Trace> {
         let trace = self.builder.trace(value).ok_or("expected a list of entries, with an action each")?;
         self.pay(trace.len())?;
         Ok(trace)
     }
 
     /// The traces of the host: a list of entries, or one list for the one host.
-    fn host_trace(&mut self, value: Value) -> Outcome<Trace> {
+    fn host_trace(&mut self, value: Value) -> BuildResult<Trace> {
         if self.builder.trace(value).is_some() {
             return self.trace(value);
         }
@@ -130,7 +130,7 @@ impl<'b> Reader<'b> {
         Ok(Trace(traces.into_iter().flat_map(|trace| trace.0).collect()))
     }
 
-    fn annotations(&mut self, value: Value) -> Outcome<Vec<Annotation>> {
+    fn annotations(&mut self, value: Value) -> BuildResult<Vec<Annotation>> {
         let mut annotations = Vec::new();
         for &item in self.items(value)? {
             let pairs = self.builder.pairs(item).ok_or("expected a list of dictionaries")?;
@@ -152,7 +152,7 @@ impl<'b> Reader<'b> {
     }
 
     /// The settings of the kinds that settings have had so far; what is of another kind is left out.
-    fn settings(&mut self, value: Value) -> Outcome<Vec<(Arc<str>, SettingValue)>> {
+    fn settings(&mut self, value: Value) -> BuildResult<Vec<(Arc<str>, SettingValue)>> {
         let pairs = self.builder.pairs(value).unwrap_or_default();
         self.pay(pairs.len())?;
         let mut settings = Vec::new();
@@ -164,7 +164,7 @@ impl<'b> Reader<'b> {
         Ok(settings)
     }
 
-    fn setting(&mut self, value: Value) -> Outcome<Option<SettingValue>> {
+    fn setting(&mut self, value: Value) -> BuildResult<Option<SettingValue>> {
         Ok(Some(match value {
             Value::None => SettingValue::None,
             Value::Bool(value) => SettingValue::Bool(value),

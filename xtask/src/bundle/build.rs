@@ -20,7 +20,7 @@ pub enum Kind {
 
 /// A program that was built.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Program {
+pub struct BuiltProgram {
     pub kind: Kind,
     /// Its crate.
     pub package: String,
@@ -36,7 +36,7 @@ const WITHOUT_CARDS: [&str; 6] =
     ["xtask", "thalweg-ir", "thalweg-kernels", "thalweg-lock", "thalweg-memory-tools", "thalweg-snapshot"];
 
 /// Builds them, stripped. The library tests, which look into private parts, are not among them.
-pub fn build(root: &Path) -> Result<Vec<Program>, String> {
+pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(root)
@@ -52,7 +52,7 @@ pub fn build(root: &Path) -> Result<Vec<Program>, String> {
         return Err("the build failed".to_owned());
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let mut programs: Vec<Program> = messages.lines().filter_map(program).collect();
+    let mut programs: Vec<BuiltProgram> = messages.lines().filter_map(program).collect();
     programs.sort();
     if programs.is_empty() {
         return Err("cargo named no program that it built".to_owned());
@@ -61,7 +61,7 @@ pub fn build(root: &Path) -> Result<Vec<Program>, String> {
 }
 
 /// The program that a message of Cargo tells about, if it does.
-fn program(line: &str) -> Option<Program> {
+fn program(line: &str) -> Option<BuiltProgram> {
     let message: Value = serde_json::from_str(line).ok()?;
     let executable = PathBuf::from(message["executable"].as_str()?);
     let target = &message["target"];
@@ -74,7 +74,7 @@ fn program(line: &str) -> Option<Program> {
     };
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
     let package = folder.file_name()?.to_str()?.to_owned();
-    Some(Program { kind, package, name: target["name"].as_str()?.to_owned(), folder, executable })
+    Some(BuiltProgram { kind, package, name: target["name"].as_str()?.to_owned(), folder, executable })
 }
 
 #[cfg(test)]

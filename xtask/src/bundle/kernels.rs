@@ -15,7 +15,7 @@ use std::sync::mpsc;
 
 use thalweg_runtime::{compiler, precompile};
 
-use super::build::{Kind, Program};
+use super::build::{BuiltProgram, Kind};
 use crate::progress::Progress;
 
 /// The source of a kernel.
@@ -28,7 +28,7 @@ struct Source {
 /// Puts the kernels that the programs use into the bundle. Without a compiler it says so, and there are none.
 pub fn collect(
     root: &Path,
-    programs: &[Program],
+    programs: &[BuiltProgram],
     architectures: &[String],
     out: &Path,
 ) -> Result<(), String> {
@@ -65,7 +65,7 @@ pub fn collect(
 const FOLDER: &str = "kernels";
 
 /// How a program is called so that it uses the kernels that it uses on a card; several ways, or none.
-fn calls(program: &Program) -> Vec<&'static [&'static str]> {
+fn calls(program: &BuiltProgram) -> Vec<&'static [&'static str]> {
     match (program.kind, program.name.as_str()) {
         // It brings its own kernels, which need no compiler.
         (Kind::Example, "conformance") => vec![],
@@ -81,7 +81,7 @@ fn calls(program: &Program) -> Vec<&'static [&'static str]> {
 }
 
 /// Runs the programs with recording on. One that fails is reported, and what it recorded is used.
-fn record_all(programs: &[Program], record: &Path) -> Result<(), String> {
+fn record_all(programs: &[BuiltProgram], record: &Path) -> Result<(), String> {
     match fs::remove_dir_all(record) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(format!("{} cannot be emptied: {error}", record.display()));
@@ -114,7 +114,7 @@ fn record_all(programs: &[Program], record: &Path) -> Result<(), String> {
             let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
             let lines: Vec<&str> = text.lines().collect();
             let end = lines[lines.len().saturating_sub(20)..].join("\n");
-            let Program { package, name, .. } = program;
+            let BuiltProgram { package, name, .. } = program;
             eprintln!("{package} {name} {} failed ({}):\n{end}", arguments.join(" "), output.status);
         }
     }

@@ -20,7 +20,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use build::{Kind, Program};
+use build::{BuiltProgram, Kind};
 
 /// The most that a bundle may weigh, packed.
 const LIMIT_BYTES: u64 = 45 * 1000 * 1000;
@@ -96,7 +96,7 @@ fn pack(out: &Path, folder: &str, archive: &str, compressor: &str) -> Result<(),
 }
 
 /// Where a program lies in the bundle.
-fn place(program: &Program) -> PathBuf {
+fn place(program: &BuiltProgram) -> PathBuf {
     match program.kind {
         Kind::Tool | Kind::Example => PathBuf::from(&program.name),
         Kind::Test if program.name == "it" => Path::new("tests").join(&program.package),

@@ -30,7 +30,7 @@ Examples:
   thalweg audit --device cuda --json train decode
 
 The exit status is 0 if every region can be captured, and 1 if not.")]
-pub struct Arguments {
+pub struct AuditArgs {
     /// sim, cuda, cuda:1, ... [default: the first GPU, else sim]; on a card it also says what a graph would save
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -63,7 +63,7 @@ fn example_parser() -> impl TypedValueParser<Value = &'static Example> {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &AuditArgs) -> ExitCode {
     match run_examples(arguments, &Output::standard()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 /// Whether every region can be captured.
-fn run_examples(arguments: &Arguments, output: &Output) -> Result<bool> {
+fn run_examples(arguments: &AuditArgs, output: &Output) -> Result<bool> {
     let device = match &arguments.device {
         Some(name) => Device::from_name(name)?,
         None => Device::best()?,
@@ -97,7 +97,7 @@ fn run_examples(arguments: &Arguments, output: &Output) -> Result<bool> {
     Ok(is_all_well)
 }
 
-fn audit_example(example: &Example, device: &Device, arguments: &Arguments) -> Result<Audit> {
+fn audit_example(example: &Example, device: &Device, arguments: &AuditArgs) -> Result<Audit> {
     let region = (example.make)(device)?;
     if !arguments.cold {
         region()?;

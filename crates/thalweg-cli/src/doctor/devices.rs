@@ -3,7 +3,7 @@
 use thalweg::driver::Code;
 use thalweg::{Device, Error, Result};
 
-use super::{Finding, Report, State, bytes};
+use super::{Finding, ItemStatus, Report, bytes};
 
 /// Opens every device. What cannot be opened is reported; what can is returned, to be tested.
 pub fn examine(report: &mut Report) -> Vec<Device> {
@@ -37,7 +37,7 @@ fn describe(device: &Device) -> Finding {
         text.push_str(&format!(", compute capability {capability}, {processors} multiprocessors"));
     }
     let name = device.to_string();
-    let finding = Finding::new(State::Ok, "device", name.clone(), text)
+    let finding = Finding::new(ItemStatus::Ok, "device", name.clone(), text)
         .value(memory, "bytes")
         .member("device", name)
         .member("device_name", properties.name.clone())
@@ -55,21 +55,23 @@ fn describe(device: &Device) -> Finding {
 fn not_opened(kind: &'static str, error: &Error) -> Finding {
     let code = error.driver_error().map(thalweg::driver::Error::code);
     let (state, text, note) = match code {
-        Some(Code::LibraryMissing) => {
-            (State::Missing, "no CUDA driver, so no card".to_owned(), "the simulated GPU is used instead")
-        }
+        Some(Code::LibraryMissing) => (
+            ItemStatus::Missing,
+            "no CUDA driver, so no card".to_owned(),
+            "the simulated GPU is used instead",
+        ),
         Some(Code::NoDevice) => (
-            State::Missing,
+            ItemStatus::Missing,
             "the CUDA driver shows no card".to_owned(),
             "if there is one: give this machine or container access to it, and see that CUDA_VISIBLE_DEVICES does not \
              hide it",
         ),
         Some(Code::StubLibrary) => (
-            State::Missing,
+            ItemStatus::Missing,
             "a toolkit's stub stands in the place of the CUDA driver".to_owned(),
             "take the toolkit's `stubs` folder off the loader's path, or install the driver",
         ),
-        _ => (State::Failed, error.to_string(), "no device of this kind can be used"),
+        _ => (ItemStatus::Failed, error.to_string(), "no device of this kind can be used"),
     };
     let mut finding = Finding::new(state, "device", kind, text).note(note).value((), "bytes");
     finding = finding.member("device", kind);

@@ -8,7 +8,7 @@ use thalweg::Environment;
 use thalweg::driver::cuda::Library;
 
 use super::libraries::Libraries;
-use super::{Finding, Report, State, bytes};
+use super::{Finding, ItemStatus, Report, bytes};
 
 /// Looks at the folders that the environment names.
 pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Report) {
@@ -22,7 +22,7 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
     if environment.precompiled_directories.is_empty() {
         report.add(
             &Finding::new(
-                State::Missing,
+                ItemStatus::Missing,
                 "precompiled_kernels",
                 "precompiled",
                 "no folder of precompiled kernels",
@@ -41,11 +41,13 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
 /// In a sentence, where a card's kernels come from.
 fn source(compiler: bool, precompiled: u64) -> Finding {
     let (state, text, source) = match (compiler, precompiled) {
-        (true, _) => (State::Ok, "compiled by NVRTC at their first use, and kept in the cache", "compiler"),
-        (false, 0) => {
-            (State::Missing, "a card could run none: no compiler and no precompiled kernels", "none")
+        (true, _) => {
+            (ItemStatus::Ok, "compiled by NVRTC at their first use, and kept in the cache", "compiler")
         }
-        (false, _) => (State::Ok, "NVRTC is missing, so precompiled kernels are used", "precompiled"),
+        (false, 0) => {
+            (ItemStatus::Missing, "a card could run none: no compiler and no precompiled kernels", "none")
+        }
+        (false, _) => (ItemStatus::Ok, "NVRTC is missing, so precompiled kernels are used", "precompiled"),
     };
     Finding::new(state, "kernel_source", "kernels", text).value(source, "source")
 }
@@ -102,7 +104,7 @@ impl Content {
 fn cache(folder: Option<&Path>) -> Finding {
     let (name, subject) = ("kernel_cache", "kernel cache");
     let Some(folder) = folder else {
-        return Finding::new(State::Missing, name, subject, "off: each process compiles anew")
+        return Finding::new(ItemStatus::Missing, name, subject, "off: each process compiles anew")
             .value((), "bytes")
             .note("to have one, set THALWEG_CACHE_DIR to a folder, or HOME");
     };
@@ -114,7 +116,7 @@ fn cache(folder: Option<&Path>) -> Finding {
     };
     let finding = match content.and_then(|content| try_to_write(&kernels).map(|()| content)) {
         Ok(content) => {
-            let finding = Finding::new(State::Ok, name, subject, content.describe())
+            let finding = Finding::new(ItemStatus::Ok, name, subject, content.describe())
                 .value(content.bytes, "bytes")
                 .member("entries", content.entries());
             match content.partial {
@@ -122,7 +124,7 @@ fn cache(folder: Option<&Path>) -> Finding {
                 count => finding.note(format!("{count} unfinished files (*.partial) can be removed")),
             }
         }
-        Err(error) => Finding::new(State::Failed, name, subject, format!("it cannot be used: {error}"))
+        Err(error) => Finding::new(ItemStatus::Failed, name, subject, format!("it cannot be used: {error}"))
             .value((), "bytes")
             .note("each process compiles anew. Make the folder writable or make room, or set THALWEG_CACHE_DIR to \
                    another (to nothing: no cache)"),
@@ -156,7 +158,7 @@ fn precompiled_folder(folder: &Path) -> (Finding, u64) {
     let (finding, entries) = match Content::read(folder) {
         Ok(content) => {
             let entries = content.entries();
-            let state = if entries == 0 { State::Missing } else { State::Ok };
+            let state = if entries == 0 { ItemStatus::Missing } else { ItemStatus::Ok };
             let finding = Finding::new(state, name, subject, content.describe())
                 .value(content.bytes, "bytes")
                 .member("entries", entries);
@@ -164,7 +166,7 @@ fn precompiled_folder(folder: &Path) -> (Finding, u64) {
         }
         Err(error) => {
             let text = format!("the folder cannot be read: {error}");
-            let finding = Finding::new(State::Failed, name, subject, text).value((), "bytes");
+            let finding = Finding::new(ItemStatus::Failed, name, subject, text).value((), "bytes");
             (finding.note("correct THALWEG_PRECOMPILED_KERNELS or unset it"), 0)
         }
     };

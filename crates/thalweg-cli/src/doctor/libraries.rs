@@ -2,7 +2,7 @@
 
 use thalweg::driver::cuda::{Library, SearchEnvironment, SearchReport, locate};
 
-use super::{Finding, Report, State};
+use super::{Finding, ItemStatus, Report};
 
 /// What was found, for those who decide by it.
 pub struct Libraries {
@@ -25,7 +25,7 @@ pub fn examine(environment: &SearchEnvironment, verbose: bool, report: &mut Repo
         report.add(&finding(search, named, verbose));
     }
     if let Some(module) = kernel_module() {
-        let finding = Finding::new(State::Ok, "kernel_module", "kernel module", &module);
+        let finding = Finding::new(ItemStatus::Ok, "kernel_module", "kernel module", &module);
         report.add(&finding.value(module, "version"));
     }
     Libraries { reports }
@@ -68,11 +68,16 @@ fn finding(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     let Some(found) = &search.found else { return not_found(search, named, verbose) };
     let version = found.version.as_deref();
     let path = found.path.display().to_string();
-    Finding::new(State::Ok, name, subject, format!("{}, {}", version.unwrap_or("version unknown"), found.by))
-        .value(version.map(str::to_owned), "version")
-        .note(&path)
-        .member("path", path)
-        .member("found", found.by.to_string())
+    Finding::new(
+        ItemStatus::Ok,
+        name,
+        subject,
+        format!("{}, {}", version.unwrap_or("version unknown"), found.by),
+    )
+    .value(version.map(str::to_owned), "version")
+    .note(&path)
+    .member("path", path)
+    .member("found", found.by.to_string())
 }
 
 fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
@@ -86,9 +91,9 @@ fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     let tried: Vec<String> = search.tried.iter().map(place).collect();
     let mut finding = if named {
         let text = format!("{} is set, and what it names cannot be loaded", library.variable());
-        Finding::new(State::Failed, name, subject, text)
+        Finding::new(ItemStatus::Failed, name, subject, text)
     } else {
-        Finding::new(State::Missing, name, subject, without(library))
+        Finding::new(ItemStatus::Missing, name, subject, without(library))
     };
     for attempt in odd.into_iter().chain(plain.into_iter().filter(|_| verbose || named)) {
         finding = finding.note(format!("tried {}", place(attempt)));

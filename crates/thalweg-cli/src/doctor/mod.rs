@@ -37,7 +37,7 @@ Examples:
 
 The exit status is 0 if everything that was found works (no GPU is fine), and 1
 if not.")]
-pub struct Arguments {
+pub struct DoctorArgs {
     /// One JSON object per line: name, value, unit, state and what else matters
     #[arg(long)]
     json: bool,
@@ -48,7 +48,7 @@ pub struct Arguments {
 
 /// How it is with a thing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum ItemStatus {
     /// It is there and works.
     Ok,
     /// It is not there.
@@ -57,7 +57,7 @@ enum State {
     Failed,
 }
 
-impl State {
+impl ItemStatus {
     fn word(self) -> (&'static str, AnsiColor) {
         match self {
             Self::Ok => ("ok", AnsiColor::Green),
@@ -69,7 +69,7 @@ impl State {
 
 /// One thing that was looked at.
 struct Finding {
-    state: State,
+    state: ItemStatus,
     /// Its name for scripts: lower case with underscores.
     name: String,
     /// Its name for people.
@@ -86,7 +86,7 @@ struct Finding {
 
 impl Finding {
     fn new(
-        state: State,
+        state: ItemStatus,
         name: impl Into<String>,
         subject: impl Into<String>,
         text: impl Into<String>,
@@ -152,8 +152,8 @@ impl Report {
     }
 
     fn add(&mut self, finding: &Finding) {
-        self.failed += usize::from(finding.state == State::Failed);
-        self.missing += usize::from(finding.state == State::Missing);
+        self.failed += usize::from(finding.state == ItemStatus::Failed);
+        self.missing += usize::from(finding.state == ItemStatus::Missing);
         if self.json {
             return self.output.json(&finding.json());
         }
@@ -191,8 +191,8 @@ impl Report {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let Arguments { json, verbose } = *arguments;
+pub fn run(arguments: &DoctorArgs) -> ExitCode {
+    let DoctorArgs { json, verbose } = *arguments;
     let mut report = Report { output: Output::standard(), json, failed: 0, missing: 0 };
     if !json {
         report.output.text(&format!("thalweg {} on {}\n", env!("CARGO_PKG_VERSION"), machine()));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use thalweg::runtime::{Buffer, Label, PinnedBuffer};
 use thalweg::{Device, Stream, Tensor};
 
-use super::{Finding, Report, State};
+use super::{Finding, ItemStatus, Report};
 
 /// How long each part is timed for.
 const DURATION: Duration = Duration::from_millis(250);
@@ -22,10 +22,10 @@ struct Figure {
     what: String,
 }
 
-type Outcome = Result<Figure, Box<dyn Error>>;
+type TestResult = Result<Figure, Box<dyn Error>>;
 
 /// A part of the test: its name, and what it does.
-type Part = (&'static str, fn(&Device, &Stream) -> Outcome);
+type Part = (&'static str, fn(&Device, &Stream) -> TestResult);
 
 /// Tests a device.
 pub fn run(device: &Device, report: &mut Report) {
@@ -36,10 +36,10 @@ pub fn run(device: &Device, report: &mut Report) {
         let name = format!("self_test_{part}");
         let finding = match test(device, &stream) {
             Ok(Figure { value, unit, what }) => {
-                Finding::new(State::Ok, name, subject, format!("{value:>7.1} {unit}, {what}"))
+                Finding::new(ItemStatus::Ok, name, subject, format!("{value:>7.1} {unit}, {what}"))
                     .value(value, unit)
             }
-            Err(error) => Finding::new(State::Failed, name, subject, error.to_string()).value((), ""),
+            Err(error) => Finding::new(ItemStatus::Failed, name, subject, error.to_string()).value((), ""),
         };
         report.add(&finding.member("device", device.to_string()));
     }
@@ -66,7 +66,7 @@ fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thal
 }
 
 /// Pinned memory to the device and back.
-fn copy(device: &Device, stream: &Stream) -> Outcome {
+fn copy(device: &Device, stream: &Stream) -> TestResult {
     const BYTES: u64 = 32 << 20;
     let words = BYTES / 8;
     let pattern: Vec<u64> = (0..words).map(|word| (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
@@ -95,7 +95,7 @@ fn copy(device: &Device, stream: &Stream) -> Outcome {
 }
 
 /// An operator of the table.
-fn kernel(device: &Device, stream: &Stream) -> Outcome {
+fn kernel(device: &Device, stream: &Stream) -> TestResult {
     // Not a multiple of anything, so that the last block is a part of one.
     const ELEMENTS: usize = (1 << 22) + 3;
     let values: Vec<f32> = (0..ELEMENTS).map(|i| ((i * 7919) % 4001) as f32 / 200.0 - 10.0).collect();
@@ -123,7 +123,7 @@ fn kernel(device: &Device, stream: &Stream) -> Outcome {
 }
 
 /// A matrix product: one of odd sizes is checked whole, a larger one is timed.
-fn matmul(device: &Device, stream: &Stream) -> Outcome {
+fn matmul(device: &Device, stream: &Stream) -> TestResult {
     const M: usize = 97;
     const N: usize = 131;
     const K: usize = 203;

@@ -19,7 +19,7 @@ Example:
   thalweg memory check snapshot.pickle --max-reserved 20GiB --max-growth 2%")]
 #[command(override_usage = "thalweg memory check [OPTIONS] <SNAPSHOT>...")]
 #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
-pub struct Arguments {
+pub struct CheckArgs {
     /// What _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     snapshots: Vec<PathBuf>,
@@ -34,7 +34,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &CheckArgs) -> Result<ExitCode, Failure> {
     let output = Output::standard();
     let mut is_ok = true;
     files::each(&arguments.snapshots, |path, recording| {
@@ -73,7 +73,7 @@ fn figures(summary: &Summary) -> String {
     format!("{} reserved at most{part}{growth}", size(summary.peak_reserved_bytes))
 }
 
-impl Arguments {
+impl CheckArgs {
     /// What each limit that is passed has to say.
     fn passed(&self, summary: &Summary) -> Vec<String> {
         let mut passed = Vec::new();

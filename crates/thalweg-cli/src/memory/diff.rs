@@ -20,7 +20,7 @@ use crate::output::Output;
 #[command(after_help = "\
 Example:
   thalweg memory diff before.pickle after.pickle --at peak")]
-pub struct Arguments {
+pub struct DiffArgs {
     /// The earlier snapshot
     before: PathBuf,
     /// The later snapshot
@@ -36,8 +36,8 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { at, top, .. } = *arguments;
+pub fn run(arguments: &DiffArgs) -> Result<ExitCode, Failure> {
+    let DiffArgs { at, top, .. } = *arguments;
     let (before_path, after_path) = (arguments.before.display(), arguments.after.display());
     let (before, after) = (files::read(&arguments.before)?, files::read(&arguments.after)?);
     let mut devices = before.devices();

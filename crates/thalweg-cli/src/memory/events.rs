@@ -21,7 +21,7 @@ use crate::output::Output;
 Examples:
   thalweg memory events snapshot.pickle --find oom --stacks
   thalweg memory events snapshot.pickle --find model.py --from 5000 --count 100")]
-pub struct Arguments {
+pub struct EventsArgs {
     /// What _dump_snapshot wrote
     snapshot: PathBuf,
     /// Which device [default: the first]
@@ -49,7 +49,7 @@ pub struct Arguments {
 #[command(after_help = "\
 Example:
   thalweg memory at snapshot.pickle 0x7f3e2a000000")]
-pub struct AtArguments {
+pub struct AtArgs {
     /// What _dump_snapshot wrote
     snapshot: PathBuf,
     /// An address of the device, such as 0x7f3e2a000000
@@ -63,7 +63,7 @@ pub struct AtArguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &EventsArgs) -> Result<ExitCode, Failure> {
     let (path, recording) = read(&arguments.snapshot)?;
     let device = device(arguments.device, &recording)?;
     let from = arguments.from;
@@ -245,7 +245,7 @@ fn stack(output: &Output, recording: &Recording, stack: Option<StackId>) {
 }
 
 /// Runs `thalweg memory at`.
-pub fn at(arguments: &AtArguments) -> Result<ExitCode, Failure> {
+pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
     let (path, recording) = read(&arguments.snapshot)?;
     let (output, address) = (Output::standard(), arguments.address);
     let is_wanted = |device: &usize| arguments.device.is_none_or(|wanted| wanted == *device);

@@ -18,7 +18,7 @@ use crate::output::Output;
 #[command(after_help = "\
 Example:
   thalweg memory flame snapshot.pickle > live.folded")]
-pub struct Arguments {
+pub struct FlameArgs {
     /// What _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     snapshots: Vec<PathBuf>,
@@ -27,7 +27,7 @@ pub struct Arguments {
     at: At,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &FlameArgs) -> Result<ExitCode, Failure> {
     let output = Output::standard();
     files::each(&arguments.snapshots, |path, recording| {
         for device in recording.devices() {

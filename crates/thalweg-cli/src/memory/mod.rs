@@ -49,24 +49,24 @@ Examples:
 The exit status is 0; 1 if check found a limit passed; 2 if a file could not be
 read or the command makes no sense."
 )]
-pub struct Arguments {
+pub struct MemoryArgs {
     #[command(subcommand)]
     subcommand: What,
 }
 
 #[derive(Subcommand)]
 enum What {
-    Show(show::Arguments),
-    Replay(replay::Arguments),
-    Diff(diff::Arguments),
-    Check(check::Arguments),
-    Events(events::Arguments),
-    At(events::AtArguments),
-    Flame(flame::Arguments),
+    Show(show::ShowArgs),
+    Replay(replay::ReplayArgs),
+    Diff(diff::DiffArgs),
+    Check(check::CheckArgs),
+    Events(events::EventsArgs),
+    At(events::AtArgs),
+    Flame(flame::FlameArgs),
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &MemoryArgs) -> Result<ExitCode, Failure> {
     match &arguments.subcommand {
         What::Show(arguments) => show::run(arguments),
         What::Replay(arguments) => replay::run(arguments),

@@ -34,25 +34,25 @@ fn frame_text(frame: FrameView<'_>) -> String {
 }
 
 /// Live blocks that were allocated at one place.
-pub struct Place {
+pub struct AllocationSite {
     pub name: String,
     pub blocks: usize,
     pub bytes: u64,
 }
 
 /// Live blocks by place, the most bytes first. Several stacks can lead through one place.
-pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<Place> {
+pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<AllocationSite> {
     let mut telling = Telling::of(recording);
     // Many stacks lead through one frame, and several frames can have one name.
     let mut of_frame: HashMap<Option<FrameId>, usize> = HashMap::new();
     let mut of_name: HashMap<String, usize> = HashMap::new();
-    let mut places: Vec<Place> = Vec::new();
+    let mut places: Vec<AllocationSite> = Vec::new();
     for group in by_stack {
         let frame = group.stack.and_then(|stack| telling.frame(stack)).map(|(_, frame)| frame);
         let number = *of_frame.entry(frame).or_insert_with(|| {
             let name = frame.map_or_else(|| UNKNOWN.into(), |frame| frame_text(recording.frame(frame)));
             *of_name.entry(name).or_insert_with_key(|name| {
-                places.push(Place { name: name.clone(), blocks: 0, bytes: 0 });
+                places.push(AllocationSite { name: name.clone(), blocks: 0, bytes: 0 });
                 places.len() - 1
             })
         });

@@ -9,7 +9,7 @@ use thalweg::memory::{Policy, Settings};
 use thalweg::memory_tools::analysis::forecast::{self, Answer, Forecast, Recommendation};
 use thalweg::memory_tools::analysis::what_if::{self, CANDIDATES};
 use thalweg::memory_tools::analysis::{Categories, Summary, summarise};
-use thalweg::memory_tools::replay::Program;
+use thalweg::memory_tools::replay::RecordedProgram;
 use thalweg::memory_tools::report::Curve;
 use thalweg::snapshot::Recording;
 
@@ -48,7 +48,7 @@ there is only an estimate (--conf backend:cudaMallocAsync).
 Examples:
   thalweg memory replay snapshot.pickle --search --card 24GiB
   thalweg memory replay snapshot.pickle --conf max_split_size_mb:128")]
-pub struct Arguments {
+pub struct ReplayArgs {
     #[command(flatten)]
     what_if: WhatIf,
     /// Tries a list of settings too, and recommends one (see below)
@@ -138,8 +138,8 @@ impl WhatIf {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { what_if: question, search } = arguments;
+pub fn run(arguments: &ReplayArgs) -> Result<ExitCode, Failure> {
+    let ReplayArgs { what_if: question, search } = arguments;
     question.check()?;
     let categories = Categories::default();
     let mut pages = Pages::new(&question.snapshots, &categories);
@@ -193,7 +193,7 @@ fn trials(
 ) -> Result<Vec<Trial>, Failure> {
     let complain = |what: &dyn std::fmt::Display| Failure(format!("{path}: device {device}: {what}"));
     let recorded = what_if::recorded_conf(recording);
-    let program = Program::from_recording(recording, device).map_err(|error| complain(&error))?;
+    let program = RecordedProgram::from_recording(recording, device).map_err(|error| complain(&error))?;
     let mut trials = Vec::new();
     for conf in confs {
         let settings = question.settings(conf).map_err(|error| complain(&error))?;

@@ -25,7 +25,7 @@ Examples:
   thalweg memory show snapshot.pickle
   thalweg memory show snapshot.pickle --category 'KV cache=cache.py'
   thalweg memory show snapshot.pickle --html page.html --card 24GiB")]
-pub struct Arguments {
+pub struct ShowArgs {
     #[command(flatten)]
     what_if: WhatIf,
     /// How many sizes and places are shown
@@ -36,8 +36,8 @@ pub struct Arguments {
     category: Vec<(String, String)>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { what_if: question, top, category } = arguments;
+pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
+    let ShowArgs { what_if: question, top, category } = arguments;
     let (card, html, top) = (question.card, question.html.as_deref(), *top);
     question.check()?;
     if html.is_none() && !question.conf.is_empty() {

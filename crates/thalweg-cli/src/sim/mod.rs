@@ -42,7 +42,7 @@ Examples:
 The exit status is 0 if no seed fails, 1 if one does, 127 if there is no such
 program, and 126 if it cannot be run."
 )]
-pub struct Arguments {
+pub struct SimArgs {
     /// How many seeds
     #[arg(long, value_name = "N", default_value_t = 100)]
     seeds: u64,
@@ -71,7 +71,7 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
-impl Arguments {
+impl SimArgs {
     /// The program and its arguments, to be shown.
     fn program(&self) -> String {
         self.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
@@ -92,7 +92,7 @@ const LOOK: Duration = Duration::from_millis(2);
 const SHOWN_ERROR_LINES: usize = 12;
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &SimArgs) -> ExitCode {
     let begin = Instant::now();
     let runs = match run_seeds(arguments) {
         Ok(done) => done,
@@ -148,7 +148,7 @@ struct Runs {
 }
 
 /// Runs all seeds, or those up to the first that fails where others are under way.
-fn run_seeds(arguments: &Arguments) -> std::io::Result<Runs> {
+fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
     let end = arguments.first.saturating_add(arguments.seeds);
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
@@ -208,7 +208,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Runs a seed; the first one again with freed memory held back, if all was well. Of that run its uses of freed memory count, and
 /// nothing else: the program may have to do with other addresses and figures than usual.
-fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
+fn run_seed(arguments: &SimArgs, seed: u64) -> std::io::Result<Ended> {
     let ended = run_process(arguments, seed, false)?;
     if seed != arguments.first || matches!(ended, Ended::Failed(_)) {
         return Ok(ended);
@@ -221,7 +221,7 @@ fn run_seed(arguments: &Arguments, seed: u64) -> std::io::Result<Ended> {
     }
 }
 
-fn run_process(arguments: &Arguments, seed: u64, holds_freed: bool) -> std::io::Result<Ended> {
+fn run_process(arguments: &SimArgs, seed: u64, holds_freed: bool) -> std::io::Result<Ended> {
     let folder = PrivateFolder::new()?;
     let report = folder.0.join("report");
     let mut observed = report.clone().into_os_string();
@@ -326,7 +326,7 @@ fn read_report(path: &Path) -> Vec<String> {
     text.split(&separator).map(str::trim_end).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn print_text(output: &Output, arguments: &Arguments, runs: &Runs, seconds: f64) {
+fn print_text(output: &Output, arguments: &SimArgs, runs: &Runs, seconds: f64) {
     for note in &runs.possible {
         output.text(&format!("{note}\n\n"));
     }
@@ -372,7 +372,7 @@ fn print_text(output: &Output, arguments: &Arguments, runs: &Runs, seconds: f64)
     output.text(&format!("again: thalweg sim --first {seed} --seeds 1{faults}{order_only} -- {program}\n"));
 }
 
-fn print_json(output: &Output, arguments: &Arguments, runs: &Runs) {
+fn print_json(output: &Output, arguments: &SimArgs, runs: &Runs) {
     for (seed, failure) in &runs.failures {
         output.json(&json!({
             "seed": seed,

@@ -94,7 +94,7 @@ pub enum Graph {
 
 /// A word that is observed at the end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Place {
+pub enum Observed {
     /// Device memory.
     Cell(Cell),
     /// Pinned host memory.
@@ -103,7 +103,7 @@ pub enum Place {
     Register(Register),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cell(cell) => write!(f, "{cell:?}"),
@@ -115,7 +115,7 @@ impl fmt::Display for Place {
 
 /// What a host thread does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum HostStep {
     /// A kernel that sets a cell, after a random while.
     Write(Stream, Cell, u32),
     /// The same after a long while: where the race would otherwise almost never be lost.
@@ -174,20 +174,20 @@ pub enum Step {
 
 /// A litmus program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Program {
+pub struct LitmusProgram {
     /// Its name, as in `events/wait_binds_to_the_latest_record`.
     pub name: &'static str,
     /// The rule that it probes, and why the allowed outcomes are those.
     pub about: &'static str,
     /// What each host thread does.
-    pub threads: &'static [&'static [Step]],
+    pub threads: &'static [&'static [HostStep]],
     /// What is read at the end.
-    pub observed: &'static [Place],
+    pub observed: &'static [Observed],
     /// The values that the observed places may have.
     pub allowed: &'static [&'static [u32]],
 }
 
-impl Program {
+impl LitmusProgram {
     /// Whether more than one outcome is allowed.
     pub const fn is_racy(&self) -> bool {
         self.allowed.len() > 1
@@ -203,7 +203,7 @@ impl Program {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
     /// The program.
-    pub program: Program,
+    pub program: LitmusProgram,
     /// How often each outcome was seen.
     pub counts: BTreeMap<Vec<u32>, u64>,
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Cell, Event, Graph, Observation, Pinned, Place, Program, Register, Step, Stream};
-use crate::{Arguments, Fixture, Kernel, wait_us};
+use super::{Cell, Event, Graph, HostStep, LitmusProgram, Observation, Observed, Pinned, Register, Stream};
+use crate::{Fixture, Kernel, KernelArguments, wait_us};
 use thalweg_driver::{
     CaptureMode, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventFlags, EventHandle, Fill,
     FillPattern, GraphExecHandle, HostFlags, HostPointer, Label, Result, StreamHandle,
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// What the driver answers: a litmus program makes no call that may fail.
-pub fn run(program: &Program, fixture: &Fixture, repetitions: u64, seed: u64) -> Result<Observation> {
+pub fn run(program: &LitmusProgram, fixture: &Fixture, repetitions: u64, seed: u64) -> Result<Observation> {
     let machine = Machine::new(fixture, None)?;
     let mut counts = BTreeMap::new();
     for repetition in 0..repetitions {
@@ -41,7 +41,7 @@ pub fn run(program: &Program, fixture: &Fixture, repetitions: u64, seed: u64) ->
 ///
 /// # Errors
 /// What the driver answers; [`Code::Timeout`] where `most_runs` were not enough.
-pub fn explore(program: &Program, driver: &Arc<SimDriver>, most_runs: u64) -> Result<Observation> {
+pub fn explore(program: &LitmusProgram, driver: &Arc<SimDriver>, most_runs: u64) -> Result<Observation> {
     driver.begin_run(Box::new(Late::new(0)))?;
     let fixture = Fixture::new(Arc::<SimDriver>::clone(driver), 0)?;
     let machine = Machine::new(&fixture, Some(driver))?;
@@ -158,7 +158,7 @@ impl<'f> Machine<'f> {
     /// One run; `begin` is called when all is prepared.
     fn run_once(
         &self,
-        program: &Program,
+        program: &LitmusProgram,
         random: Random,
         begin: impl FnOnce() -> Result<()>,
     ) -> Result<Vec<u32>> {
@@ -205,7 +205,12 @@ impl<'f> Machine<'f> {
         Ok(())
     }
 
-    fn run_threads(&self, program: &Program, repetition: &Repetition, mut random: Random) -> Result<()> {
+    fn run_threads(
+        &self,
+        program: &LitmusProgram,
+        repetition: &Repetition,
+        mut random: Random,
+    ) -> Result<()> {
         if let [steps] = program.threads {
             return self.run_thread(steps, repetition, random);
         }
@@ -232,7 +237,12 @@ impl<'f> Machine<'f> {
     }
 
     /// The threads of the program as host threads of a controlled simulator.
-    fn run_seated(&self, driver: &Arc<SimDriver>, program: &Program, repetition: &Repetition) -> Result<()> {
+    fn run_seated(
+        &self,
+        driver: &Arc<SimDriver>,
+        program: &LitmusProgram,
+        repetition: &Repetition,
+    ) -> Result<()> {
         let count = program.threads.len();
         let seats = (0..count).map(|number| driver.seat(&format!("litmus {number}")));
         let seats = seats.collect::<Result<Vec<_>>>()?;
@@ -279,11 +289,11 @@ impl<'f> Machine<'f> {
         }
     }
 
-    fn run_thread(&self, steps: &[Step], repetition: &Repetition, mut random: Random) -> Result<()> {
+    fn run_thread(&self, steps: &[HostStep], repetition: &Repetition, mut random: Random) -> Result<()> {
         let mut result = Ok(());
         for &step in steps {
             // After an error only the barriers are passed, so that no other thread waits for this one for ever.
-            if step == Step::Barrier {
+            if step == HostStep::Barrier {
                 self.wait_at_barrier(repetition, &mut result);
             } else if result.is_ok() {
                 if random.0.is_some() && random.below(3) == 0 {
@@ -295,37 +305,39 @@ impl<'f> Machine<'f> {
         result
     }
 
-    fn step(&self, step: Step, repetition: &Repetition, random: &mut Random) -> Result<()> {
+    fn step(&self, step: HostStep, repetition: &Repetition, random: &mut Random) -> Result<()> {
         let driver = self.driver();
         let event = |event: Event| repetition.events[event as usize];
         match step {
-            Step::Record(which, stream) => driver.event_record(event(which), self.stream(stream)),
-            Step::Wait(stream, which) => driver.stream_wait_event(self.stream(stream), event(which)),
-            Step::Destroy(which) => driver.event_destroy(event(which)),
-            Step::SyncStream(stream) => driver.stream_synchronize(self.stream(stream)),
-            Step::SyncEvent(which) => driver.event_synchronize(event(which)),
-            Step::SyncDevice => driver.device_synchronize(self.fixture.device),
-            Step::PollStream(stream) => poll(|| driver.stream_query(self.stream(stream))),
-            Step::PollEvent(which) => poll(|| driver.event_query(event(which))),
-            Step::Query(register, which) => {
+            HostStep::Record(which, stream) => driver.event_record(event(which), self.stream(stream)),
+            HostStep::Wait(stream, which) => driver.stream_wait_event(self.stream(stream), event(which)),
+            HostStep::Destroy(which) => driver.event_destroy(event(which)),
+            HostStep::SyncStream(stream) => driver.stream_synchronize(self.stream(stream)),
+            HostStep::SyncEvent(which) => driver.event_synchronize(event(which)),
+            HostStep::SyncDevice => driver.device_synchronize(self.fixture.device),
+            HostStep::PollStream(stream) => poll(|| driver.stream_query(self.stream(stream))),
+            HostStep::PollEvent(which) => poll(|| driver.event_query(event(which))),
+            HostStep::Query(register, which) => {
                 self.set(register, u32::from(driver.event_query(event(which))?));
                 Ok(())
             }
-            Step::HostWrite(pinned, value) => driver.host_write(self.pinned(pinned), &value.to_le_bytes()),
-            Step::HostRead(register, pinned) => {
+            HostStep::HostWrite(pinned, value) => {
+                driver.host_write(self.pinned(pinned), &value.to_le_bytes())
+            }
+            HostStep::HostRead(register, pinned) => {
                 let value = self.read_pinned(pinned)?;
                 self.set(register, value);
                 Ok(())
             }
-            Step::HostCopy(to, from) => {
+            HostStep::HostCopy(to, from) => {
                 // No call of the driver: a schedule must be asked all the same.
                 self.controlled.map_or(Ok(()), |driver| driver.pass())?;
                 self.set(to, self.registers[from as usize].load(Ordering::SeqCst));
                 Ok(())
             }
-            Step::Begin(stream) => driver.stream_begin_capture(self.stream(stream), CaptureMode::Relaxed),
-            Step::End(stream, graph) => self.end_capture(stream, graph, repetition),
-            Step::Launch(stream, graph) => {
+            HostStep::Begin(stream) => driver.stream_begin_capture(self.stream(stream), CaptureMode::Relaxed),
+            HostStep::End(stream, graph) => self.end_capture(stream, graph, repetition),
+            HostStep::Launch(stream, graph) => {
                 let execs = repetition.graphs.lock().unwrap_or_else(PoisonError::into_inner);
                 let exec = execs[graph as usize].unwrap_or(GraphExecHandle::from_raw(0));
                 driver.graph_launch(exec, self.stream(stream))
@@ -335,52 +347,52 @@ impl<'f> Machine<'f> {
     }
 
     /// The steps that put work on a stream.
-    fn submit(&self, step: Step, random: &mut Random) -> Result<()> {
+    fn submit(&self, step: HostStep, random: &mut Random) -> Result<()> {
         let driver = self.driver();
         let label = Label::here("litmus");
-        let kernel = |stream, kernel, arguments: Arguments| {
+        let kernel = |stream, kernel, arguments: KernelArguments| {
             self.fixture.kernels.launch(driver, self.stream(stream), kernel, arguments)
         };
-        let word = |cell, value| Arguments::new(self.cell(cell), 1, value);
+        let word = |cell, value| KernelArguments::new(self.cell(cell), 1, value);
         let copy = |stream, target, source| {
             driver.copy_async(self.stream(stream), &Copy { target, source, bytes: 4, label })
         };
         let (device, host) =
             (|cell| Endpoint::Device(self.cell(cell)), |pinned| Endpoint::Pinned(self.pinned(pinned)));
         match step {
-            Step::Write(stream, cell, value) => {
+            HostStep::Write(stream, cell, value) => {
                 kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(random.delay_us()))
             }
-            Step::WriteLate(stream, cell, value) => {
+            HostStep::WriteLate(stream, cell, value) => {
                 kernel(stream, Kernel::Constant, word(cell, value).with_delay_us(random.long_delay_us()))
             }
-            Step::Add(stream, cell, value) => {
+            HostStep::Add(stream, cell, value) => {
                 kernel(stream, Kernel::Add, word(cell, value).with_delay_us(random.delay_us()))
             }
-            Step::Move(stream, to, from) => {
+            HostStep::Move(stream, to, from) => {
                 let arguments = word(to, 0).with_source(self.cell(from)).with_delay_us(random.delay_us());
                 kernel(stream, Kernel::Copy, arguments)
             }
-            Step::Copy(stream, to, from) => copy(stream, device(to), device(from)),
-            Step::CopyIn(stream, to, from) => copy(stream, device(to), host(from)),
-            Step::CopyOut(stream, to, from) => copy(stream, host(to), device(from)),
-            Step::Fill(stream, cell, value) => {
+            HostStep::Copy(stream, to, from) => copy(stream, device(to), device(from)),
+            HostStep::CopyIn(stream, to, from) => copy(stream, device(to), host(from)),
+            HostStep::CopyOut(stream, to, from) => copy(stream, host(to), device(from)),
+            HostStep::Fill(stream, cell, value) => {
                 let pattern = FillPattern::U32(u32::from(value));
                 driver.fill_async(
                     self.stream(stream),
                     &Fill { target: self.cell(cell), pattern, count: 1, label },
                 )
             }
-            Step::Upload(stream, cell, value) => {
+            HostStep::Upload(stream, cell, value) => {
                 driver.copy_from_host(self.stream(stream), self.cell(cell), &value.to_le_bytes(), label)
             }
-            Step::Download(stream, register, cell) => {
+            HostStep::Download(stream, register, cell) => {
                 let mut bytes = [0; 4];
                 driver.copy_to_host(self.stream(stream), &mut bytes, self.cell(cell), label)?;
                 self.set(register, u32::from_le_bytes(bytes));
                 Ok(())
             }
-            Step::Call(stream, register, value) => {
+            HostStep::Call(stream, register, value) => {
                 let registers = Arc::clone(&self.registers);
                 let set = move || registers[register as usize].store(value, Ordering::SeqCst);
                 driver.host_function_async(self.stream(stream), Arc::new(set), label)
@@ -398,11 +410,11 @@ impl<'f> Machine<'f> {
         Ok(())
     }
 
-    fn observe(&self, place: Place) -> Result<u32> {
+    fn observe(&self, place: Observed) -> Result<u32> {
         match place {
-            Place::Register(register) => Ok(self.registers[register as usize].load(Ordering::SeqCst)),
-            Place::Pinned(pinned) => self.read_pinned(pinned),
-            Place::Cell(cell) => {
+            Observed::Register(register) => Ok(self.registers[register as usize].load(Ordering::SeqCst)),
+            Observed::Pinned(pinned) => self.read_pinned(pinned),
+            Observed::Cell(cell) => {
                 let (stream, mut bytes) = (self.stream(Stream::A), [0; 4]);
                 self.driver().copy_to_host(stream, &mut bytes, self.cell(cell), Label::here("observe"))?;
                 Ok(u32::from_le_bytes(bytes))

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use super::driver::CudaDriver;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
-use super::table::{Outcome, entry_points, function_at, text_at};
+use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::command::LibraryLaunch;
 use crate::library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
 use crate::{Code, Error, Result, StreamHandle};
@@ -87,7 +87,7 @@ struct Api {
 }
 
 impl Api {
-    fn check(&self, outcome: Outcome, detail: impl FnOnce() -> String) -> Result<()> {
+    fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }
@@ -106,7 +106,7 @@ impl Api {
 struct Owned {
     api: Arc<Api>,
     raw: usize,
-    destroy: unsafe fn(&BlasTable, usize) -> Outcome,
+    destroy: unsafe fn(&BlasTable, usize) -> CallStatus,
 }
 
 impl Drop for Owned {
@@ -264,8 +264,8 @@ impl BlasLt {
 
     fn own(
         &self,
-        destroy: unsafe fn(&BlasTable, usize) -> Outcome,
-        create: impl FnOnce(&BlasTable, *mut usize) -> Outcome,
+        destroy: unsafe fn(&BlasTable, usize) -> CallStatus,
+        create: impl FnOnce(&BlasTable, *mut usize) -> CallStatus,
     ) -> Result<Owned> {
         let mut raw = 0_usize;
         let outcome = create(&self.api.table, &raw mut raw);
@@ -367,7 +367,7 @@ impl BlasLt {
         };
         let none = || "no algorithm for this product and workspace".to_owned();
         self.api.check(outcome, none)?;
-        self.api.check(Outcome { status: result.status, ..outcome }, none)?;
+        self.api.check(CallStatus { status: result.status, ..outcome }, none)?;
         if found < 1 {
             return Err(Error::new(Code::Library, outcome.call, none()));
         }

@@ -19,7 +19,7 @@ use super::handles::lock;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::staging::Staging;
 use super::sys::{self, AllocationProperties, CudaTable, RawContext, RawDevice};
-use super::table::{EntryPoint, Outcome, function_at, text_at};
+use super::table::{CallStatus, EntryPoint, function_at, text_at};
 use crate::fork::Process;
 use crate::{Code, DeviceProperties, Error, PhysicalFlags, Result, StreamHandle, Version};
 
@@ -63,12 +63,12 @@ impl Cuda {
 
     /// `Ok` for success; otherwise an error that names the call, `detail` (what was asked for) and the driver's text.
     #[inline]
-    pub(super) fn check(&self, outcome: Outcome, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() { Ok(()) } else { Err(self.error(outcome, &detail())) }
     }
 
     #[cold]
-    pub(super) fn error(&self, outcome: Outcome, detail: &str) -> Error {
+    pub(super) fn error(&self, outcome: CallStatus, detail: &str) -> Error {
         if let Some(version) = outcome.missing {
             let (installed, needed) = (self.version, Version::from_cuda(version.unsigned_abs()));
             let detail = format!(

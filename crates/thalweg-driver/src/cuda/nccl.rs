@@ -17,7 +17,7 @@ use super::handles::{Entry, lock};
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::stream::Stream;
 use super::sys::RawStream;
-use super::table::{Outcome, entry_points, function_at, text_at};
+use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
 use crate::library::ElementFormat;
 use crate::{Code, CommunicatorHandle, Error, Result};
@@ -115,7 +115,7 @@ impl Nccl {
         }
     }
 
-    fn check(&self, outcome: Outcome, detail: impl FnOnce() -> String) -> Result<()> {
+    fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Nccl {
         format: u32,
         raw: RawCommunicator,
         stream: RawStream,
-    ) -> Outcome {
+    ) -> CallStatus {
         let table = &self.table;
         let (send, receive) = (call.send.address(), call.receive.address());
         let count = usize::try_from(call.count).unwrap_or(usize::MAX);

@@ -118,7 +118,7 @@ fn device_uuids(environment: &SearchEnvironment) -> Result<Vec<String>, String> 
         OpenLibrary::open(Library::Nvml, environment, "nvmlInit").map_err(|error| error.to_string())?;
     // SAFETY: the signatures are those that `nvml.h` declares for these symbols; an `OpenLibrary` is never unloaded.
     let table = unsafe { NvmlTable::resolve(|entry| library.symbol(entry.symbol)) };
-    let check = |outcome: super::table::Outcome| {
+    let check = |outcome: super::table::CallStatus| {
         if outcome.is_success() {
             Ok(())
         } else {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::search::{Library, OpenLibrary, SearchEnvironment, load_beside};
-use super::table::{Outcome, entry_points, function_at, text_at};
+use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::{Code, ComputeCapability, Error, Result, Version};
 
 entry_points! {
@@ -245,7 +245,7 @@ impl Nvrtc {
         Ok(cubin)
     }
 
-    fn check(&self, outcome: Outcome, detail: &str) -> Result<()> {
+    fn check(&self, outcome: CallStatus, detail: &str) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }

@@ -128,7 +128,7 @@ impl CudaDriver {
     }
 
     /// A query's answer: not ready is `false`.
-    fn ready(&self, device: &Device, outcome: super::table::Outcome, what: &str) -> Result<bool> {
+    fn ready(&self, device: &Device, outcome: super::table::CallStatus, what: &str) -> Result<bool> {
         if outcome.status == Code::NotReady.number() {
             return Ok(false);
         }

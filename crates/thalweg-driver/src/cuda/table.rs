@@ -1,7 +1,7 @@
 //! Tables of entry points: how a function of a shared library is called.
 //!
 //! [`entry_points!`] turns a list of C signatures into a struct with one optional function a field, and one method a
-//! function that answers with an [`Outcome`]: the status, and which call it was. An entry point that the installed
+//! function that answers with an [`CallStatus`]: the status, and which call it was. An entry point that the installed
 //! library lacks is an outcome too, so that an old driver gives an error that names the entry point and the version that
 //! brought it, and everything else keeps working.
 //!
@@ -22,7 +22,7 @@ pub(super) struct EntryPoint {
 /// The answer of an entry point.
 #[must_use]
 #[derive(Clone, Copy)]
-pub(super) struct Outcome {
+pub(super) struct CallStatus {
     /// What was called.
     pub(super) call: &'static str,
     /// The library's status; 0 is success everywhere.
@@ -31,7 +31,7 @@ pub(super) struct Outcome {
     pub(super) missing: Option<i32>,
 }
 
-impl Outcome {
+impl CallStatus {
     pub(super) const fn is_success(self) -> bool {
         self.status == 0 && self.missing.is_none()
     }
@@ -99,14 +99,14 @@ macro_rules! entry_points {
                 // Signatures are C's: some are long.
                 #[allow(clippy::too_many_arguments)]
                 #[inline]
-                pub(super) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::Outcome {
+                pub(super) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::CallStatus {
                     match self.$field {
                         Some(function) => {
                             // SAFETY: `resolve` promised the signature; the caller promises the arguments.
                             let status = unsafe { function($($argument),*) };
-                            $crate::cuda::table::Outcome { call: $name, status, missing: None }
+                            $crate::cuda::table::CallStatus { call: $name, status, missing: None }
                         }
-                        None => $crate::cuda::table::Outcome { call: $name, status: 0, missing: Some($version) },
+                        None => $crate::cuda::table::CallStatus { call: $name, status: 0, missing: Some($version) },
                     }
                 }
             )*

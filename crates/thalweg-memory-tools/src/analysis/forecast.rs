@@ -13,8 +13,8 @@
 
 use thalweg_memory::{settings::Backend, settings::Settings};
 
-use super::what_if::{self, Outcome};
-use crate::replay::{Program, StartState};
+use super::what_if::{self, ReplayFigures};
+use crate::replay::{RecordedProgram, StartState};
 
 /// The smallest card is looked for to this part of what is reserved at most.
 const TOLERANCE: u64 = 128;
@@ -28,10 +28,10 @@ const MOST_ARENAS: usize = 256;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Forecast {
     /// The program from its beginning; if that is not in the trace, the recorded part, from a tidy beginning.
-    pub tidy: Outcome,
+    pub tidy: ReplayFigures,
     /// The recorded part from a worn beginning, if the trace does not begin with its program. Under the settings of the recording it
     /// is what was.
-    pub worn: Option<Outcome>,
+    pub worn: Option<ReplayFigures>,
     /// Whether these are the settings of the recording.
     pub is_recorded: bool,
     /// What the whole program reserves at some moment at the least, in bytes.
@@ -42,7 +42,7 @@ pub struct Forecast {
 }
 
 /// Why nothing can be said of a program under some settings, if so.
-pub fn unknown(program: &Program, settings: &Settings) -> Option<&'static str> {
+pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'static str> {
     let is_estimate = settings.backend() == Backend::CudaMallocAsync;
     (is_estimate && !program.pools().is_empty()).then_some(
         "what cudaMallocAsync reserves for captured graphs and private pools cannot be estimated: the driver keeps their memory \
@@ -68,7 +68,7 @@ impl Forecast {
     /// # Errors
     /// Those of [`what_if::run`].
     pub fn of(
-        program: &Program,
+        program: &RecordedProgram,
         settings: &Settings,
         is_recorded: bool,
         card_bytes: Option<u64>,
@@ -94,7 +94,7 @@ impl Forecast {
     ///
     /// # Errors
     /// Those of [`what_if::run`].
-    pub fn find_card(&mut self, program: &Program, settings: &Settings) -> Result<(), String> {
+    pub fn find_card(&mut self, program: &RecordedProgram, settings: &Settings) -> Result<(), String> {
         let is_unknown =
             settings.backend() == Backend::CudaMallocAsync || settings.per_process_memory_fraction() < 1.0;
         if is_unknown || program.arenas() > MOST_ARENAS {
@@ -147,7 +147,7 @@ impl Forecast {
     }
 
     /// The outcome that is nearest to what would have been.
-    pub fn nearest(&self) -> &Outcome {
+    pub fn nearest(&self) -> &ReplayFigures {
         self.worn.as_ref().filter(|_| self.is_recorded).unwrap_or(&self.tidy)
     }
 
@@ -174,7 +174,7 @@ impl Forecast {
 
     /// How much less than `first` is reserved at most, from each beginning, in bytes; the smaller one first.
     fn saved_bytes(&self, first: &Self) -> (i128, i128) {
-        let saved = |first: &Outcome, other: &Outcome| {
+        let saved = |first: &ReplayFigures, other: &ReplayFigures| {
             i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)
         };
         let tidy = saved(&first.tidy, &self.tidy);
@@ -220,7 +220,7 @@ pub fn recommend(forecasts: &[Forecast]) -> Recommendation {
         return Recommendation::NoneFits;
     };
     let calls = |index: usize| {
-        let Outcome { driver_allocations, driver_frees, .. } = forecasts[index].nearest();
+        let ReplayFigures { driver_allocations, driver_frees, .. } = forecasts[index].nearest();
         driver_allocations + driver_frees
     };
     let fitting = || (0..forecasts.len()).filter(|&index| fits(&forecasts[index]));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thalweg_memory::StreamId;
 
-use super::walk::{State, Taken};
+use super::walk::{MemoryState, Taken};
 
 /// Reserved memory at one moment: what is active, and why the rest serves nobody. All in bytes; they add up to what is
 /// reserved.
@@ -27,7 +27,7 @@ pub struct Fragmentation {
 
 impl Fragmentation {
     /// That of a state in which `asking` asks for memory of the shared pool.
-    pub(super) fn of(state: &State, asking: StreamId) -> Self {
+    pub(super) fn of(state: &MemoryState, asking: StreamId) -> Self {
         let mut live: Vec<(u64, u64)> =
             state.live.iter().map(|(&address, live)| (address, live.size_bytes)).collect();
         live.sort_unstable();
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn free_memory_is_told_apart_by_why_it_is_free() {
         let [one, two] = [1, 2].map(StreamId::from_raw);
-        let mut state = State::default();
+        let mut state = MemoryState::default();
         for (start, end, stream, pool_id, is_mapped) in [
             (0, 1000, one, (0, 0), false),
             (1000, 1500, one, (0, 0), false),

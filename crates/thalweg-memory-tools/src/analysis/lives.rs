@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::walk::{FirstPass, Live, State, Taken};
+use super::walk::{FirstPass, Live, MemoryState, Taken};
 use thalweg_memory::StreamId;
 use thalweg_snapshot::{Action, Event, Recording, StackId};
 
@@ -61,7 +61,7 @@ pub struct SegmentLife {
 
 /// The lives on `device`.
 pub fn lives(recording: &Recording, device: usize) -> Lives {
-    let before = State::before(recording, device, &FirstPass::over(recording, device));
+    let before = MemoryState::before(recording, device, &FirstPass::over(recording, device));
     let mut walk = Walk::default();
     for (&address, taken) in &before.taken {
         walk.take(None, address, *taken);
@@ -74,7 +74,7 @@ pub fn lives(recording: &Recording, device: usize) -> Lives {
     for (entry, event) in recording.trace(device).enumerate() {
         walk.apply(entry, &event);
     }
-    walk.finish(&State::at_end(recording, device))
+    walk.finish(&MemoryState::at_end(recording, device))
 }
 
 /// What was seen so far, and by address which of it still exists.
@@ -181,7 +181,7 @@ impl Walk {
     }
 
     /// What only the end of the file says: exact sizes, and the pools of segments that are still there.
-    fn finish(mut self, end: &State) -> Lives {
+    fn finish(mut self, end: &MemoryState) -> Lives {
         for (address, &segment) in &self.taken {
             if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken)
                 && *address < taken.end

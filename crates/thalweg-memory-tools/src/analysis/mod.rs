@@ -5,7 +5,7 @@
 //!      │    ├──▶ lives ──────▶ Lives       every block and segment, from when to when
 //!      │    ├──▶ stages ─────▶ Stage       the same for each scope that the program marked
 //!      │    └──▶ diff ───────▶ Growth      what one has more of than another
-//!      └───────▶ what_if ────▶ Outcome     the same program under other settings
+//!      └───────▶ what_if ────▶ ReplayFigures     the same program under other settings
 //!                  └────────▶ Forecast    the same, where its beginning may not be known
 //! ```
 //!

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use thalweg_snapshot::{Action, Event, Recording};
 
-use super::walk::{FirstPass, State};
+use super::walk::{FirstPass, MemoryState};
 
 /// All scopes of one name. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -106,7 +106,7 @@ struct Sweep<'s> {
 
 impl<'s> Sweep<'s> {
     fn new(recording: &Recording, device: usize, scopes: &'s [Scope]) -> Self {
-        let before = State::before(recording, device, &FirstPass::over(recording, device));
+        let before = MemoryState::before(recording, device, &FirstPass::over(recording, device));
         let level = Level { live_bytes: before.requested_bytes(), reserved_bytes: before.reserved_bytes() };
         let live = before.live.iter().map(|(&address, live)| (address, live.requested_bytes)).collect();
         Self {

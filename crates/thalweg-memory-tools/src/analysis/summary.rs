@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::layout::Fragmentation;
-use super::walk::{FirstPass, Live, Peak, State};
+use super::walk::{FirstPass, Live, MemoryState, Peak};
 use thalweg_memory::StreamId;
 use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 
@@ -159,8 +159,8 @@ impl OutOfMemoryEntry {
 /// What the recording of `device` comes to.
 pub fn summarise(recording: &Recording, device: usize) -> Summary {
     let pass = FirstPass::over(recording, device);
-    let end = State::at_end(recording, device);
-    let before = State::before(recording, device, &pass);
+    let end = MemoryState::at_end(recording, device);
+    let before = MemoryState::before(recording, device, &pass);
     let start = Start {
         live_blocks: pass.older.len(),
         live_bytes: pass.older_bytes(),
@@ -228,7 +228,7 @@ fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
 fn at_peak(
     recording: &Recording,
     device: usize,
-    mut state: State,
+    mut state: MemoryState,
     entries: usize,
 ) -> (Moment, Vec<OutOfMemoryEntry>) {
     let last_failure = recording.trace(device).rev().position(|event| event.action == Action::Oom);
@@ -255,7 +255,7 @@ fn at_peak(
     (peak.expect("the trace has that many entries"), failures)
 }
 
-fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
+fn moment(state: &MemoryState, stream: StreamId, entry: usize) -> Moment {
     let mut sizes: FxHashMap<u64, usize> = FxHashMap::default();
     for live in state.live.values() {
         *sizes.entry(live.requested_bytes).or_default() += 1;
@@ -282,7 +282,7 @@ fn moment(state: &State, stream: StreamId, entry: usize) -> Moment {
 }
 
 /// The live blocks by where they were allocated, the most bytes first.
-fn by_stack(state: &State) -> Vec<StackGroup> {
+fn by_stack(state: &MemoryState) -> Vec<StackGroup> {
     let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
     for live in state.live.values() {
         let stack = stacks.entry(live.stack).or_default();
@@ -295,7 +295,7 @@ fn by_stack(state: &State) -> Vec<StackGroup> {
 }
 
 /// The stream with the most live bytes.
-fn busiest(state: &State) -> StreamId {
+fn busiest(state: &MemoryState) -> StreamId {
     let mut bytes: FxHashMap<StreamId, u64> = FxHashMap::default();
     for Live { stream, size_bytes, .. } in state.live.values() {
         let sum = bytes.entry(*stream).or_default();

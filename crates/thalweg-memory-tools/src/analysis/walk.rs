@@ -47,12 +47,12 @@ impl Taken {
 
 /// What there is at one moment, by address.
 #[derive(Clone, Default, Debug)]
-pub(super) struct State {
+pub(super) struct MemoryState {
     pub(super) live: FxHashMap<u64, Live>,
     pub(super) taken: BTreeMap<u64, Taken>,
 }
 
-impl State {
+impl MemoryState {
     /// The state at the end of the file: what it says of its segments.
     pub(super) fn at_end(recording: &Recording, device: usize) -> Self {
         let mut state = Self::default();
@@ -205,7 +205,7 @@ impl FirstPass {
             let quarter = &mut pass.quarters[index * 4 / length];
             *quarter = pass.live.now.max(*quarter);
         }
-        for (address, block) in State::at_end(recording, device).live {
+        for (address, block) in MemoryState::at_end(recording, device).live {
             if !live.contains_key(&address) {
                 pass.older.entry(address).or_insert(block);
             }

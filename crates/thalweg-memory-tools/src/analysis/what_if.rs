@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::replay::{
-    DRIVER_PIECE_BYTES, MOST_BYTES, Program, Replay, ReplayError, ReplayUpstream, StartState,
+    DRIVER_PIECE_BYTES, MOST_BYTES, RecordedProgram, Replay, ReplayError, ReplayUpstream, StartState,
     stream_ordered_estimate,
 };
 use thalweg_memory::{
@@ -24,7 +24,7 @@ pub type ReservedSteps = Vec<(Option<u32>, u64)>;
 
 /// What becomes of a program under some settings.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Outcome {
+pub struct ReplayFigures {
     /// The most that was live or pending, as it was asked for, in bytes.
     pub peak_live_bytes: u64,
     /// The most that was reserved, in bytes.
@@ -47,7 +47,7 @@ pub struct Outcome {
     pub reserved: ReservedSteps,
 }
 
-impl Outcome {
+impl ReplayFigures {
     /// What was reserved at most over what was live at most; 1 is perfect.
     pub fn reserved_over_live(&self) -> f64 {
         self.peak_reserved_bytes as f64 / self.peak_live_bytes as f64
@@ -85,12 +85,12 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
 /// If the allocator fails for another reason than want of memory, in its own words: that would be an error of ours, or of
 /// the trace.
 pub fn run(
-    program: &Program,
+    program: &RecordedProgram,
     settings: Settings,
     start: StartState,
     card_bytes: Option<u64>,
     progress: impl FnMut(usize),
-) -> Result<Outcome, String> {
+) -> Result<ReplayFigures, String> {
     if settings.backend() == Backend::CudaMallocAsync {
         return estimate(program, card_bytes, progress);
     }
@@ -103,7 +103,7 @@ pub fn run(
         u64::try_from(value).unwrap_or(0)
     };
     let figures = replay.figures();
-    Ok(Outcome {
+    Ok(ReplayFigures {
         peak_live_bytes: figures.requested_peak_bytes,
         peak_reserved_bytes: figures.reserved_peak_bytes,
         driver_allocations: statistic("num_device_alloc"),
@@ -117,7 +117,7 @@ pub fn run(
 }
 
 fn begin(
-    program: &Program,
+    program: &RecordedProgram,
     settings: Settings,
     start: StartState,
     card_bytes: Option<u64>,
@@ -131,7 +131,7 @@ fn begin(
 }
 
 /// A card that is never full.
-fn endless_bytes(program: &Program) -> u64 {
+fn endless_bytes(program: &RecordedProgram) -> u64 {
     let needed = program.peak_live_bytes().saturating_mul(ENDLESS_TIMES).max(program.recorded_bytes());
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
@@ -141,7 +141,7 @@ fn endless_bytes(program: &Program) -> u64 {
 /// # Errors
 /// Those of [`run`].
 pub(super) fn fits(
-    program: &Program,
+    program: &RecordedProgram,
     settings: Settings,
     start: StartState,
     card_bytes: Option<u64>,
@@ -189,7 +189,7 @@ fn out_of_memory(error: &ReplayError) -> Result<(), String> {
 }
 
 /// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
-fn thin(steps: ReservedSteps, program: &Program) -> ReservedSteps {
+fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
     if steps.len() <= CURVE_STEPS {
         return steps;
     }
@@ -223,15 +223,15 @@ fn thin(steps: ReservedSteps, program: &Program) -> ReservedSteps {
 
 /// What can be said of the driver's own allocator: its peak, and nothing of its calls.
 fn estimate(
-    program: &Program,
+    program: &RecordedProgram,
     card_bytes: Option<u64>,
     progress: impl FnMut(usize),
-) -> Result<Outcome, String> {
+) -> Result<ReplayFigures, String> {
     let mut replay = stream_ordered_estimate(program, endless_bytes(program));
     let (mut reserved, out_of_memory) = serve(&mut replay, progress)?;
     reserved.iter_mut().for_each(|(_, bytes)| *bytes = bytes.next_multiple_of(DRIVER_PIECE_BYTES));
     let peak_reserved_bytes = replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES);
-    Ok(Outcome {
+    Ok(ReplayFigures {
         peak_live_bytes: program.peak_live_bytes(),
         peak_reserved_bytes,
         driver_allocations: 0,

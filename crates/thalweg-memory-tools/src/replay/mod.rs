@@ -1,12 +1,12 @@
 //! Serving a recorded trace again, with another allocator or other settings.
 //!
-//! A trace says what a program asked for and what the allocator of that time did about it. The first half is a [`Program`]:
+//! A trace says what a program asked for and what the allocator of that time did about it. The first half is a [`RecordedProgram`]:
 //! allocate so many bytes, free this block, now the other streams are done with that one. Any allocator can serve it, and
 //! then one compares: how much was reserved, how much of that was needed, and, if both follow the same rules, whether every
 //! single address is the same.
 //!
 //! ```text
-//!  Snapshot ──▶ Program ──▶ Replay ──▶ DeviceAllocator ──▶ ReplayUpstream
+//!  Snapshot ──▶ RecordedProgram ──▶ Replay ──▶ DeviceAllocator ──▶ ReplayUpstream
 //!              (the client)   │ ▲                            invented memory; segments where
 //!                             ▼ │                            the trace had them, if asked for
 //!                      figures, addresses, tags
@@ -53,7 +53,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use doubts::Doubts;
-pub use program::{Program, StartState, Step};
+pub use program::{RecordedProgram, RecordedStep, StartState};
 use rustc_hash::FxHashMap;
 use tags::{Conflict, Points, Tags};
 use thalweg_memory::{
@@ -67,7 +67,7 @@ const FIRST_LANE: u64 = 0x4c61_6e65 << 32;
 
 /// A program that is being served.
 pub struct Replay<'p> {
-    program: &'p Program,
+    program: &'p RecordedProgram,
     allocator: Arc<DeviceAllocator>,
     upstream: Arc<ReplayUpstream>,
     start: StartState,
@@ -132,7 +132,11 @@ pub struct Divergence {
 
 impl<'p> Replay<'p> {
     /// A replay that has not begun. `allocator` is new, and `upstream` is its upstream.
-    pub fn new(program: &'p Program, allocator: Arc<DeviceAllocator>, upstream: Arc<ReplayUpstream>) -> Self {
+    pub fn new(
+        program: &'p RecordedProgram,
+        allocator: Arc<DeviceAllocator>,
+        upstream: Arc<ReplayUpstream>,
+    ) -> Self {
         Self {
             program,
             allocator,
@@ -158,7 +162,7 @@ impl<'p> Replay<'p> {
 
     /// The same, about three times as fast, without tags: an allocator that hands out memory that is in use is not noticed.
     pub fn without_tags(
-        program: &'p Program,
+        program: &'p RecordedProgram,
         allocator: Arc<DeviceAllocator>,
         upstream: Arc<ReplayUpstream>,
     ) -> Self {
@@ -183,7 +187,7 @@ impl<'p> Replay<'p> {
     /// If the allocator refuses, or hands out memory that something else uses. The step is over then, and the next call serves
     /// the one after it; a block that was refused is left out from then on.
     #[inline]
-    pub fn step(&mut self) -> Result<Option<Step>, ReplayError> {
+    pub fn step(&mut self) -> Result<Option<RecordedStep>, ReplayError> {
         self.begin()?;
         if self.at < self.start_steps {
             self.upstream.set_endless(true);
@@ -195,15 +199,15 @@ impl<'p> Replay<'p> {
         let Some(&step) = step else { return Ok(None) };
         self.at += 1;
         match step {
-            Step::Allocate { .. } => self.allocate(step)?,
-            Step::Free { block } => self.free(block, None),
-            Step::FreePending { block } => {
+            RecordedStep::Allocate { .. } => self.allocate(step)?,
+            RecordedStep::Free { block } => self.free(block, None),
+            RecordedStep::FreePending { block } => {
                 let lane = self.lane();
                 self.free(block, Some(lane));
             }
-            Step::Complete { block } => self.complete(block),
-            Step::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
-            Step::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
+            RecordedStep::Complete { block } => self.complete(block),
+            RecordedStep::EmptyCache => self.allocator.empty_cache().map_err(|error| self.refused(error))?,
+            RecordedStep::Attempt { pool, bytes, stream } => self.attempt(pool, bytes, stream)?,
         }
         if self.at == self.start_steps {
             self.fit_start()?;
@@ -259,8 +263,8 @@ impl<'p> Replay<'p> {
         &self.allocator
     }
 
-    fn allocate(&mut self, step: Step) -> Result<(), ReplayError> {
-        let Step::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
+    fn allocate(&mut self, step: RecordedStep) -> Result<(), ReplayError> {
+        let RecordedStep::Allocate { block: number, pool, bytes, stream, recorded_address } = step else {
             return Ok(());
         };
         self.check_request(bytes)?;
@@ -397,14 +401,14 @@ pub(crate) const DRIVER_PIECE_BYTES: u64 = 32 << 20;
 ///
 /// # Errors
 /// If the device has no room for that.
-pub fn estimate_stream_ordered_peak(program: &Program, total_bytes: u64) -> Result<u64, ReplayError> {
+pub fn estimate_stream_ordered_peak(program: &RecordedProgram, total_bytes: u64) -> Result<u64, ReplayError> {
     let mut replay = stream_ordered_estimate(program, total_bytes);
     replay.run()?;
     Ok(replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES))
 }
 
 /// The replay whose reserved bytes, rounded up to whole pieces, are that estimate.
-pub(crate) fn stream_ordered_estimate(program: &Program, total_bytes: u64) -> Replay<'_> {
+pub(crate) fn stream_ordered_estimate(program: &RecordedProgram, total_bytes: u64) -> Replay<'_> {
     let settings = "policy:pytorch,expandable_segments:True,large_segment_size_mb:32";
     let settings = Settings::parse(settings).expect("these are settings");
     let upstream = Arc::new(ReplayUpstream::unscripted(total_bytes));

@@ -7,12 +7,12 @@ use thalweg_snapshot::{Event, Recording, Snapshot, SnapshotError};
 
 /// One thing that a program does. Blocks are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum RecordedStep {
     /// Asks for memory.
     Allocate {
         /// The number of the new block.
         block: u32,
-        /// The private pool that it came from, an index into [`Program::pools`]; `None` for the shared one.
+        /// The private pool that it came from, an index into [`RecordedProgram::pools`]; `None` for the shared one.
         pool: Option<u16>,
         /// What is asked for.
         bytes: u64,
@@ -64,12 +64,12 @@ pub enum StartState {
 
 /// The client's side of a trace. See the [module](super).
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Program {
-    pub(super) steps: Vec<Step>,
+pub struct RecordedProgram {
+    pub(super) steps: Vec<RecordedStep>,
     /// By step, the entry of the trace that it is.
     pub(super) entries: Vec<u32>,
     /// Requests that make the state before the trace, as far as requests can.
-    pub(super) start: Vec<Step>,
+    pub(super) start: Vec<RecordedStep>,
     /// That state itself, where requests under the same settings would not lead to it.
     pub(super) layout: Option<Layout>,
     pub(super) older_blocks: usize,
@@ -86,7 +86,7 @@ pub struct Program {
     pub(super) arenas: usize,
 }
 
-impl Program {
+impl RecordedProgram {
     /// The program of one device of a recording that has its trace.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Program {
     /// The same without its calls of `empty_cache`.
     #[must_use]
     pub fn without_empty_cache(mut self) -> Self {
-        let kept = |step: &Step| *step != Step::EmptyCache;
+        let kept = |step: &RecordedStep| *step != RecordedStep::EmptyCache;
         let entries = self.steps.iter().zip(&self.entries).filter(|(step, _)| kept(step));
         self.entries = entries.map(|(_, entry)| *entry).collect();
         self.steps.retain(kept);
@@ -133,12 +133,12 @@ impl Program {
     }
 
     /// The steps of the trace, in order.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[RecordedStep] {
         &self.steps
     }
 
     /// The steps that make the state before the trace. There are none where the state is laid out as it was.
-    pub fn start_steps(&self, start: StartState) -> &[Step] {
+    pub fn start_steps(&self, start: StartState) -> &[RecordedStep] {
         match start {
             StartState::Recorded if self.layout.is_some() => &[],
             _ => &self.start,
@@ -199,10 +199,10 @@ impl Program {
         let (mut live, mut peak) = (0_u64, 0);
         for step in self.start_steps(StartState::LiveBlocks).iter().chain(&self.steps) {
             match *step {
-                Step::Allocate { block, .. } => live = live.saturating_add(bytes(block)),
-                Step::Free { block } => live = live.saturating_sub(bytes(block)),
-                Step::FreePending { block } if at_request => live = live.saturating_sub(bytes(block)),
-                Step::Complete { block } if !at_request => live = live.saturating_sub(bytes(block)),
+                RecordedStep::Allocate { block, .. } => live = live.saturating_add(bytes(block)),
+                RecordedStep::Free { block } => live = live.saturating_sub(bytes(block)),
+                RecordedStep::FreePending { block } if at_request => live = live.saturating_sub(bytes(block)),
+                RecordedStep::Complete { block } if !at_request => live = live.saturating_sub(bytes(block)),
                 _ => {}
             }
             peak = live.max(peak);
@@ -252,8 +252,8 @@ mod tests {
         TraceEntry::new(action, address, 600, StreamId::from_raw(1))
     }
 
-    fn program(trace: Vec<TraceEntry>) -> Result<Program, SnapshotError> {
-        Program::from_snapshot(&Snapshot { device_traces: vec![trace], ..Snapshot::default() }, 0)
+    fn program(trace: Vec<TraceEntry>) -> Result<RecordedProgram, SnapshotError> {
+        RecordedProgram::from_snapshot(&Snapshot { device_traces: vec![trace], ..Snapshot::default() }, 0)
     }
 
     #[test]
@@ -268,8 +268,8 @@ mod tests {
             (FreeCompleted, 1),
         ];
         let program = program(trace.map(|(action, address)| entry(action, address)).to_vec());
-        let Program { steps, entries, .. } = program.expect("it is a trace");
-        let [first, second] = [0, 1].map(|block| Step::Allocate {
+        let RecordedProgram { steps, entries, .. } = program.expect("it is a trace");
+        let [first, second] = [0, 1].map(|block| RecordedStep::Allocate {
             block,
             pool: None,
             bytes: 600,
@@ -278,17 +278,17 @@ mod tests {
         });
         let expected = [
             first,
-            Step::FreePending { block: 0 },
+            RecordedStep::FreePending { block: 0 },
             second,
-            Step::Free { block: 1 },
-            Step::Complete { block: 0 },
+            RecordedStep::Free { block: 1 },
+            RecordedStep::Complete { block: 0 },
         ];
         assert_eq!((&steps[..], &entries[..]), (&expected[..], &[0, 1, 2, 3, 5][..]));
     }
 
-    fn requests(steps: &[Step]) -> Vec<(u64, u64)> {
+    fn requests(steps: &[RecordedStep]) -> Vec<(u64, u64)> {
         let requests = steps.iter().filter_map(|step| match *step {
-            Step::Allocate { bytes, recorded_address, .. } => Some((bytes, recorded_address)),
+            RecordedStep::Allocate { bytes, recorded_address, .. } => Some((bytes, recorded_address)),
             _ => None,
         });
         requests.collect()
@@ -305,7 +305,7 @@ mod tests {
         for start in [StartState::Recorded, StartState::LiveBlocks] {
             assert_eq!(requests(program.start_steps(start)), [(1, 0), (20 << 20, 0)]);
         }
-        assert_eq!(program.steps(), [Step::EmptyCache], "two segments went back in one call");
+        assert_eq!(program.steps(), [RecordedStep::EmptyCache], "two segments went back in one call");
         assert!(program.without_empty_cache().steps().is_empty());
     }
 

@@ -1,10 +1,10 @@
-//! Reading a trace into a [`Program`].
+//! Reading a trace into a [`RecordedProgram`].
 
 use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::program::{Program, Step};
+use super::program::{RecordedProgram, RecordedStep};
 use super::start::{Backwards, Bases, Layout, OlderBlock, free_segments, live_blocks};
 use thalweg_memory::{SizeClass, StreamId};
 use thalweg_snapshot::{
@@ -68,7 +68,7 @@ pub(super) fn read(
     last: Vec<LastSegment>,
     trace: impl DoubleEndedIterator<Item = Event> + Clone,
     device: usize,
-) -> Result<Program, SnapshotError> {
+) -> Result<RecordedProgram, SnapshotError> {
     if trace.clone().next().is_none() {
         return Err(SnapshotError::new(format!(
             "the snapshot has no trace of device {device}; record one with the history enabled before the work begins"
@@ -76,7 +76,7 @@ pub(super) fn read(
     }
     let mut found = Backwards::over(&last, trace.clone());
     let bases = Bases::over(&found, trace.clone());
-    let program = Program { pools: found.pools.clone(), ..Program::default() };
+    let program = RecordedProgram { pools: found.pools.clone(), ..RecordedProgram::default() };
     let mut reading = Reading {
         program,
         pools: std::mem::take(&mut found.of_allocations),
@@ -109,7 +109,7 @@ fn is_of_segments(action: Action) -> bool {
 /// A trace that is being read: what is known of the state after the entries so far.
 #[derive(Default)]
 struct Reading {
-    program: Program,
+    program: RecordedProgram,
     /// The pools of the allocations to come, the next one last.
     pools: Vec<Option<u16>>,
     /// The numbers of the live blocks that were allocated in the trace, by address.
@@ -131,21 +131,24 @@ impl Reading {
             Action::FreeRequested => {
                 let block = self.take_live(index, event);
                 if !self.tells_of_ends {
-                    self.step(index, Step::Free { block });
+                    self.step(index, RecordedStep::Free { block });
                     return Ok(());
                 }
                 let at_once =
                     next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
                 // The entry that follows finds it pending, and adds no step for one that was freed at once.
-                self.step(index, if at_once { Step::Free { block } } else { Step::FreePending { block } });
+                self.step(
+                    index,
+                    if at_once { RecordedStep::Free { block } } else { RecordedStep::FreePending { block } },
+                );
                 self.pending.insert(address, block);
             }
             Action::FreeCompleted => match self.pending.remove(&address) {
-                Some(block) if self.program.steps.last() == Some(&Step::Free { block }) => {}
-                Some(block) => self.step(index, Step::Complete { block }),
+                Some(block) if self.program.steps.last() == Some(&RecordedStep::Free { block }) => {}
+                Some(block) => self.step(index, RecordedStep::Complete { block }),
                 None => {
                     let block = self.take_live(index, event);
-                    self.step(index, Step::Free { block });
+                    self.step(index, RecordedStep::Free { block });
                 }
             },
             Action::SegmentAlloc => {
@@ -153,8 +156,8 @@ impl Reading {
                 self.program.opened_for.push(None);
             }
             Action::SegmentFree | Action::SegmentUnmap => {
-                if self.program.steps.last() != Some(&Step::EmptyCache) {
-                    self.step(index, Step::EmptyCache);
+                if self.program.steps.last() != Some(&RecordedStep::EmptyCache) {
+                    self.step(index, RecordedStep::EmptyCache);
                 }
             }
             Action::SegmentMap => drop(self.mapped.get_or_insert(address)),
@@ -163,7 +166,10 @@ impl Reading {
                 let pool =
                     event.pool_id.and_then(|id| self.program.pools.iter().position(|known| *known == id));
                 let pool = pool.map(|at| at as u16);
-                self.step(index, Step::Attempt { pool, bytes: event.size_bytes, stream: event.stream });
+                self.step(
+                    index,
+                    RecordedStep::Attempt { pool, bytes: event.size_bytes, stream: event.stream },
+                );
             }
             Action::Snapshot | Action::Annotate => {}
         }
@@ -175,7 +181,7 @@ impl Reading {
         let block = self.add_block(bytes);
         if let Some(pending) = self.pending.remove(&address) {
             // It is over, whether or not an entry says so.
-            self.step(index, Step::Complete { block: pending });
+            self.step(index, RecordedStep::Complete { block: pending });
         }
         if self.live.insert(address, block).is_some() {
             return Err(format!("{address:#x} is allocated, and was not freed before"));
@@ -191,11 +197,11 @@ impl Reading {
             self.program.mapped_for.push((block, mapped));
         }
         let pool = self.pools.pop().flatten();
-        self.step(index, Step::Allocate { block, pool, bytes, stream, recorded_address: address });
+        self.step(index, RecordedStep::Allocate { block, pool, bytes, stream, recorded_address: address });
         Ok(())
     }
 
-    fn step(&mut self, entry: usize, step: Step) {
+    fn step(&mut self, entry: usize, step: RecordedStep) {
         self.program.steps.push(step);
         self.program.entries.push(entry as u32);
     }
@@ -241,14 +247,19 @@ impl Reading {
     /// that is lost, and then a search among what was there would find another place.
     fn begin_behind_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
-        let Some(&Step::Allocate { block: number, bytes: requested_bytes, stream, recorded_address, .. }) =
-            steps.first().filter(|_| !self.older.is_empty() && entries[0] == 0)
+        let Some(&RecordedStep::Allocate {
+            block: number,
+            bytes: requested_bytes,
+            stream,
+            recorded_address,
+            ..
+        }) = steps.first().filter(|_| !self.older.is_empty() && entries[0] == 0)
         else {
             return;
         };
         steps.remove(0);
         entries.remove(0);
-        let frees = |step: &Step| matches!(*step, Step::Free { block } | Step::FreePending { block } if block == number);
+        let frees = |step: &RecordedStep| matches!(*step, RecordedStep::Free { block } | RecordedStep::FreePending { block } if block == number);
         let freed = steps.iter().position(frees).map(|at| entries[at] as usize);
         let mut at_end = last.iter().flat_map(|segment| &segment.active);
         let is_it = |block: &&LastBlock| freed.is_none() && block.address == recorded_address;
@@ -274,7 +285,7 @@ impl Reading {
     }
 
     /// Adds what makes the state before the trace.
-    fn finish(self, found: Backwards, bases: &Bases) -> Program {
+    fn finish(self, found: Backwards, bases: &Bases) -> RecordedProgram {
         let Self { mut program, older, .. } = self;
         let first = program.requested_bytes.len() as u32;
         let (fillers, opened) = free_segments(&found, first);
@@ -297,11 +308,11 @@ impl Reading {
         let (older_blocks, pools) = (older.len(), found.pools);
         let mut arenas: FxHashSet<(StreamId, Option<u16>)> = FxHashSet::default();
         for step in start.iter().chain(&program.steps) {
-            if let Step::Allocate { stream, pool, .. } = *step {
+            if let RecordedStep::Allocate { stream, pool, .. } = *step {
                 arenas.insert((stream, pool));
             }
         }
         let arenas = arenas.len();
-        Program { start, layout, older_blocks, segments, opened_for, pools, arenas, ..program }
+        RecordedProgram { start, layout, older_blocks, segments, opened_for, pools, arenas, ..program }
     }
 }

@@ -18,7 +18,7 @@
 
 use std::collections::BTreeMap;
 
-use super::program::Step;
+use super::program::RecordedStep;
 use super::reading::LastSegment;
 use thalweg_memory::{MIN_BLOCK_BYTES, SizeClass, StreamId};
 use thalweg_snapshot::{Action, Event};
@@ -60,9 +60,9 @@ pub(super) struct OlderBlock {
 
 impl OlderBlock {
     /// Asks for it, wherever it may be.
-    pub(super) fn request(&self, recorded_address: u64, pool: Option<u16>) -> Step {
+    pub(super) fn request(&self, recorded_address: u64, pool: Option<u16>) -> RecordedStep {
         let &Self { number: block, requested_bytes: bytes, stream, .. } = self;
-        Step::Allocate { block, pool, bytes, stream, recorded_address }
+        RecordedStep::Allocate { block, pool, bytes, stream, recorded_address }
     }
 
     /// What it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were asked for.
@@ -213,7 +213,7 @@ pub(super) struct Layout {
     /// In the order of their addresses. They do not overlap.
     pub(super) segments: Vec<LaidSegment>,
     /// Blocks that are in none of them.
-    pub(super) others: Vec<Step>,
+    pub(super) others: Vec<RecordedStep>,
 }
 
 /// A segment of the state before a trace.
@@ -326,12 +326,12 @@ impl Bases {
     }
 }
 
-fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> Step {
+fn request(found: &Backwards, recorded_address: u64, older: &OlderBlock) -> RecordedStep {
     older.request(recorded_address, found.segment_at(recorded_address).and_then(|(_, segment)| segment.pool))
 }
 
 /// Requests for the live blocks alone, in the order of their addresses.
-pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) -> Vec<Step> {
+pub(super) fn live_blocks(found: &Backwards, older: &BTreeMap<u64, OlderBlock>) -> Vec<RecordedStep> {
     older.iter().map(|(&address, older)| request(found, address, older)).collect()
 }
 
@@ -340,7 +340,7 @@ type Opened = Vec<(u32, (u64, u64))>;
 
 /// Requests that leave the plain segments behind, where nothing is live before the trace; and the block that takes each. New
 /// blocks are numbered from `first` on.
-pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened) {
+pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>, Opened) {
     let plain = || found.segments.iter().filter(|(_, segment)| segment.is_usual() && !segment.is_expandable);
     // Of each kind of small segments, where the last is: it need not be filled.
     let small = plain().filter(|(_, segment)| segment.class == SizeClass::Small);
@@ -356,11 +356,11 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<Step>, Opened
         };
         for &bytes in requests {
             let (pool, stream) = (segment.pool, segment.stream);
-            steps.push(Step::Allocate { block, pool, bytes, stream, recorded_address: 0 });
+            steps.push(RecordedStep::Allocate { block, pool, bytes, stream, recorded_address: 0 });
             block += 1;
         }
     }
-    steps.extend((first..block).map(|block| Step::Free { block }));
+    steps.extend((first..block).map(|block| RecordedStep::Free { block }));
     (steps, opened)
 }
 

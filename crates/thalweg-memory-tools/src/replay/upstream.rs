@@ -17,7 +17,7 @@ use thalweg_memory::{
 };
 
 use super::addresses::Addresses;
-use super::program::Program;
+use super::program::RecordedProgram;
 
 /// No device has more: 2 TiB. Beyond this nothing is laid out.
 pub(crate) const MOST_BYTES: u64 = 1 << 41;
@@ -66,7 +66,7 @@ pub struct ReplayUpstream {
 impl ReplayUpstream {
     /// A device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same size, is
     /// where it was then, if it can be; others are at invented addresses.
-    pub fn scripted(program: &Program, total_bytes: u64) -> Self {
+    pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
         this.lock().mapped_for = program.mapped().collect();
         this

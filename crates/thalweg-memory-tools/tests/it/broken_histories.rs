@@ -5,7 +5,7 @@ use thalweg_memory::Policy;
 use thalweg_memory::upstream::StreamId;
 use thalweg_memory_tools::analysis::forecast::Forecast;
 use thalweg_memory_tools::analysis::{lives, summarise, what_if};
-use thalweg_memory_tools::replay::Program;
+use thalweg_memory_tools::replay::RecordedProgram;
 use thalweg_snapshot::{Action, Recording, Snapshot, TraceEntry};
 
 use crate::traces;
@@ -35,7 +35,7 @@ fn a_gap_is_found_and_bridged() {
             summary.peak_live_bytes
         );
         assert_eq!(summary.at_end.live_bytes, whole.at_end.live_bytes, "{name}");
-        let program = Program::from_recording(&recording, 0).expect("the gap is bridged");
+        let program = RecordedProgram::from_recording(&recording, 0).expect("the gap is bridged");
         let settings = what_if::settings(Policy::PyTorch, "").expect("it is the default");
         let forecast = Forecast::of(&program, &settings, true, None, |_| {}).expect("there is room");
         assert!(forecast.nearest().peak_live_bytes <= whole.peak_live_bytes * 11 / 10, "{name}");
@@ -134,7 +134,7 @@ fn thousands_of_streams_are_served() {
         });
         Snapshot { device_traces: vec![entries.collect()], ..Snapshot::default() }
     };
-    let program = Program::from_recording(&read(&snapshot(20_000)), 0).expect("that can be");
+    let program = RecordedProgram::from_recording(&read(&snapshot(20_000)), 0).expect("that can be");
     let settings = what_if::settings(Policy::PyTorch, "expandable_segments:True").expect("PyTorch takes it");
     let forecast = Forecast::of(&program, &settings, false, None, |_| {}).expect("there is room");
     assert_eq!(forecast.tidy.peak_reserved_bytes, 20_000 << 21);
@@ -145,7 +145,7 @@ fn replay(recording: &Recording) {
     for device in recording.devices() {
         summarise(recording, device);
         lives(recording, device);
-        let Ok(program) = Program::from_recording(recording, device) else { continue };
+        let Ok(program) = RecordedProgram::from_recording(recording, device) else { continue };
         for (policy, conf, is_recorded, card) in [
             (Policy::PyTorch, "", true, None),
             (Policy::PyTorch, "", true, Some(1 << 29)),

@@ -3,18 +3,18 @@
 use thalweg_memory::Policy;
 use thalweg_memory_tools::analysis::forecast::{Answer, Forecast, Recommendation, recommend};
 use thalweg_memory_tools::analysis::what_if::{self, CANDIDATES};
-use thalweg_memory_tools::replay::Program;
+use thalweg_memory_tools::replay::RecordedProgram;
 use thalweg_snapshot::Recording;
 
 use crate::traces;
 
 /// What is left of a trace without so many hundredths of its entries.
-fn cut(name: &str, percent: usize) -> Program {
+fn cut(name: &str, percent: usize) -> RecordedProgram {
     let mut snapshot = traces::snapshot(name);
     let trace = &mut snapshot.device_traces[0];
     trace.drain(..trace.len() * percent / 100);
     let recording = Recording::read(&snapshot.to_pickle()[..]).expect("we wrote it");
-    Program::from_recording(&recording, 0).expect("the rest is whole")
+    RecordedProgram::from_recording(&recording, 0).expect("the rest is whole")
 }
 
 /// The settings that a search without a card tries.
@@ -22,12 +22,12 @@ fn confs() -> Vec<&'static str> {
     CANDIDATES.iter().copied().filter(|conf| !conf.contains("garbage")).collect()
 }
 
-fn forecast(program: &Program, conf: &str, card: Option<u64>) -> Forecast {
+fn forecast(program: &RecordedProgram, conf: &str, card: Option<u64>) -> Forecast {
     let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
     Forecast::of(program, &settings, conf.is_empty(), card, |_| {}).expect("want of memory is no error")
 }
 
-fn forecasts(program: &Program, card: Option<u64>) -> Vec<Forecast> {
+fn forecasts(program: &RecordedProgram, card: Option<u64>) -> Vec<Forecast> {
     confs().into_iter().map(|conf| forecast(program, conf, card)).collect()
 }
 

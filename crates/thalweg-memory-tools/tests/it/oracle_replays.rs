@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use thalweg_memory::{BlockState, DeviceAllocator, Policy, SizeClass, StreamId};
-use thalweg_memory_tools::analysis::what_if::{self, Outcome};
-use thalweg_memory_tools::replay::{Program, Replay, ReplayUpstream, StartState};
+use thalweg_memory_tools::analysis::what_if::{self, ReplayFigures};
+use thalweg_memory_tools::replay::{RecordedProgram, Replay, ReplayUpstream, StartState};
 use thalweg_snapshot::Action::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
 use thalweg_snapshot::{Recording, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};
 
@@ -90,7 +90,7 @@ fn recording(oracles: &[Oracle], conf: &Conf, kept: usize) -> Recording {
     Recording::read(&snapshot.to_pickle()[..]).expect("we wrote it")
 }
 
-fn replay(program: &Program, conf: &Conf, start: StartState) -> Outcome {
+fn replay(program: &RecordedProgram, conf: &Conf, start: StartState) -> ReplayFigures {
     let settings = what_if::settings(Policy::PyTorch, conf.text).expect("PyTorch takes it");
     what_if::run(program, settings, start, None, |_| {}).expect("there is room")
 }
@@ -108,7 +108,8 @@ fn a_recording_is_replayed_exactly_under_its_own_settings() {
             });
             let recording = recording(&oracles, &conf, usize::MAX);
             for (device, oracle) in oracles.iter().enumerate() {
-                let program = Program::from_recording(&recording, device).expect("the trace is whole");
+                let program =
+                    RecordedProgram::from_recording(&recording, device).expect("the trace is whole");
                 let outcome = replay(&program, &conf, StartState::Recorded);
                 assert_eq!(outcome.address_mismatches, 0, "{what}, device {device}");
                 assert_figures(&outcome, &oracle.figures, &what);
@@ -132,7 +133,7 @@ fn a_recording_without_its_beginning_is_replayed_exactly() {
             let parts = [3, 2, 1].map(|quarters| trace.len() * quarters / 4);
             for kept in parts.into_iter().chain([trace.len() / 8]).chain(behind_a_segment) {
                 let what = format!("{:?}, seed {seed}, {kept} of {} entries", conf.text, trace.len());
-                let program = Program::from_recording(&recording(&oracle, &conf, kept), 0);
+                let program = RecordedProgram::from_recording(&recording(&oracle, &conf, kept), 0);
                 let program = program.expect("what is left is a trace");
                 let outcome = replay(&program, &conf, StartState::Recorded);
                 let last = outcome.reserved.last().map_or(0, |(_, bytes)| *bytes);
@@ -159,7 +160,7 @@ fn reserved_over(oracle: &Oracle, kept: usize) -> (u64, u64) {
     (oracle.figures.reserved, peak)
 }
 
-fn assert_figures(outcome: &Outcome, figures: &Figures, what: &str) {
+fn assert_figures(outcome: &ReplayFigures, figures: &Figures, what: &str) {
     let ours = Figures {
         reserved: outcome.reserved.last().map_or(0, |(_, bytes)| *bytes),
         reserved_peak: outcome.peak_reserved_bytes,
@@ -180,7 +181,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
         let ops = program(seed, kind);
         let recorded = run(&ops, &Conf::DEFAULT, Driver::as_invented(), CARD, 1.0);
         let peak = recorded.figures.reserved_peak;
-        let program = Program::from_recording(&recording(&[recorded], &Conf::DEFAULT, usize::MAX), 0);
+        let program = RecordedProgram::from_recording(&recording(&[recorded], &Conf::DEFAULT, usize::MAX), 0);
         let program = program.expect("the trace is whole");
         for conf in Conf::all() {
             for percent in [200, 90, 75, 65] {
@@ -200,7 +201,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
 }
 
 /// Serves a program with invented addresses, and compares all with the oracle.
-fn assert_same_run(program: &Program, conf: &Conf, fraction: f64, oracle: &Oracle, what: &str) {
+fn assert_same_run(program: &RecordedProgram, conf: &Conf, fraction: f64, oracle: &Oracle, what: &str) {
     let upstream = Arc::new(ReplayUpstream::unscripted(CARD));
     let settings = what_if::settings(Policy::PyTorch, conf.text).expect("PyTorch takes it");
     let allocator = DeviceAllocator::new(upstream.clone(), settings);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use thalweg_memory::{DeviceAllocator, Settings, StreamId};
 use thalweg_memory_tools::analysis::what_if;
 use thalweg_memory_tools::replay::{
-    Program, Replay, ReplayError, ReplayUpstream, StartState, Step, estimate_stream_ordered_peak,
+    RecordedProgram, RecordedStep, Replay, ReplayError, ReplayUpstream, StartState,
+    estimate_stream_ordered_peak,
 };
 use thalweg_snapshot::{Action, Event, Recording};
 
@@ -82,13 +83,13 @@ fn settings(conf: &str) -> Settings {
     Settings::parse(&format!("policy:pytorch{separator}{conf}")).expect("PyTorch takes it")
 }
 
-fn program(name: &str) -> Program {
-    Program::from_snapshot(&traces::snapshot(name), 0).expect("the trace is whole")
+fn program(name: &str) -> RecordedProgram {
+    RecordedProgram::from_snapshot(&traces::snapshot(name), 0).expect("the trace is whole")
 }
 
 /// Serves a program with the driver's addresses, and hands the outcome over.
 fn serve(
-    program: &Program,
+    program: &RecordedProgram,
     settings: Settings,
     memory_fraction: Option<f64>,
     check: impl FnOnce(&Replay<'_>, &ReplayUpstream, Result<(), ReplayError>),
@@ -171,7 +172,7 @@ fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
 }
 
 /// The program of a row, and the fraction of the memory that it is allowed.
-fn program_of(row: &Truth) -> (Program, Option<f64>) {
+fn program_of(row: &Truth) -> (RecordedProgram, Option<f64>) {
     let mut program = program(&row.workload);
     if row.workload == "gpt_train" && row.conf.starts_with("limit") {
         // The limited runs were not preceded by one.
@@ -222,7 +223,7 @@ fn without_segment_events_the_peak_is_nearly_pytorchs() {
     for row in traces::truth().iter().filter(|row| row.conf != "async" && !row.conf.starts_with("limit")) {
         let mut snapshot = traces::snapshot(&row.workload);
         snapshot.device_traces[0].retain(|entry| !entry.action.name().starts_with("segment_"));
-        let program = Program::from_snapshot(&snapshot, 0).expect("the rest is whole");
+        let program = RecordedProgram::from_snapshot(&snapshot, 0).expect("the rest is whole");
         assert!(program.segments().is_empty(), "{}", row.workload);
         serve(&program, settings(&row.conf), None, |replay, _, outcome| {
             outcome.expect("PyTorch had room");
@@ -247,9 +248,9 @@ fn what_was_there_before_the_trace_is_made_exactly() {
             let mut snapshot = whole.clone();
             let trace = &mut snapshot.device_traces[0];
             trace.drain(..trace.len() * tenths / 10);
-            let program = Program::from_snapshot(&snapshot, 0).expect("the rest is whole");
+            let program = RecordedProgram::from_snapshot(&snapshot, 0).expect("the rest is whole");
             let read = Recording::read(&snapshot.to_pickle()[..]).expect("we wrote it");
-            assert_eq!(Program::from_recording(&read, 0).as_ref(), Ok(&program), "{name}");
+            assert_eq!(RecordedProgram::from_recording(&read, 0).as_ref(), Ok(&program), "{name}");
             let serve = |conf, start| {
                 let settings = settings(conf);
                 what_if::run(&program, settings, start, None, |_| {}).expect("there is room")
@@ -315,10 +316,10 @@ fn a_private_pool_is_known_by_the_life_of_its_segment() {
     trace.extend(life(base));
     trace.extend(life(base + 32 * MIB));
     whole.device_traces = vec![trace];
-    let program = Program::from_snapshot(&whole, 0).expect("it is a trace");
+    let program = RecordedProgram::from_snapshot(&whole, 0).expect("it is a trace");
     assert_eq!(program.pools(), [(0, 3)]);
     let pools = program.steps().iter().filter_map(|step| match *step {
-        Step::Allocate { pool, .. } => Some(pool),
+        RecordedStep::Allocate { pool, .. } => Some(pool),
         _ => None,
     });
     assert_eq!(pools.collect::<Vec<_>>(), [None, Some(0), None]);
@@ -384,7 +385,7 @@ fn a_curve_of_many_changes_is_thinned_to_the_most_of_each_stretch() {
             stack: None,
         })
     });
-    let program = Program::from_trace(&rounds.collect::<Vec<_>>()).expect("it is a trace");
+    let program = RecordedProgram::from_trace(&rounds.collect::<Vec<_>>()).expect("it is a trace");
     let outcome = what_if::run(&program, settings("default"), StartState::Recorded, None, |_| {});
     let outcome = outcome.expect("there is room");
     let truth: Vec<u64> = (0..ENTRIES)

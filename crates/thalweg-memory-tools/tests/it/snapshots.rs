@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use thalweg_memory::fake::FakeUpstream;
 use thalweg_memory::{BlockState, DeviceAllocator, Settings, SizeClass, StreamId};
-use thalweg_memory_tools::replay::{Program, Replay, ReplayUpstream};
+use thalweg_memory_tools::replay::{RecordedProgram, Replay, ReplayUpstream};
 use thalweg_snapshot::{Action, Annotation, Frame, Frames, Recording, SettingValue, Snapshot, TraceEntry};
 
 use crate::traces;
@@ -242,7 +242,7 @@ proptest! {
             let at = index.index(bytes.len());
             bytes[at] = byte;
         }
-        let program = Snapshot::from_pickle(&bytes).and_then(|snapshot| Program::from_snapshot(&snapshot, 0));
+        let program = Snapshot::from_pickle(&bytes).and_then(|snapshot| RecordedProgram::from_snapshot(&snapshot, 0));
         if let Ok(program) = program {
             let upstream = Arc::new(ReplayUpstream::scripted(&program, 1 << 40));
             let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());

@@ -3,7 +3,7 @@
 //! The values are those of PyTorch 2.0: a trace without times, no settings, and what a block is for in its history. Each was
 //! written by `pickle.dumps(value, protocol)`; protocols 3 and 5 write plain data as 2 and 4 do, but for the number in front.
 
-use thalweg_memory_tools::replay::{Program, StartState};
+use thalweg_memory_tools::replay::{RecordedProgram, StartState};
 use thalweg_snapshot::{Action, BlockState, Recording};
 
 /// `{'segments': [segment], 'device_traces': [trace]}`, protocol 2.
@@ -105,7 +105,7 @@ fn traces_without_times_and_settings() {
         let seen = trace.iter().map(|event| (event.action, event.size_bytes, event.time_us, event.pool_id));
         let expected = [(Action::SegmentAlloc, 2 << 20, None, None), (Action::Alloc, 500, None, None)];
         assert_eq!(seen.collect::<Vec<_>>(), expected);
-        let program = Program::from_recording(&recording, 0).expect("it has a trace");
+        let program = RecordedProgram::from_recording(&recording, 0).expect("it has a trace");
         assert_eq!((program.steps().len(), program.older_blocks()), (1, 0));
         assert!(program.start_steps(StartState::Recorded).is_empty());
     }
@@ -116,7 +116,7 @@ fn lists_of_segments_and_snapshots_without_a_trace() {
     for recording in families(LIST_2, LIST_4).iter().chain(&families(NO_TRACE_2, NO_TRACE_4)) {
         check_segment(recording);
         assert_eq!((recording.devices(), recording.trace_len(0)), (vec![0], 0));
-        let error = Program::from_recording(recording, 0).expect_err("there is no trace");
+        let error = RecordedProgram::from_recording(recording, 0).expect_err("there is no trace");
         assert!(error.to_string().contains("no trace of device 0"), "{error}");
     }
 }

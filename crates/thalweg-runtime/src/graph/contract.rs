@@ -57,7 +57,7 @@ pub enum InputKind {
     /// A buffer of the caching allocator. The graph cannot be replayed when it is dropped.
     Buffer,
     /// Memory of the graph's own pool that another graph left there: its output. It cannot go away, but it can be
-    /// overwritten ([`Sharing`](super::Sharing)).
+    /// overwritten ([`OverwritePolicy`](super::OverwritePolicy)).
     Pool,
     /// No buffer of this allocator: memory of the driver, or of another process. Nobody says when it goes away.
     Unknown,

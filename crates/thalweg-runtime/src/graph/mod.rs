@@ -76,7 +76,7 @@ pub use contract::{Contract, Input, InputKind, Output};
 pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
 pub use report::{CaptureCost, GraphMemory, PoolMemory};
-pub use sharing::Sharing;
+pub use sharing::OverwritePolicy;
 pub use update::{Update, UpdateCounts};
 
 pub(crate) use capture::Captures;
@@ -174,7 +174,7 @@ impl Graph {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an input has died ([`Contract::check`]), or a live output of another graph of the
-    /// pool would be overwritten ([`Sharing`]), or the stream is of another device;
+    /// pool would be overwritten ([`OverwritePolicy`]), or the stream is of another device;
     /// [`Error::is_capture`] if the stream captures: the capture goes on unharmed. Nothing is launched then.
     #[track_caller]
     pub fn replay_on(&self, stream: &Stream) -> Result<()> {
@@ -206,7 +206,7 @@ impl Graph {
     }
 
     /// Says that the outputs of the last replay are not needed any more: other graphs of the pool may overwrite them
-    /// ([`Sharing`]). Buffers that are dropped need no word.
+    /// ([`OverwritePolicy`]). Buffers that are dropped need no word.
     pub fn release_outputs(&self) {
         self.content.member.release_outputs();
     }

@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 use thalweg_memory::{PoolId, PoolOptions, StreamId, planted};
 
 use super::report::PoolMemory;
-use super::sharing::{Members, Sharing};
+use super::sharing::{Members, OverwritePolicy};
 use crate::Device;
 
 /// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one reuse each other's freed memory;
-/// what happens when a replay would overwrite an output that is still wanted is the pool's [`Sharing`]. Replays of graphs of
+/// what happens when a replay would overwrite an output that is still wanted is the pool's [`OverwritePolicy`]. Replays of graphs of
 /// one pool on different streams are the caller's to order. Clones are the same pool.
 #[derive(Clone, Debug)]
 pub struct GraphPool(Arc<PoolOwner>);
@@ -27,14 +27,14 @@ struct PoolOwner {
 }
 
 impl GraphPool {
-    /// A new pool on a device, in which an output that is wanted is not overwritten ([`Sharing::Refuse`]).
+    /// A new pool on a device, in which an output that is wanted is not overwritten ([`OverwritePolicy::Refuse`]).
     pub fn new(device: &Device) -> Self {
-        Self::with_sharing(device, Sharing::default())
+        Self::with_policy(device, OverwritePolicy::default())
     }
 
     /// A new pool whose graphs share it in this way.
-    pub fn with_sharing(device: &Device, sharing: Sharing) -> Self {
-        Self::made(device, sharing, false)
+    pub fn with_policy(device: &Device, policy: OverwritePolicy) -> Self {
+        Self::made(device, policy, false)
     }
 
     /// A pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone: nothing
@@ -45,27 +45,27 @@ impl GraphPool {
         let left = left.filter(|id| allocator.live_blocks_of(*id).is_empty() && allocator.revive_pool(*id));
         if let Some(id) = left {
             if device.host_allocator().retain_pool(id).is_ok() {
-                return Self::named(device, id, Sharing::default(), true);
+                return Self::named(device, id, OverwritePolicy::default(), true);
             }
             // Somebody still holds pinned memory of it.
             let released = allocator.release_pool(id);
             debug_assert!(released.is_ok(), "it was revived a moment ago: {released:?}");
         }
-        Self::made(device, Sharing::default(), true)
+        Self::made(device, OverwritePolicy::default(), true)
     }
 
-    fn made(device: &Device, sharing: Sharing, is_of_one_graph: bool) -> Self {
+    fn made(device: &Device, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
         // Graphs that share a pool know by addresses whose memory is whose; one that has it to itself need not.
         let options = PoolOptions { may_alias: is_of_one_graph, ..PoolOptions::default() };
         let id = device.allocator().create_pool_with(options);
         // The graphs' pinned memory is in a pool of the same name.
         let retained = device.host_allocator().retain_pool(id);
         debug_assert!(retained.is_ok(), "a new name is not known: {retained:?}");
-        Self::named(device, id, sharing, is_of_one_graph)
+        Self::named(device, id, policy, is_of_one_graph)
     }
 
-    fn named(device: &Device, id: PoolId, sharing: Sharing, is_of_one_graph: bool) -> Self {
-        let (device, members) = (device.clone(), Members::new(sharing));
+    fn named(device: &Device, id: PoolId, policy: OverwritePolicy, is_of_one_graph: bool) -> Self {
+        let (device, members) = (device.clone(), Members::new(policy));
         Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
     }
 

@@ -13,7 +13,7 @@
 //! Which graph overwrites which output is known when a graph joins the pool, from the ranges that its commands write. So
 //! a graph that overwrites nothing pays one load a replay, and one that does looks at the outputs in its way: an output is
 //! in danger if somebody holds its buffer, and it was replayed and not [released](super::Graph::release_outputs) since. What
-//! happens then is the pool's [`Sharing`].
+//! happens then is the pool's [`OverwritePolicy`].
 //!
 //! An output that was overwritten when nobody wanted it is *lost* until its graph is replayed again. A graph that was captured
 //! to read it is not replayed meanwhile.
@@ -35,7 +35,7 @@ use crate::{Buffer, Error, Result, Stream};
 
 /// What is done when a replay would overwrite a live output of another graph of its pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Sharing {
+pub enum OverwritePolicy {
     /// The replay is an error, before anything is launched.
     #[default]
     Refuse,
@@ -129,7 +129,7 @@ impl Hazard {
 /// The graphs of one pool.
 #[derive(Debug)]
 pub(super) struct Members {
-    sharing: Sharing,
+    policy: OverwritePolicy,
     next: AtomicU64,
     books: Mutex<Books>,
 }
@@ -152,8 +152,8 @@ impl Kept {
 }
 
 impl Members {
-    pub(super) fn new(sharing: Sharing) -> Self {
-        Self { sharing, next: AtomicU64::new(0), books: Mutex::default() }
+    pub(super) fn new(policy: OverwritePolicy) -> Self {
+        Self { policy, next: AtomicU64::new(0), books: Mutex::default() }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -185,7 +185,7 @@ impl Members {
             overwrites: AtomicBool::new(false),
             gone: AtomicBool::new(false),
         });
-        if self.sharing != Sharing::Unchecked {
+        if self.policy != OverwritePolicy::Unchecked {
             let others = books.members.clone();
             others.iter().for_each(|other| {
                 books.note_hazards(other, &member);
@@ -227,7 +227,7 @@ impl Members {
         let books = self.books();
         let imminent = books.hazards.get(&member.number).into_iter().flatten();
         let imminent: Vec<&Hazard> = imminent.filter(|hazard| hazard.is_imminent()).collect();
-        if self.sharing == Sharing::Refuse && !imminent.is_empty() {
+        if self.policy == OverwritePolicy::Refuse && !imminent.is_empty() {
             return Err(refusal(&imminent));
         }
         let mut kept = Kept::default();
@@ -351,6 +351,6 @@ fn refusal(hazards: &[&Hazard]) -> Error {
     Error::invalid(format!(
         "the replay would overwrite {size_bytes} bytes at {address:#x} ({label}){more}: live outputs of a graph that shares the \
          pool and was captured later. Copy what is still needed (`Buffer::duplicate`) and call `release_outputs` on that \
-         graph; or give the graphs pools of their own; or let the pool keep such outputs by copying (`Sharing::Preserve`)"
+         graph; or give the graphs pools of their own; or let the pool keep such outputs by copying (`OverwritePolicy::Preserve`)"
     ))
 }

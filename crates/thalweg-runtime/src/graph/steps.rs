@@ -47,7 +47,7 @@ impl Command<'_> {
 
 /// A command that became a node.
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct CapturedCommand {
     pub(super) node: GraphNodeHandle,
     pub(super) label: Label,
     /// The places of those that it depends on, in the driver's order.
@@ -91,7 +91,7 @@ impl Kernel {
 /// The commands of a capture, in the order of submission. See the [module's essay](self).
 #[derive(Debug, Default)]
 pub(super) struct Steps {
-    steps: Vec<Step>,
+    steps: Vec<CapturedCommand>,
     places: FxHashMap<GraphNodeHandle, u32>,
     is_partial: bool,
     /// Nodes that are no steps, and of which it is known what they touch.
@@ -150,7 +150,7 @@ impl Steps {
         };
         let place = u32::try_from(self.steps.len()).expect("a graph has fewer than 2^32 nodes");
         self.places.insert(node, place);
-        self.steps.push(Step { node, label: command.label(), predecessors, work });
+        self.steps.push(CapturedCommand { node, label: command.label(), predecessors, work });
     }
 
     /// The capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be updated.)
@@ -169,7 +169,7 @@ impl Steps {
     }
 
     /// The step of this place.
-    pub(super) fn step(&self, place: usize) -> &Step {
+    pub(super) fn step(&self, place: usize) -> &CapturedCommand {
         &self.steps[place]
     }
 

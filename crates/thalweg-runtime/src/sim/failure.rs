@@ -4,7 +4,7 @@ use std::fmt;
 
 use thalweg_sanitizer::{Finding, FindingKind, Site};
 
-use super::run::Plan;
+use super::run::RunPlan;
 
 /// What is wrong with a run.
 #[derive(Clone, Debug)]
@@ -133,9 +133,9 @@ pub struct Failure {
     /// The one that was shrunk for first.
     pub(super) problems: Vec<Problem>,
     /// The smallest plan that shows it.
-    pub(super) plan: Plan,
+    pub(super) plan: RunPlan,
     /// The plan of the seed.
-    pub(super) first: Plan,
+    pub(super) first: RunPlan,
     pub(super) is_deterministic: bool,
     /// What the deviations of the smallest plan are, in words.
     pub(super) notes: Vec<String>,

@@ -42,9 +42,9 @@ pub use self::failure::{Failure, Problem};
 pub use self::gpu::{Gpu, Thread};
 pub use self::handover::{Flag, Mutex, MutexGuard, Receiver, Sender};
 pub use self::program::{CheckedProgram, FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
-pub use self::run::Outcome;
+pub use self::run::ProgramResult;
 
-use self::run::{Plan, Program, Run};
+use self::run::{ProgramFn, Run, RunPlan};
 use thalweg_memory::Settings;
 use thalweg_sim::Trace;
 
@@ -68,7 +68,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// # Panics
 /// If a seed fails, with the report; that is what makes a test fail.
 #[track_caller]
-pub fn check<O: Outcome>(program: impl Fn(&Gpu) -> O) {
+pub fn check<O: ProgramResult>(program: impl Fn(&Gpu) -> O) {
     Check::new().run(program);
 }
 
@@ -207,7 +207,7 @@ impl Check {
     /// # Panics
     /// If a seed fails, with the report.
     #[track_caller]
-    pub fn run<O: Outcome>(self, program: impl Fn(&Gpu) -> O) -> Summary {
+    pub fn run<O: ProgramResult>(self, program: impl Fn(&Gpu) -> O) -> Summary {
         match self.find(program) {
             Ok(summary) => summary,
             Err(failure) => panic!("{failure}"),
@@ -218,8 +218,8 @@ impl Check {
     ///
     /// # Errors
     /// The failure of the first seed that fails, shrunk.
-    pub fn find<O: Outcome>(self, program: impl Fn(&Gpu) -> O) -> Result<Summary, Box<Failure>> {
-        let program = |gpu: &Gpu| program(gpu).into_outcome();
+    pub fn find<O: ProgramResult>(self, program: impl Fn(&Gpu) -> O) -> Result<Summary, Box<Failure>> {
+        let program = |gpu: &Gpu| program(gpu).into_result();
         let mut summary = Summary {
             runs: 0,
             decisions: 0,
@@ -230,7 +230,7 @@ impl Check {
         };
         let mut possible: Vec<Problem> = Vec::new();
         for seed in self.seeds_to_try() {
-            let (plan, begin) = (Plan::of_seed(seed, self.faults), Instant::now());
+            let (plan, begin) = (RunPlan::of_seed(seed, self.faults), Instant::now());
             let run = self.run_once(&plan, self.time_limit, "", &program);
             summary.runs += 1;
             summary.decisions += run.trace.decisions;
@@ -259,8 +259,8 @@ impl Check {
     }
 
     /// Runs a seed with freed memory held back.
-    fn run_in_quarantine(&self, seed: u64, program: &Program<'_>) -> Result<(), Box<Failure>> {
-        let (plan, begin) = (Plan::holding_freed(seed), Instant::now());
+    fn run_in_quarantine(&self, seed: u64, program: &ProgramFn<'_>) -> Result<(), Box<Failure>> {
+        let (plan, begin) = (RunPlan::holding_freed(seed), Instant::now());
         let run = self.run_once(&plan, self.time_limit, "", program);
         match run.problem() {
             Some(_) => Err(Box::new(self.explain(&plan, run, begin.elapsed(), program))),
@@ -278,7 +278,7 @@ impl Check {
     }
 
     /// Runs a failing plan again, and makes it as small as it goes.
-    fn explain(&self, plan: &Plan, first: Run, time: Duration, program: &Program<'_>) -> Failure {
+    fn explain(&self, plan: &RunPlan, first: Run, time: Duration, program: &ProgramFn<'_>) -> Failure {
         let Run { problems, trace, .. } = first;
         let mut failure = Failure {
             problems,
@@ -304,14 +304,14 @@ impl Check {
         trace: &Trace,
         time: Duration,
         report: &str,
-        program: &Program<'_>,
+        program: &ProgramFn<'_>,
     ) -> Failure {
         let mut failure = failure;
         // A candidate that hangs is none.
         let limit = self.time_limit.min(10 * time + SILENCE);
         let problem = failure.problem().clone();
         let (mut runs, mut is_silent, begin) = (0, true, Instant::now());
-        let mut fails = |candidate: &Plan| {
+        let mut fails = |candidate: &RunPlan| {
             if is_silent && begin.elapsed() > SILENCE {
                 is_silent = false;
                 let seconds = SHRINK_TIME.as_secs();
@@ -343,7 +343,7 @@ impl Check {
     }
 
     /// Has the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
-    fn add_drops(&self, failure: &mut Failure, report: &str, program: &Program<'_>) {
+    fn add_drops(&self, failure: &mut Failure, report: &str, program: &ProgramFn<'_>) {
         if !failure.problems.iter().any(Problem::lacks_drop) {
             return;
         }

@@ -21,7 +21,7 @@ use thalweg_driver::Driver;
 use thalweg_sanitizer::{FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
-use super::run::Plan;
+use super::run::RunPlan;
 use crate::Result;
 
 /// What separates findings in a report: a line of its own.
@@ -56,7 +56,7 @@ pub struct CheckedProgram {
 impl CheckedProgram {
     /// A driver with that seed's schedule and faults, watched.
     pub(crate) fn driver(&self, config: SimConfig) -> Result<Arc<dyn Driver>> {
-        let plan = Plan::of_seed(self.seed, self.faults);
+        let plan = RunPlan::of_seed(self.seed, self.faults);
         let machine = SimDriver::controlled(config, plan.schedule())?;
         machine.inject(&plan.faults);
         machine.set_order_only(self.order_only);

@@ -14,22 +14,22 @@ use super::{Check, Gpu, Problem, panics};
 use crate::{Device, Environment};
 
 /// A program whose outcome is known.
-pub(super) type Program<'p> = dyn Fn(&Gpu) -> Result<(), String> + 'p;
+pub(super) type ProgramFn<'p> = dyn Fn(&Gpu) -> Result<(), String> + 'p;
 
 /// What a program returns: nothing, or a result whose error is a failure.
-pub trait Outcome {
+pub trait ProgramResult {
     /// The text of the error, if it is one.
-    fn into_outcome(self) -> Result<(), String>;
+    fn into_result(self) -> Result<(), String>;
 }
 
-impl Outcome for () {
-    fn into_outcome(self) -> Result<(), String> {
+impl ProgramResult for () {
+    fn into_result(self) -> Result<(), String> {
         Ok(())
     }
 }
 
-impl<E: fmt::Display> Outcome for Result<(), E> {
-    fn into_outcome(self) -> Result<(), String> {
+impl<E: fmt::Display> ProgramResult for Result<(), E> {
+    fn into_result(self) -> Result<(), String> {
         self.map_err(|error| error.to_string())
     }
 }
@@ -64,7 +64,7 @@ impl fmt::Display for Style {
 
 /// Everything that decides a run of a program.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct RunPlan {
     pub(super) seed: u64,
     pub(super) style: Style,
     pub(super) faults: Vec<Fault>,
@@ -75,7 +75,7 @@ pub(super) struct Plan {
     pub(super) holds_freed: bool,
 }
 
-impl Plan {
+impl RunPlan {
     /// What a seed means. The first seeds have the plain styles, so that a short check has them too.
     pub(super) fn of_seed(seed: u64, with_faults: bool) -> Self {
         let mut random = SplitMix::new(seed);
@@ -162,7 +162,7 @@ impl Check {
     /// The machine of a plan, which says in `notes` how its schedule deviates, where that is written down.
     fn machine(
         &self,
-        plan: &Plan,
+        plan: &RunPlan,
         limit: Duration,
         report: &str,
         notes: &Arc<Mutex<Vec<String>>>,
@@ -191,7 +191,13 @@ impl Check {
     ///
     /// # Panics
     /// If the host has no memory for a machine: a check cannot go on without.
-    pub(super) fn run_once(&self, plan: &Plan, limit: Duration, report: &str, program: &Program<'_>) -> Run {
+    pub(super) fn run_once(
+        &self,
+        plan: &RunPlan,
+        limit: Duration,
+        report: &str,
+        program: &ProgramFn<'_>,
+    ) -> Run {
         let notes = Arc::new(Mutex::new(Vec::new()));
         let machine = self.machine(plan, limit, report, &notes);
         let sanitizer = SanitizerDriver::new(machine.clone());

@@ -4,17 +4,17 @@
 //! the choices in which the schedule differs from the plain order, and over the list of faults: parts are left out, large
 //! ones first, as long as the failure stays. At the end no single entry can be left out.
 
-use super::run::Plan;
+use super::run::RunPlan;
 
 /// The smallest plan that was found.
-pub(super) fn shrink(plan: Plan, fails: &mut impl FnMut(&Plan) -> bool) -> Plan {
+pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) -> RunPlan {
     let faults =
-        minimize(plan.faults.clone(), |faults| fails(&Plan { faults: faults.to_vec(), ..plan.clone() }));
-    let plan = Plan { faults, ..plan };
+        minimize(plan.faults.clone(), |faults| fails(&RunPlan { faults: faults.to_vec(), ..plan.clone() }));
+    let plan = RunPlan { faults, ..plan };
     let deviations = minimize(plan.deviations.clone().unwrap_or_default(), |deviations| {
-        fails(&Plan { deviations: Some(deviations.to_vec()), ..plan.clone() })
+        fails(&RunPlan { deviations: Some(deviations.to_vec()), ..plan.clone() })
     });
-    Plan { deviations: Some(deviations), ..plan }
+    RunPlan { deviations: Some(deviations), ..plan }
 }
 
 /// A list of which no entry can be left out: `fails` holds for what it returns, if it held for `list`.

@@ -1,7 +1,7 @@
 //! Outputs of graphs in the hands of callers, and pools that are reset: what the owner of a graph must do, and what is found if it does not.
 
 use thalweg_driver::FillPattern;
-use thalweg_runtime::graph::Sharing;
+use thalweg_runtime::graph::OverwritePolicy;
 use thalweg_runtime::sim::{Check, Failure, Problem};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Label, Result, Stream};
 use thalweg_sanitizer::FindingKind;
@@ -92,7 +92,7 @@ fn what_is_still_held_moves_out_of_the_way() {
         let stream = Stream::new(device)?;
         let _current = stream.make_current();
         let input = Buffer::new(&stream, BYTES)?;
-        let pool = GraphPool::with_sharing(device, Sharing::Unchecked);
+        let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
         let (graph, mut first) = copying(device, &pool, &input)?;
         let (held, handle) = first.make_graph_output(&pool, Label::here("lend"))?;
         fill(&stream, &input, 1)?;
@@ -120,7 +120,7 @@ fn read_freed(device: &Device, vouches: bool) -> Result<()> {
     let stream = Stream::new(device)?;
     let _current = stream.make_current();
     let input = Buffer::new(&stream, BYTES)?;
-    let pool = GraphPool::with_sharing(device, Sharing::Unchecked);
+    let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
     let (first, between) = copying(device, &pool, &input)?;
     let result = Buffer::new(&stream, BYTES)?;
     let (second, ()) = Graph::capture(device, options(&pool), || {
@@ -153,7 +153,7 @@ fn a_pool_is_put_back_to_what_a_path_left() {
         let _current = stream.make_current();
         let input = Buffer::new(&stream, BYTES)?;
         fill(&stream, &input, 3)?;
-        let pool = GraphPool::with_sharing(device, Sharing::Unchecked);
+        let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
         let capture_stream = Stream::new(device)?;
         let capture = || {
             let options = CaptureOptions { stream: Some(capture_stream.clone()), ..options(&pool) };

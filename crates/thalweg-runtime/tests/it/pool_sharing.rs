@@ -2,7 +2,7 @@
 
 use thalweg_driver::{FillPattern, Label};
 use thalweg_memory::SizeClass;
-use thalweg_runtime::graph::{BoundGraph, Sharing};
+use thalweg_runtime::graph::{BoundGraph, OverwritePolicy};
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, GraphPool, Result, Stream};
 
 use crate::kernels::launch_sum;
@@ -31,10 +31,10 @@ struct Pair {
     second: BoundGraph<Buffer>,
 }
 
-fn pair(device: &Device, sharing: Sharing) -> Pair {
+fn pair(device: &Device, policy: OverwritePolicy) -> Pair {
     let [stream, on] = [(); 2].map(|()| Stream::new(device).unwrap());
     let inputs = [1.0, 10.0].map(|value| buffer_of(&stream, &vec![value; COUNT]));
-    let pool = GraphPool::with_sharing(device, sharing);
+    let pool = GraphPool::with_policy(device, policy);
     let (first, first_output) = add_two(device, &pool, &on, &inputs[0]);
     let options = CaptureOptions { pool: Some(pool), stream: Some(on.clone()), ..Default::default() };
     let (second, second_output) = Graph::capture(device, options, || {
@@ -55,16 +55,20 @@ fn all(stream: &Stream, buffer: &Buffer, value: f32) {
 #[test]
 fn a_live_output_is_not_overwritten() {
     let device = device();
-    let Pair { stream, inputs: _inputs, mut first, mut second } = pair(&device, Sharing::Refuse);
+    let Pair { stream, inputs: _inputs, mut first, mut second } = pair(&device, OverwritePolicy::Refuse);
     all(&stream, &first.replay_on(&stream).unwrap(), 3.0);
     let output = second.replay_on(&stream).unwrap();
     let error = first.replay_on(&stream).unwrap_err();
     assert!(error.is_invalid_argument());
     let text = error.to_string();
     let address = format!("{:#x}", output.pointer().address());
-    for part in
-        ["would overwrite 256 bytes", &address, "pool_sharing.rs", "release_outputs", "Sharing::Preserve"]
-    {
+    for part in [
+        "would overwrite 256 bytes",
+        &address,
+        "pool_sharing.rs",
+        "release_outputs",
+        "OverwritePolicy::Preserve",
+    ] {
         assert!(text.contains(part), "'{part}' is not in: {text}");
     }
     all(&stream, &output, 11.0);
@@ -77,7 +81,7 @@ fn a_live_output_is_not_overwritten() {
 #[test]
 fn outputs_without_a_handle_are_live_until_they_are_released_or_dropped() {
     let device = device();
-    let Pair { stream, inputs: _inputs, first, second } = pair(&device, Sharing::Refuse);
+    let Pair { stream, inputs: _inputs, first, second } = pair(&device, OverwritePolicy::Refuse);
     let ((first, _output), (second, output)) = (first.into_parts(), second.into_parts());
     first.replay_on(&stream).unwrap();
     second.replay_on(&stream).unwrap();
@@ -99,7 +103,7 @@ fn outputs_without_a_handle_are_live_until_they_are_released_or_dropped() {
 #[test]
 fn a_live_output_is_kept_by_copying() {
     let device = device();
-    let Pair { stream, inputs, mut first, mut second } = pair(&device, Sharing::Preserve);
+    let Pair { stream, inputs, mut first, mut second } = pair(&device, OverwritePolicy::Preserve);
     let output = second.replay_on(&stream).unwrap();
     for round in 0..3 {
         write(&stream, &inputs[0], &vec![round as f32; COUNT]);
@@ -111,7 +115,7 @@ fn a_live_output_is_kept_by_copying() {
 #[test]
 fn unchecked_is_as_in_cuda() {
     let device = device();
-    let Pair { stream, inputs: _inputs, mut first, mut second } = pair(&device, Sharing::Unchecked);
+    let Pair { stream, inputs: _inputs, mut first, mut second } = pair(&device, OverwritePolicy::Unchecked);
     let output = second.replay_on(&stream).unwrap();
     drop(first.replay_on(&stream).unwrap());
     all(&stream, &output, 2.0);
@@ -221,7 +225,8 @@ fn a_graph_does_not_read_what_a_third_one_has_overwritten() {
 #[test]
 fn preserved_outputs_are_right_under_every_schedule() {
     thalweg_runtime::sim::check(|gpu| -> Result<()> {
-        let Pair { stream, inputs: _inputs, mut first, mut second } = pair(gpu.device(), Sharing::Preserve);
+        let Pair { stream, inputs: _inputs, mut first, mut second } =
+            pair(gpu.device(), OverwritePolicy::Preserve);
         let output = second.replay_on(&stream)?;
         drop(first.replay_on(&stream)?);
         let mut value = [0.0_f32];

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use thalweg_runtime::graph::Sharing;
+use thalweg_runtime::graph::OverwritePolicy;
 use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, GraphPool, Result, Stream};
 
 use crate::world::{Held, INPUT, Mark, World, or_short_of_memory};
@@ -101,7 +101,7 @@ impl Studio {
         let (pool, last) = match shared {
             Some(other) => (Some(other.graph.pool().clone()), Rc::clone(&other.last)),
             None => {
-                let pool = GraphPool::with_sharing(&self.world.device, Sharing::Preserve);
+                let pool = GraphPool::with_policy(&self.world.device, OverwritePolicy::Preserve);
                 (Some(pool), Rc::default())
             }
         };

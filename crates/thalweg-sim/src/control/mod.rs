@@ -44,9 +44,9 @@ use thalweg_driver::Code;
 
 use super::executor::{Claim, CommandId, Offer};
 use super::machine::{Locked, Machine, QUEUE_COMMANDS};
-use super::refusal::{Outcome, Refusal};
+use super::refusal::{CallResult, Refusal};
 use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
-use super::state::State;
+use super::state::MachineState;
 use crate::control::apart::Apart;
 use crate::control::threads::{Activity, Alive, Sighted, Tick, made_since};
 use crate::control::watch::{Limit, Stall};
@@ -76,9 +76,9 @@ const LIVELOCK_POLLS: u32 = 1000;
 /// How many of these polls a trace notes. There are as many as the time allows, which is not the program's doing.
 const NOTED_POLLS: u32 = 100;
 
-/// What a call is, to the schedule.
+/// How a schedule sees a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CallKind {
     /// It queues work or an order, and sees nothing of what commands do.
     Submit,
     /// It asks whether work is done; the handle of what it asks.
@@ -364,8 +364,8 @@ impl Control {
     }
 
     /// What a host thread waits for before a call.
-    fn before(&mut self, host: u32, step: Step) -> Wait {
-        if let Step::Query(object) | Step::Look(object) = step {
+    fn before(&mut self, host: u32, step: CallKind) -> Wait {
+        if let CallKind::Query(object) | CallKind::Look(object) = step {
             let progress = self.progress;
             let looks = &self.hosts[host as usize].looks;
             let is_fruitless = looks.progress == progress && looks.count(object) >= FRUITLESS_LOOKS;
@@ -374,7 +374,7 @@ impl Control {
                 return Wait::Progress(progress);
             }
         }
-        Wait::Turn { is_quiet: step == Step::Submit }
+        Wait::Turn { is_quiet: step == CallKind::Submit }
     }
 
     /// A host thread has looked at something, and found it not ready, or as it was. Whether it has done so often enough.
@@ -463,7 +463,7 @@ impl Host {
     }
 }
 
-impl State {
+impl MachineState {
     pub(super) fn control(&mut self) -> &mut Control {
         self.control.as_mut().expect("the machine is controlled")
     }
@@ -672,7 +672,11 @@ impl<'a> Offer<'a> {
 
 impl Machine {
     /// Enters the critical section for a call of the program, when it is the calling thread's turn.
-    pub(super) fn call_in_turn(self: &Arc<Self>, call: &'static str, step: Step) -> Outcome<Locked<'_>> {
+    pub(super) fn call_in_turn(
+        self: &Arc<Self>,
+        call: &'static str,
+        step: CallKind,
+    ) -> CallResult<Locked<'_>> {
         let mut locked = self.enter_for(call)?;
         let control = locked.control();
         let host = control.host_here().unwrap_or_default();
@@ -680,23 +684,23 @@ impl Machine {
         let mut locked = locked.wait_in_turn(wait)?;
         let control = locked.control();
         match step {
-            Step::Submit => control.progress += 1,
-            Step::Look(object) => {
+            CallKind::Submit => control.progress += 1,
+            CallKind::Look(object) => {
                 control.observe();
                 control.looked(host, object, true);
             }
-            Step::Query(_) | Step::Other => {}
+            CallKind::Query(_) | CallKind::Other => {}
         }
         Ok(locked)
     }
 
     /// The same for a call that only waits.
-    pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> Outcome<Locked<'_>> {
+    pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> CallResult<Locked<'_>> {
         self.enter_for(call)?.wait_in_turn(wait)
     }
 
     /// Enters the critical section, whoever has the turn.
-    fn enter_for(self: &Arc<Self>, call: &'static str) -> Outcome<Locked<'_>> {
+    fn enter_for(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
         if INSIDE.get() == Arc::as_ptr(self).addr() {
             let detail = "a host function or kernel must not call the driver: CUDA forbids it";
             return Err(Refusal::new(Code::NotPermitted, detail));
@@ -712,14 +716,14 @@ impl Machine {
     }
 
     /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
-    pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> Outcome<u32> {
+    pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> CallResult<u32> {
         let mut locked = self.enter_for("SimDriver::spawn")?;
         let control = locked.control();
         if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
     }
 
     /// The calling thread becomes the host thread that was introduced, and waits for its first turn.
-    pub(super) fn begin_host(self: &Arc<Self>, host: u32) -> Outcome<()> {
+    pub(super) fn begin_host(self: &Arc<Self>, host: u32) -> CallResult<()> {
         let mut locked = self.lock();
         let entry = locked.control().host(host);
         entry.bind();

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use crate::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
 use crate::executor::{CommandId, Start};
 use crate::machine::Locked;
-use crate::refusal::Outcome;
+use crate::refusal::CallResult;
 
 /// The time between two looks at other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
 impl<'a> Locked<'a> {
     /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
-    pub(crate) fn wait_in_turn(mut self, wait: Wait) -> Outcome<Self> {
+    pub(crate) fn wait_in_turn(mut self, wait: Wait) -> CallResult<Self> {
         if let Wait::Commands(commands) = &wait {
             self.executor.need(commands);
         }
@@ -170,7 +170,7 @@ impl<'a> Locked<'a> {
     }
 
     /// A command has run.
-    pub(crate) fn complete(&mut self, index: u32, device: u32, outcome: Outcome<()>) {
+    pub(crate) fn complete(&mut self, index: u32, device: u32, outcome: CallResult<()>) {
         self.executor.finish(index, device, outcome);
         self.control().progress += 1;
         self.settle();

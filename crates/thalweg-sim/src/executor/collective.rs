@@ -35,8 +35,8 @@ use super::task::{Task, Work};
 use crate::executor::{CommandId, Frontier};
 use crate::machine::Locked;
 use crate::memory::{Memory, Resolved, Toucher};
-use crate::refusal::{Outcome, Refusal};
-use crate::state::{State, unknown};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
 
 /// Devices of a communicator, by rank.
 pub(crate) type Devices = SmallVec<[u32; 8]>;
@@ -629,8 +629,8 @@ fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
 
 // ---- The calls --------------------------------------------------------------------------------------------------------
 
-impl State {
-    pub(crate) fn communicators_create(&mut self, devices: &[u32]) -> Outcome<Vec<CommunicatorHandle>> {
+impl MachineState {
+    pub(crate) fn communicators_create(&mut self, devices: &[u32]) -> CallResult<Vec<CommunicatorHandle>> {
         self.forbid_in_capture("communicators_create")?;
         if devices.is_empty() {
             return Err(Refusal::new(Code::InvalidValue, "a communicator of no devices"));
@@ -648,22 +648,22 @@ impl State {
         Ok(handles.map(CommunicatorHandle::from_raw).collect())
     }
 
-    fn communicator(&self, handle: CommunicatorHandle) -> Outcome<(u64, u32)> {
+    fn communicator(&self, handle: CommunicatorHandle) -> CallResult<(u64, u32)> {
         let found = self.communicators.get(handle.raw()).copied();
         found.ok_or_else(|| unknown("communicator", handle.raw()))
     }
 
-    pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> Outcome<CommunicatorInfo> {
+    pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> CallResult<CommunicatorInfo> {
         let (communicator, rank) = self.communicator(handle)?;
         let ranks = &self.executor.collectives.communicators[&communicator].ranks;
         Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device: ranks[rank as usize].device })
     }
 
     /// Queues a group. Everything is checked before anything is queued.
-    pub(crate) fn collectives(&mut self, group: &[Collective]) -> Outcome<()> {
+    pub(crate) fn collectives(&mut self, group: &[Collective]) -> CallResult<()> {
         let number = self.executor.collectives.begin();
         let parts =
-            group.iter().map(|call| self.part(call, number)).collect::<Outcome<Vec<(u64, Task)>>>()?;
+            group.iter().map(|call| self.part(call, number)).collect::<CallResult<Vec<(u64, Task)>>>()?;
         // All parts of a stream come after what is on it now, and the stream goes on after all of them.
         let mut streams: Vec<(u64, Place, Place)> = Vec::new();
         for (own, task) in parts {
@@ -687,7 +687,7 @@ impl State {
     }
 
     /// A call as a task, on the stream with this handle.
-    fn part(&mut self, call: &Collective, group: u64) -> Outcome<(u64, Task)> {
+    fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
         let label = call.label;
         let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));
         let (communicator, rank) = self.communicator(call.communicator)?;
@@ -739,7 +739,7 @@ struct Place {
 }
 
 /// Gives a rank up, once its collectives are done.
-pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> Outcome<()> {
+pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> CallResult<()> {
     let (communicator, rank) = locked.communicator(handle)?;
     locked.forbid_in_capture("communicator_destroy")?;
     let collectives = &locked.executor.collectives;

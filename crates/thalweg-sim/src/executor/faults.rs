@@ -20,7 +20,7 @@ use std::fmt;
 
 use thalweg_driver::Code;
 
-use crate::refusal::{Outcome, Refusal};
+use crate::refusal::{CallResult, Refusal};
 
 /// Something that goes wrong once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -126,7 +126,7 @@ impl Faults {
     }
 
     /// The run comes by here: the fault that strikes now.
-    pub(crate) fn pass(&mut self, point: Point) -> Outcome<()> {
+    pub(crate) fn pass(&mut self, point: Point) -> CallResult<()> {
         if self.planned.is_empty() {
             return Ok(());
         }

@@ -10,18 +10,18 @@ use super::CommandId;
 use super::task::{Task, Work};
 use crate::machine::Locked;
 use crate::memory::{HostAddress, Piece, Toucher};
-use crate::refusal::{Outcome, Refusal};
-use crate::state::State;
+use crate::refusal::{CallResult, Refusal};
+use crate::state::MachineState;
 
 /// Queues a command that no kernel is, after a check of what it touches.
 pub(crate) fn submit(
-    state: &mut State,
+    state: &mut MachineState,
     own: u64,
     label: Label,
     accesses: &[Access],
     work: Work,
     kind: GraphNodeKind,
-) -> Outcome<Option<CommandId>> {
+) -> CallResult<Option<CommandId>> {
     let device = state.stream(own).device;
     state
         .memory
@@ -32,7 +32,7 @@ pub(crate) fn submit(
 }
 
 /// Queues a copy.
-pub(crate) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
+pub(crate) fn copy(state: &mut MachineState, stream: u64, copy: &Copy) -> CallResult<()> {
     let own = state.enter(stream)?;
     let access = |endpoint: Endpoint, mode: AccessMode| {
         let start = match endpoint {
@@ -46,7 +46,7 @@ pub(crate) fn copy(state: &mut State, stream: u64, copy: &Copy) -> Outcome<()> {
 }
 
 /// Queues a fill.
-pub(crate) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
+pub(crate) fn fill(state: &mut MachineState, stream: u64, fill: &Fill) -> CallResult<()> {
     let own = state.enter(stream)?;
     let unit = fill.pattern.bytes();
     let refuse = |detail| Err(Refusal::new(Code::InvalidValue, detail));
@@ -64,9 +64,9 @@ pub(crate) fn fill(state: &mut State, stream: u64, fill: &Fill) -> Outcome<()> {
 /// still there: it is asked again after the wait, since other threads went on meanwhile.
 pub(crate) fn take_away(
     mut locked: Locked<'_>,
-    find: impl Fn(&State) -> Outcome<SmallVec<[Piece; 4]>>,
-    remove: impl FnOnce(&mut State),
-) -> Outcome<()> {
+    find: impl Fn(&MachineState) -> CallResult<SmallVec<[Piece; 4]>>,
+    remove: impl FnOnce(&mut MachineState),
+) -> CallResult<()> {
     let pieces = find(&locked)?;
     let claim;
     (locked, claim) = locked.hold(pieces.clone())?;
@@ -83,8 +83,8 @@ pub(crate) fn take_away(
 }
 
 /// Holds a range of pinned memory while `body` touches it. Waits for running commands only.
-pub(crate) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> Outcome<()> {
-    let resolve = |state: &State| {
+pub(crate) fn with_pinned(locked: Locked<'_>, access: Access, body: impl FnOnce(*mut u8)) -> CallResult<()> {
+    let resolve = |state: &MachineState| {
         let refuse = |text| Refusal::new(Code::InvalidValue, format!("pinned memory: {text}"));
         state.memory.resolve_pinned(&access).map_err(refuse)
     };

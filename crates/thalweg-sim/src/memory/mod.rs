@@ -33,7 +33,7 @@ use std::io;
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Code, MemoryInfo, anonymous::Anonymous};
 
-use super::refusal::{Outcome, Refusal};
+use super::refusal::{CallResult, Refusal};
 use crate::executor::ranges::{FreeRanges, Range};
 use crate::memory::backing::PAGE_BYTES;
 use crate::memory::lease::Lease;
@@ -93,7 +93,7 @@ pub(super) struct Span {
     pub(super) physical: u64,
     pub(super) pointer: HostAddress,
     pub(super) owner: u32,
-    pub(super) sharing: Sharing,
+    pub(super) sharing: SpanAccess,
 }
 
 /// Plain memory at an address besides its own.
@@ -106,7 +106,7 @@ pub(super) struct Opened {
 
 /// Who may touch a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Sharing {
+pub(super) enum SpanAccess {
     /// Everybody.
     Pinned,
     /// Everybody.
@@ -220,7 +220,7 @@ impl Memory {
 
     // ---- Peers ----------------------------------------------------------------------------------------------------
 
-    pub(super) fn enable_peer(&mut self, device: u32, peer: u32) -> Outcome<()> {
+    pub(super) fn enable_peer(&mut self, device: u32, peer: u32) -> CallResult<()> {
         if device == peer {
             return Err(Refusal::new(Code::InvalidDevice, format!("device {device} is no peer of itself")));
         }
@@ -236,7 +236,7 @@ impl Memory {
         Ok(())
     }
 
-    pub(super) fn disable_peer(&mut self, device: u32, peer: u32) -> Outcome<()> {
+    pub(super) fn disable_peer(&mut self, device: u32, peer: u32) -> CallResult<()> {
         let peers = &mut self.devices[device as usize].peers;
         if *peers & bit(peer) == 0 {
             return Err(Refusal::new(
@@ -252,7 +252,7 @@ impl Memory {
     // ---- Physical memory ------------------------------------------------------------------------------------------
 
     /// Takes whole pages of a device, in pieces where there is no single stretch left.
-    pub(super) fn take_pages(&mut self, device: u32, bytes: u64) -> Outcome<SmallVec<[Range; 1]>> {
+    pub(super) fn take_pages(&mut self, device: u32, bytes: u64) -> CallResult<SmallVec<[Range; 1]>> {
         let free = &mut self.devices[device as usize].free;
         let pages = bytes.checked_next_multiple_of(PAGE_BYTES).and_then(|rounded| free.take_pieces(rounded));
         pages.ok_or_else(|| {
@@ -274,7 +274,7 @@ impl Memory {
     }
 
     /// Physical memory at an address of its own: through the window where it is one stretch, else mapped into the area.
-    pub(super) fn segment_create(&mut self, device: u32, bytes: u64) -> Outcome<Segment> {
+    pub(super) fn segment_create(&mut self, device: u32, bytes: u64) -> CallResult<Segment> {
         let pieces = self.take_pages(device, bytes)?;
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
         if let [piece] = pieces[..] {
@@ -321,7 +321,7 @@ impl Memory {
         segment.pieces.iter().map(piece).collect()
     }
 
-    pub(super) fn take_area(&mut self, bytes: u64, alignment: u64) -> Outcome<u64> {
+    pub(super) fn take_area(&mut self, bytes: u64, alignment: u64) -> CallResult<u64> {
         self.area.take(bytes, alignment).ok_or_else(|| {
             let detail = format!("no {bytes} contiguous addresses left ({} in all)", self.area.total());
             Refusal::new(Code::OutOfMemory, detail)
@@ -329,7 +329,7 @@ impl Memory {
     }
 
     /// Maps stretches of a device's memory one after another from an offset of the area on.
-    pub(super) fn map_pieces(&mut self, offset: u64, device: u32, pieces: &[Range]) -> Outcome<()> {
+    pub(super) fn map_pieces(&mut self, offset: u64, device: u32, pieces: &[Range]) -> CallResult<()> {
         let mut done = 0;
         for piece in pieces {
             if let Err(error) = self.backing.map(offset + done, piece.bytes, device, piece.start) {
@@ -352,7 +352,7 @@ impl Memory {
 
     // ---- Plain and pinned allocations -----------------------------------------------------------------------------
 
-    pub(super) fn plain_allocate(&mut self, device: u32, bytes: u64, sharing: Sharing) -> Outcome<u64> {
+    pub(super) fn plain_allocate(&mut self, device: u32, bytes: u64, sharing: SpanAccess) -> CallResult<u64> {
         let segment = self.segment_create(device, nonzero(bytes)?)?;
         let address = segment.address;
         self.add_spans(&segment, address, bytes, sharing);
@@ -361,7 +361,7 @@ impl Memory {
     }
 
     /// The device and the physical memory of a plain allocation.
-    pub(super) fn plain_pieces(&self, address: u64) -> Outcome<(u32, SmallVec<[Piece; 4]>)> {
+    pub(super) fn plain_pieces(&self, address: u64) -> CallResult<(u32, SmallVec<[Piece; 4]>)> {
         match self.allocations.get(&address) {
             Some(Allocation::Plain(segment)) => Ok((segment.device, self.segment_pieces(segment))),
             _ => Err(Refusal::new(
@@ -380,11 +380,12 @@ impl Memory {
     }
 
     /// Checks that a range is managed memory. Here that is ordinary memory of a device: advice changes nothing.
-    pub(super) fn check_managed(&self, address: u64, bytes: u64) -> Outcome<()> {
+    pub(super) fn check_managed(&self, address: u64, bytes: u64) -> CallResult<()> {
         let all = Access::new(address, nonzero(bytes)?, AccessMode::Read);
-        let is_managed = |_| self.spans_in(address, bytes).all(|(_, span)| span.sharing == Sharing::Managed);
+        let is_managed =
+            |_| self.spans_in(address, bytes).all(|(_, span)| span.sharing == SpanAccess::Managed);
         let around = self.spans.range(..=address).next_back();
-        let begins = around.is_some_and(|(_, span)| span.sharing == Sharing::Managed);
+        let begins = around.is_some_and(|(_, span)| span.sharing == SpanAccess::Managed);
         if begins && self.resolve(0, &[all], Toucher::Copy).is_ok_and(is_managed) {
             return Ok(());
         }
@@ -393,7 +394,7 @@ impl Memory {
     }
 
     /// Takes memory of the host, which is touched by some threads first.
-    pub(super) fn pinned_allocate(&mut self, bytes: u64, prefault_threads: u32) -> Outcome<u64> {
+    pub(super) fn pinned_allocate(&mut self, bytes: u64, prefault_threads: u32) -> CallResult<u64> {
         let reserved = nonzero(bytes)?.checked_next_multiple_of(PINNED_PAGE_BYTES);
         let refuse = |detail| Refusal::new(Code::OutOfMemory, detail);
         let no_room = || refuse(format!("no room for {bytes} bytes of pinned memory"));
@@ -408,7 +409,7 @@ impl Memory {
             physical: address,
             pointer: HostAddress::new(memory.pointer()),
             owner: u32::MAX,
-            sharing: Sharing::Pinned,
+            sharing: SpanAccess::Pinned,
         };
         self.add_span(address, span);
         self.allocations.insert(address, Allocation::Pinned { memory, bytes });
@@ -416,7 +417,7 @@ impl Memory {
     }
 
     /// All of a pinned allocation, as something that writes it.
-    pub(super) fn pinned_piece(&self, address: u64) -> Outcome<Piece> {
+    pub(super) fn pinned_piece(&self, address: u64) -> CallResult<Piece> {
         match self.allocations.get(&address) {
             Some(Allocation::Pinned { bytes, .. }) => {
                 Ok(Piece { access: 0, writes: true, start: address, bytes: *bytes })
@@ -451,7 +452,7 @@ impl Memory {
     }
 
     /// Makes a part of a segment touchable, as an allocation of its own.
-    pub(super) fn add_spans(&mut self, segment: &Segment, address: u64, bytes: u64, sharing: Sharing) {
+    pub(super) fn add_spans(&mut self, segment: &Segment, address: u64, bytes: u64, sharing: SpanAccess) {
         let allocation = self.next_allocation();
         let (skip, mut left) = (address - segment.address, bytes);
         let mut position = 0;
@@ -492,7 +493,7 @@ impl Memory {
     /// Where the memory at an address is: the device, or `None` for the host. Nothing if there is no memory.
     pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
         let (&start, span) = self.spans.range(..=address).next_back()?;
-        (address < start + span.bytes).then(|| (span.sharing != Sharing::Pinned).then_some(span.owner))
+        (address < start + span.bytes).then(|| (span.sharing != SpanAccess::Pinned).then_some(span.owner))
     }
 
     pub(super) fn spans_in_mut(&mut self, address: u64, bytes: u64) -> impl Iterator<Item = &mut Span> {
@@ -569,10 +570,10 @@ impl Memory {
     fn permitted(&self, device: u32, span: &Span, writes: bool, toucher: Toucher) -> bool {
         let by_owner = device == span.owner || toucher == Toucher::Copy;
         match span.sharing {
-            Sharing::Pinned | Sharing::Managed => true,
-            Sharing::Pool => by_owner,
-            Sharing::Plain => by_owner || self.devices[device as usize].peers & bit(span.owner) != 0,
-            Sharing::Mapped { readers, writers } => {
+            SpanAccess::Pinned | SpanAccess::Managed => true,
+            SpanAccess::Pool => by_owner,
+            SpanAccess::Plain => by_owner || self.devices[device as usize].peers & bit(span.owner) != 0,
+            SpanAccess::Mapped { readers, writers } => {
                 (if writes { writers } else { readers }) & bit(device) != 0
             }
         }
@@ -611,6 +612,6 @@ pub(super) const fn bit(device: u32) -> u64 {
     1 << device
 }
 
-pub(super) fn nonzero(bytes: u64) -> Outcome<u64> {
+pub(super) fn nonzero(bytes: u64) -> CallResult<u64> {
     if bytes > 0 { Ok(bytes) } else { Err(Refusal::new(Code::InvalidValue, "0 bytes asked for")) }
 }

@@ -13,8 +13,8 @@ use thalweg_driver::{Code, PoolAttributes, PoolUsage};
 
 use crate::executor::Frontier;
 use crate::executor::ranges::{FreeRanges, Range};
-use crate::memory::{Memory, Segment, Sharing, nonzero};
-use crate::refusal::{Outcome, Refusal};
+use crate::memory::{Memory, Segment, SpanAccess, nonzero};
+use crate::refusal::{CallResult, Refusal};
 
 /// The unit of an allocation.
 const UNIT_BYTES: u64 = 512;
@@ -100,7 +100,7 @@ impl Pools {
         }
     }
 
-    pub(crate) fn allocate(&mut self, pool: u64, bytes: u64, memory: &mut Memory) -> Outcome<u64> {
+    pub(crate) fn allocate(&mut self, pool: u64, bytes: u64, memory: &mut Memory) -> CallResult<u64> {
         let rounded = nonzero(bytes)?.checked_next_multiple_of(UNIT_BYTES);
         let rounded =
             rounded.ok_or_else(|| Refusal::new(Code::OutOfMemory, format!("{bytes} bytes asked for")))?;
@@ -129,13 +129,13 @@ impl Pools {
         usage.used_bytes += rounded;
         usage.used_peak_bytes = usage.used_peak_bytes.max(usage.used_bytes);
         usage.reserved_peak_bytes = usage.reserved_peak_bytes.max(usage.reserved_bytes);
-        memory.add_spans(&entry.segments[number].segment, address, bytes, Sharing::Pool);
+        memory.add_spans(&entry.segments[number].segment, address, bytes, SpanAccess::Pool);
         self.allocations.insert(address, Allocation { pool, bytes, freeing: None });
         Ok(address)
     }
 
     /// Checks that an allocation can be freed.
-    pub(crate) fn check_live(&self, address: u64) -> Outcome<()> {
+    pub(crate) fn check_live(&self, address: u64) -> CallResult<()> {
         match self.allocations.get(&address) {
             Some(Allocation { freeing: None, .. }) => Ok(()),
             _ => Err(Refusal::new(

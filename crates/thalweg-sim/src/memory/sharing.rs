@@ -15,8 +15,8 @@ use std::sync::{Arc, Weak};
 use super::backing::{PAGE_BYTES, anonymous_file};
 use super::virtual_memory::PhysicalMemory;
 use crate::executor::ranges::Range;
-use crate::memory::{Allocation, DEVICE_BASE, Memory, Opened, Piece, Sharing, Span};
-use crate::refusal::{Outcome, Refusal};
+use crate::memory::{Allocation, DEVICE_BASE, Memory, Opened, Piece, Span, SpanAccess};
+use crate::refusal::{CallResult, Refusal};
 use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, IpcHandle, ShareableHandle};
 
@@ -98,7 +98,7 @@ impl Memory {
     }
 
     /// A token that this machine made.
-    fn own_token(&self, bytes: &[u8]) -> Outcome<Token> {
+    fn own_token(&self, bytes: &[u8]) -> CallResult<Token> {
         let token = Token::from_bytes(bytes)
             .ok_or_else(|| Refusal::new(Code::InvalidValue, "this is no handle of simulated memory"))?;
         if token == self.token(token.subject, token.allocation) {
@@ -114,7 +114,7 @@ impl Memory {
         ))
     }
 
-    pub(crate) fn physical_export(&mut self, handle: u64) -> Outcome<ShareableHandle> {
+    pub(crate) fn physical_export(&mut self, handle: u64) -> CallResult<ShareableHandle> {
         let memory = Arc::clone(self.physical(handle)?);
         let Some(share_as) = memory.share_as else {
             return Err(Refusal::new(
@@ -141,7 +141,7 @@ impl Memory {
         device: u32,
         bytes: u64,
         handle: &ShareableHandle,
-    ) -> Outcome<u64> {
+    ) -> CallResult<u64> {
         let mut content = [0; TOKEN_BYTES];
         let token = match handle {
             ShareableHandle::Fabric(bytes) => self.own_token(&bytes[..])?,
@@ -176,9 +176,9 @@ impl Memory {
         Ok(self.physicals.insert(memory))
     }
 
-    pub(crate) fn ipc_export(&self, address: u64) -> Outcome<IpcHandle> {
+    pub(crate) fn ipc_export(&self, address: u64) -> CallResult<IpcHandle> {
         match self.spans_in(address, 1).next() {
-            Some((_, span)) if span.sharing == Sharing::Plain && self.plain_pieces(address).is_ok() => {
+            Some((_, span)) if span.sharing == SpanAccess::Plain && self.plain_pieces(address).is_ok() => {
                 Ok(IpcHandle(self.token(address, span.allocation).to_handle()))
             }
             _ => Err(Refusal::new(
@@ -189,7 +189,7 @@ impl Memory {
     }
 
     /// Maps the exported memory a second time.
-    pub(crate) fn ipc_open(&mut self, device: u32, handle: IpcHandle) -> Outcome<u64> {
+    pub(crate) fn ipc_open(&mut self, device: u32, handle: IpcHandle) -> CallResult<u64> {
         let token = self.own_token(&handle.0)?;
         let origin = token.subject;
         let is_alive =
@@ -224,7 +224,7 @@ impl Memory {
     }
 
     /// The plain memory around an address, at its own place or where it was opened.
-    pub(crate) fn address_range(&self, address: u64) -> Outcome<(u64, u64)> {
+    pub(crate) fn address_range(&self, address: u64) -> CallResult<(u64, u64)> {
         let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
             Allocation::Plain(segment) => Some((start, segment.bytes)),
             Allocation::Pinned { .. } => None,
@@ -238,7 +238,7 @@ impl Memory {
     }
 
     /// The memory behind what `ipc_open` mapped.
-    pub(crate) fn opened_pieces(&self, address: u64) -> Outcome<SmallVec<[Piece; 4]>> {
+    pub(crate) fn opened_pieces(&self, address: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         let Some(opened) = self.opened.get(&address) else {
             return Err(Refusal::new(
                 Code::InvalidValue,
@@ -258,7 +258,7 @@ impl Memory {
     }
 
     /// Memory that somebody has open cannot be freed. (On a card that is undefined.)
-    pub(crate) fn check_not_open(&self, origin: u64) -> Outcome<()> {
+    pub(crate) fn check_not_open(&self, origin: u64) -> CallResult<()> {
         match self.opened.iter().find(|(_, opened)| opened.origin == origin) {
             Some((address, _)) => Err(Refusal::new(
                 Code::InvalidValue,

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, MemoryAccess};
 
 use crate::executor::ranges::Range;
-use crate::memory::{DEVICE_BASE, Memory, Piece, Sharing, Span, bit, nonzero, physical_base};
-use crate::refusal::{Outcome, Refusal};
+use crate::memory::{DEVICE_BASE, Memory, Piece, Span, SpanAccess, bit, nonzero, physical_base};
+use crate::refusal::{CallResult, Refusal};
 
 /// The unit of reserving, creating and mapping.
 pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
@@ -60,7 +60,7 @@ impl PhysicalMemory {
 }
 
 impl Memory {
-    pub(crate) fn address_reserve(&mut self, bytes: u64) -> Outcome<u64> {
+    pub(crate) fn address_reserve(&mut self, bytes: u64) -> CallResult<u64> {
         granular("bytes", nonzero(bytes)?)?;
         let address = DEVICE_BASE + self.take_area(bytes, GRANULARITY_BYTES)?;
         let allocation = self.next_allocation();
@@ -68,7 +68,7 @@ impl Memory {
         Ok(address)
     }
 
-    pub(crate) fn address_free(&mut self, address: u64, bytes: u64) -> Outcome<()> {
+    pub(crate) fn address_free(&mut self, address: u64, bytes: u64) -> CallResult<()> {
         let invalid = |detail| Err(Refusal::new(Code::InvalidValue, detail));
         match self.reservations.get(&address) {
             Some(found) if found.bytes != bytes => invalid(format!(
@@ -93,23 +93,23 @@ impl Memory {
         device: u32,
         bytes: u64,
         share_as: Option<HandleType>,
-    ) -> Outcome<u64> {
+    ) -> CallResult<u64> {
         granular("bytes", nonzero(bytes)?)?;
         let pieces = self.take_pages(device, bytes)?;
         Ok(self.physicals.insert(Arc::new(PhysicalMemory { device, bytes, share_as, pieces })))
     }
 
-    pub(crate) fn physical(&self, handle: u64) -> Outcome<&Arc<PhysicalMemory>> {
+    pub(crate) fn physical(&self, handle: u64) -> CallResult<&Arc<PhysicalMemory>> {
         self.physicals.get(handle).ok_or_else(|| no_physical(handle))
     }
 
-    pub(crate) fn physical_release(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn physical_release(&mut self, handle: u64) -> CallResult<()> {
         let physical = self.physicals.remove(handle).ok_or_else(|| no_physical(handle))?;
         self.give_up(physical);
         Ok(())
     }
 
-    pub(crate) fn map(&mut self, address: u64, bytes: u64, handle: u64, offset: u64) -> Outcome<()> {
+    pub(crate) fn map(&mut self, address: u64, bytes: u64, handle: u64, offset: u64) -> CallResult<()> {
         granular("bytes", nonzero(bytes)?)?;
         granular("offset", offset)?;
         granular("address", address)?;
@@ -141,7 +141,7 @@ impl Memory {
                 physical: physical_base(physical.device) + range.start,
                 pointer: self.host_address(position),
                 owner: physical.device,
-                sharing: Sharing::Mapped { readers: 0, writers: 0 },
+                sharing: SpanAccess::Mapped { readers: 0, writers: 0 },
             };
             self.add_span(position, span);
             position += range.bytes;
@@ -152,7 +152,7 @@ impl Memory {
     }
 
     /// The physical memory behind whole mappings, as something that writes it all.
-    pub(crate) fn mapped_pieces(&self, address: u64, bytes: u64) -> Outcome<SmallVec<[Piece; 4]>> {
+    pub(crate) fn mapped_pieces(&self, address: u64, bytes: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         self.whole_mappings(address, bytes)?;
         let piece = |(_, span): (u64, &Span)| Piece {
             access: 0,
@@ -184,7 +184,7 @@ impl Memory {
         bytes: u64,
         device: u32,
         access: MemoryAccess,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         self.whole_mappings(address, bytes)?;
         let (reads, writes) = match access {
             MemoryAccess::None => (0, 0),
@@ -192,7 +192,7 @@ impl Memory {
             MemoryAccess::ReadWrite => (bit(device), bit(device)),
         };
         for span in self.spans_in_mut(address, bytes) {
-            if let Sharing::Mapped { readers, writers } = &mut span.sharing {
+            if let SpanAccess::Mapped { readers, writers } = &mut span.sharing {
                 *readers = *readers & !bit(device) | reads;
                 *writers = *writers & !bit(device) | writes;
             }
@@ -206,7 +206,7 @@ impl Memory {
         }
     }
 
-    fn reservation_around(&self, address: u64, bytes: u64) -> Outcome<(u64, &Reservation)> {
+    fn reservation_around(&self, address: u64, bytes: u64) -> CallResult<(u64, &Reservation)> {
         let found = self.reservations.range(..=address).next_back();
         let inside = |&(&start, reservation): &(&u64, &Reservation)| {
             address.checked_add(bytes).is_some_and(|end| end <= start + reservation.bytes)
@@ -220,7 +220,7 @@ impl Memory {
     }
 
     /// Checks that a range is made of whole mappings, without a gap.
-    fn whole_mappings(&self, address: u64, bytes: u64) -> Outcome<()> {
+    fn whole_mappings(&self, address: u64, bytes: u64) -> CallResult<()> {
         let (_, reservation) = self.reservation_around(address, nonzero(bytes)?)?;
         let end = address + bytes;
         let mut position = address;
@@ -246,7 +246,7 @@ fn no_physical(handle: u64) -> Refusal {
     Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no physical memory, or was released"))
 }
 
-fn granular(what: &str, value: u64) -> Outcome<()> {
+fn granular(what: &str, value: u64) -> CallResult<()> {
     if value.is_multiple_of(GRANULARITY_BYTES) {
         return Ok(());
     }

@@ -7,7 +7,7 @@
 //! What breaks a rule *invalidates* the capture: its streams refuse everything until it is ended, and then there is no
 //! graph. Nothing of a capture has run, so nothing has to be undone.
 //!
-//! Invariant: a stream has a branch exactly while it is a member of a capture in [`State::captures`].
+//! Invariant: a stream has a branch exactly while it is a member of a capture in [`MachineState::captures`].
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use super::graph::{Graph, Node};
 use super::stream::Branch;
 use crate::executor::branches::Branch as ConditionalBranch;
 use crate::executor::task::Task;
-use crate::refusal::{Outcome, Refusal};
-use crate::state::State;
+use crate::refusal::{CallResult, Refusal};
+use crate::state::MachineState;
 
 /// A capture under way.
 pub(crate) struct Capture {
@@ -52,11 +52,11 @@ pub(crate) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
     THREAD_MODE.replace(mode)
 }
 
-impl State {
+impl MachineState {
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
     /// A call that is not allowed while a capture forbids such calls to this thread; it breaks the captures that do.
-    pub(crate) fn forbid_in_capture(&mut self, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_in_capture(&mut self, what: &str) -> CallResult<()> {
         if self.captures.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl State {
     }
 
     /// A call that is not allowed on a stream while that stream captures; it breaks the capture.
-    pub(crate) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> CallResult<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         let capture = branch.capture;
         self.invalidate(capture, &format!("{what} was called on a stream of it"));
@@ -97,7 +97,7 @@ impl State {
     }
 
     /// A call that would wait for all of a device, which is not allowed while one of its streams captures.
-    pub(crate) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> Outcome<()> {
+    pub(crate) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> CallResult<()> {
         let of_device =
             |capture: &Capture| capture.members.iter().any(|&member| self.stream(member).device == device);
         let ids: SmallVec<[u64; 2]> =
@@ -115,7 +115,7 @@ impl State {
     }
 
     /// The legacy stream may not be used while a stream that has ties with it captures: it would depend on the capture.
-    pub(crate) fn check_legacy(&mut self, device: u32) -> Outcome<()> {
+    pub(crate) fn check_legacy(&mut self, device: u32) -> CallResult<()> {
         let Some(capture) = self.capture_tied_to_legacy(device) else { return Ok(()) };
         self.invalidate(capture, "the legacy default stream was used");
         Err(implicit())
@@ -127,7 +127,7 @@ impl State {
     }
 
     /// Refuses where the stream's capture is invalid.
-    pub(crate) fn check_capture(&self, own: u64) -> Outcome<()> {
+    pub(crate) fn check_capture(&self, own: u64) -> CallResult<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         match &self.capture(branch.capture).broken {
             Some(why) => Err(invalidated(why)),
@@ -181,12 +181,12 @@ impl State {
         own: u64,
         kind: GraphNodeKind,
         task: Option<Arc<Task>>,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         self.capture_work(own, kind, task, None)
     }
 
     /// Adds a conditional node after the stream's branch.
-    pub(crate) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> Outcome<()> {
+    pub(crate) fn capture_branch(&mut self, own: u64, branch: Arc<ConditionalBranch>) -> CallResult<()> {
         self.capture_work(own, GraphNodeKind::Conditional, None, Some(branch))
     }
 
@@ -196,7 +196,7 @@ impl State {
         kind: GraphNodeKind,
         task: Option<Arc<Task>>,
         conditional: Option<Arc<ConditionalBranch>>,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         self.check_capture(own)?;
         let stream = self.stream(own);
         let level = stream.level();
@@ -237,7 +237,7 @@ impl State {
     }
 
     /// The stream waits for an event of a capture: it joins, or goes on in it.
-    pub(crate) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> Outcome<()> {
+    pub(crate) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> CallResult<()> {
         self.check_capture(own)?;
         let position = self.active_capture(id).ok_or_else(over)?;
         let stream = self.stream(own);
@@ -273,7 +273,7 @@ impl State {
 
     // ---- Begin, end, information ----------------------------------------------------------------------------------
 
-    pub(crate) fn capture_begin(&mut self, stream: u64, mode: CaptureMode) -> Outcome<()> {
+    pub(crate) fn capture_begin(&mut self, stream: u64, mode: CaptureMode) -> CallResult<()> {
         let own = self.stream_id(stream)?;
         self.capture_begin_into(own, None, mode)
     }
@@ -284,7 +284,7 @@ impl State {
         own: u64,
         body: Option<u64>,
         mode: CaptureMode,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let found = self.stream(own);
         let is_capturing = found.capture.is_some();
@@ -317,7 +317,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn capture_end(&mut self, stream: u64) -> Outcome<u64> {
+    pub(crate) fn capture_end(&mut self, stream: u64) -> CallResult<u64> {
         let own = self.stream_id(stream)?;
         let Some(branch) = &self.stream(own).capture else {
             return Err(Refusal::new(Code::IllegalState, "the stream does not capture"));
@@ -359,7 +359,7 @@ impl State {
     }
 
     /// Whether a capture that is ended now gives a graph. (A card, too, ends the capture when the wrong thread asks.)
-    fn verdict(&self, capture: &Capture) -> Outcome<()> {
+    fn verdict(&self, capture: &Capture) -> CallResult<()> {
         if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
             return Err(Refusal::new(
                 Code::StreamCaptureWrongThread,
@@ -412,7 +412,7 @@ impl State {
         }
     }
 
-    pub(crate) fn capture_info(&self, stream: u64) -> Outcome<CaptureInfo> {
+    pub(crate) fn capture_info(&self, stream: u64) -> CallResult<CaptureInfo> {
         let own = self.stream_id(stream)?;
         let found = self.stream(own);
         if found.is_legacy && self.capture_tied_to_legacy(found.device).is_some() {
@@ -437,7 +437,7 @@ impl State {
         stream: u64,
         dependencies: &[GraphNodeHandle],
         update: DependencyUpdate,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let own = self.stream_id(stream)?;
         let Some(branch) = &self.stream(own).capture else {
             return Err(Refusal::new(Code::IllegalState, "the stream does not capture"));
@@ -452,7 +452,7 @@ impl State {
                     Refusal::new(Code::InvalidValue, format!("{handle:?} is no node of this capture's graph"))
                 })
             })
-            .collect::<Outcome<SmallVec<[u32; 4]>>>()?;
+            .collect::<CallResult<SmallVec<[u32; 4]>>>()?;
         let branch = self.branch_mut(own);
         if update == DependencyUpdate::Set {
             branch.nodes.clear();

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use thalweg_driver::{Code, GraphNodeKind, HostKernel, HostModule, Image, Launch, LibraryLaunch};
 
 use crate::executor::task::{Task, Work};
-use crate::refusal::{Outcome, Refusal};
-use crate::state::{State, unknown};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
 
 /// The most threads of a block.
 pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 1024;
@@ -31,8 +31,8 @@ pub(crate) struct Function {
     kernel: Arc<dyn HostKernel>,
 }
 
-impl State {
-    pub(crate) fn module_load(&mut self, device: u32, image: Image<'_>) -> Outcome<u64> {
+impl MachineState {
+    pub(crate) fn module_load(&mut self, device: u32, image: Image<'_>) -> CallResult<u64> {
         self.usable(device)?;
         let Image::Host(code) = image else {
             return Err(Refusal::new(
@@ -43,11 +43,11 @@ impl State {
         Ok(self.modules.insert(Module { device, code: code.clone(), functions: Vec::new() }))
     }
 
-    pub(crate) fn module_device(&self, module: u64) -> Outcome<u32> {
+    pub(crate) fn module_device(&self, module: u64) -> CallResult<u32> {
         Ok(self.modules.get(module).ok_or_else(|| unknown("module", module))?.device)
     }
 
-    pub(crate) fn module_unload(&mut self, module: u64) -> Outcome<()> {
+    pub(crate) fn module_unload(&mut self, module: u64) -> CallResult<()> {
         let removed = self.modules.remove(module).ok_or_else(|| unknown("module", module))?;
         for &(_, function) in &removed.functions {
             let function = self.functions.remove(function).expect("a module owns its functions");
@@ -57,7 +57,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn function_get(&mut self, module: u64, name: &str) -> Outcome<u64> {
+    pub(crate) fn function_get(&mut self, module: u64, name: &str) -> CallResult<u64> {
         let found = self.modules.get_mut(module).ok_or_else(|| unknown("module", module))?;
         if let Some((_, handle)) = found.functions.iter().find(|(known, _)| known == name) {
             return Ok(*handle);
@@ -72,18 +72,18 @@ impl State {
         Ok(handle)
     }
 
-    pub(crate) fn check_function(&self, function: u64) -> Outcome<()> {
+    pub(crate) fn check_function(&self, function: u64) -> CallResult<()> {
         self.functions.get(function).map(|_| ()).ok_or_else(|| unknown("function", function))
     }
 
-    pub(crate) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> Outcome<()> {
+    pub(crate) fn launch(&mut self, stream: u64, launch: &Launch<'_>) -> CallResult<()> {
         let own = self.enter(stream)?;
         let task = self.kernel_task(self.stream(own).device, launch)?;
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
 
     /// What a launch on a stream of the device does.
-    pub(crate) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> Outcome<Task> {
+    pub(crate) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> CallResult<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;
         if function.device != device {
@@ -111,7 +111,7 @@ impl State {
         })
     }
 
-    pub(crate) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> Outcome<()> {
+    pub(crate) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> CallResult<()> {
         let own = self.enter(stream)?;
         let task = Task {
             device: self.stream(own).device,
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-fn check_shape(launch: &Launch<'_>) -> Outcome<()> {
+fn check_shape(launch: &Launch<'_>) -> CallResult<()> {
     let Launch { grid, block, shared_memory_bytes, label, .. } = launch;
     let within = |sizes: &[u32; 3], most: [u32; 3]| {
         sizes.iter().zip(most).all(|(&size, most)| size > 0 && size <= most)

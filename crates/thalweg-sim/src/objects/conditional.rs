@@ -16,8 +16,8 @@ use super::graph::{Graph, Node};
 use super::stream::Branch as Place;
 use crate::executor::branches::{Branch, BranchBody, Condition};
 use crate::executor::task::{Task, Work};
-use crate::refusal::{Outcome, Refusal};
-use crate::state::{State, unknown};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
 
 /// A condition.
 pub(crate) struct ConditionEntry {
@@ -35,9 +35,9 @@ pub(crate) struct BodyOf {
     pub(crate) device: u32,
 }
 
-impl State {
+impl MachineState {
     /// The graph that the stream captures into, and its root.
-    fn captured_graphs(&self, own: u64) -> Outcome<(u64, u64)> {
+    fn captured_graphs(&self, own: u64) -> CallResult<(u64, u64)> {
         let Some(Place { capture, .. }) = &self.stream(own).capture else {
             return Err(Refusal::new(
                 Code::IllegalState,
@@ -51,7 +51,7 @@ impl State {
     }
 
     /// A condition of the graph that the stream captures into.
-    fn condition_here(&self, own: u64, condition: u64) -> Outcome<(&ConditionEntry, u64)> {
+    fn condition_here(&self, own: u64, condition: u64) -> CallResult<(&ConditionEntry, u64)> {
         let entry = self.conditions.get(condition).ok_or_else(|| unknown("condition", condition))?;
         let (graph, root) = self.captured_graphs(own)?;
         let device = self.stream(own).device;
@@ -63,7 +63,7 @@ impl State {
         Ok((entry, graph))
     }
 
-    pub(crate) fn condition_create(&mut self, stream: u64, initial: u32) -> Outcome<u64> {
+    pub(crate) fn condition_create(&mut self, stream: u64, initial: u32) -> CallResult<u64> {
         let own = self.enter(stream)?;
         let (_, root) = self.captured_graphs(own)?;
         let device = self.stream(own).device;
@@ -80,7 +80,7 @@ impl State {
         source: DevicePointer,
         format: ConditionFormat,
         label: Label,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let own = self.enter(stream)?;
         let (entry, _) = self.condition_here(own, condition)?;
         if !source.address().is_multiple_of(format.bytes()) {
@@ -103,7 +103,7 @@ impl State {
         condition: u64,
         conditional: Conditional,
         label: Label,
-    ) -> Outcome<Vec<u64>> {
+    ) -> CallResult<Vec<u64>> {
         let own = self.enter(stream)?;
         let (entry, _) = self.condition_here(own, condition)?;
         let refuse = |why: &str| Refusal::new(Code::InvalidValue, format!("`{label}`, {conditional}: {why}"));
@@ -132,7 +132,7 @@ impl State {
         stream: u64,
         graph: u64,
         mode: CaptureMode,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let own = self.stream_id(stream)?;
         let device = self.stream(own).device;
         let body = self.graph(graph)?;
@@ -158,7 +158,7 @@ impl State {
     }
 
     /// Refuses a graph with a condition that no node reads, as drivers for CUDA 12.8 do.
-    pub(crate) fn check_conditions(&self, graph: &Graph) -> Outcome<()> {
+    pub(crate) fn check_conditions(&self, graph: &Graph) -> CallResult<()> {
         let unused = |&&condition: &&u64| self.conditions.get(condition).is_some_and(|entry| !entry.is_used);
         match graph.conditions.iter().filter(unused).count() {
             0 => Ok(()),
@@ -170,7 +170,7 @@ impl State {
     }
 
     /// The nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their places.
-    pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> Outcome<Arc<[Node]>> {
+    pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> CallResult<Arc<[Node]>> {
         nodes
             .iter()
             .map(|node| {
@@ -190,7 +190,7 @@ impl State {
             .collect()
     }
 
-    fn branch_instance(&self, branch: &Branch, instance: &mut Instance) -> Outcome<Branch> {
+    fn branch_instance(&self, branch: &Branch, instance: &mut Instance) -> CallResult<Branch> {
         let body = |BranchBody { graph, .. }: &BranchBody| {
             let found = self.graph(*graph)?;
             if !found.is_complete {
@@ -203,7 +203,7 @@ impl State {
             let nodes = self.instance(&found.nodes, instance)?;
             Ok(BranchBody { graph: *graph, nodes, first_number })
         };
-        let bodies = branch.bodies.iter().map(body).collect::<Outcome<_>>()?;
+        let bodies = branch.bodies.iter().map(body).collect::<CallResult<_>>()?;
         let condition = instance.condition(&branch.condition);
         let &Branch { device, label, conditional, .. } = branch;
         Ok(Branch { device, label, conditional, condition, bodies })

@@ -15,8 +15,8 @@ use super::conditional::{BodyOf, Instance};
 use crate::executor::branches::{Branch, Condition};
 use crate::executor::task::{Task, Work};
 use crate::executor::{Body, Frontier};
-use crate::refusal::{Outcome, Refusal};
-use crate::state::{State, unknown};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
 
 /// Bits of a node's number in its handle, and of the graph's number above it.
 const NODE_BITS: u32 = 24;
@@ -93,7 +93,7 @@ impl Graph {
     }
 
     /// Adds a node and returns its number.
-    pub(crate) fn push(&mut self, node: Node) -> Outcome<u32> {
+    pub(crate) fn push(&mut self, node: Node) -> CallResult<u32> {
         if self.nodes.len() >> NODE_BITS != 0 {
             let detail = format!("a graph of the simulator has at most {} nodes", 1 << NODE_BITS);
             return Err(Refusal::new(Code::NotSupported, detail));
@@ -141,17 +141,17 @@ pub(crate) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
     (0..nodes.len() as u32).filter(|&index| !has_successor[index as usize]).collect()
 }
 
-impl State {
+impl MachineState {
     pub(crate) fn next_graph_serial(&mut self) -> u64 {
         self.last_graph_serial += 1;
         self.last_graph_serial
     }
 
-    pub(crate) fn graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(crate) fn graph(&self, handle: u64) -> CallResult<&Graph> {
         self.graphs.get(handle).ok_or_else(|| unknown("graph", handle))
     }
 
-    pub(crate) fn graph_describe(&self, handle: u64) -> Outcome<GraphDescription> {
+    pub(crate) fn graph_describe(&self, handle: u64) -> CallResult<GraphDescription> {
         let graph = self.graph(handle)?;
         self.check_intact(graph.body_of.as_ref().map_or(handle, |body| body.root))?;
         let node = |(index, node): (usize, &Node)| {
@@ -160,7 +160,7 @@ impl State {
             let work = match &node.branch {
                 Some(branch) => {
                     let bodies = branch.bodies.iter().map(|body| self.graph_describe(body.graph));
-                    let (conditional, bodies) = (branch.conditional, bodies.collect::<Outcome<_>>()?);
+                    let (conditional, bodies) = (branch.conditional, bodies.collect::<CallResult<_>>()?);
                     GraphNodeWork::Conditional { conditional, bodies }
                 }
                 None => of_task.map(|(_, work)| work).unwrap_or_default(),
@@ -168,7 +168,7 @@ impl State {
             let label = label.or_else(|| node.branch.as_ref().map(|branch| branch.label));
             Ok(GraphNode { handle: graph.handle(index as u32), kind: node.kind, label, work })
         };
-        let nodes = graph.nodes.iter().enumerate().map(node).collect::<Outcome<_>>()?;
+        let nodes = graph.nodes.iter().enumerate().map(node).collect::<CallResult<_>>()?;
         let edges = graph.nodes.iter().enumerate().flat_map(|(index, node)| {
             node.predecessors.iter().map(move |&predecessor| (predecessor as usize, index))
         });
@@ -179,7 +179,7 @@ impl State {
         &self,
         handle: u64,
         node: GraphNodeHandle,
-    ) -> Outcome<Vec<GraphNodeHandle>> {
+    ) -> CallResult<Vec<GraphNodeHandle>> {
         let graph = self.graph(handle)?;
         let index = graph.index(node).ok_or_else(|| {
             Refusal::new(Code::InvalidValue, format!("{node:?} is not a node of the graph"))
@@ -189,7 +189,7 @@ impl State {
     }
 
     /// A graph that is nobody's part: no capture builds it, and no conditional node has it.
-    pub(crate) fn finished_graph(&self, handle: u64) -> Outcome<&Graph> {
+    pub(crate) fn finished_graph(&self, handle: u64) -> CallResult<&Graph> {
         let graph = self.graph(handle)?;
         let detail = if !graph.is_complete {
             "the graph is under construction and belongs to its capture: end that first"
@@ -202,7 +202,7 @@ impl State {
     }
 
     /// Refuses to look into a root of which the capture of a body failed.
-    pub(crate) fn check_intact(&self, root: u64) -> Outcome<()> {
+    pub(crate) fn check_intact(&self, root: u64) -> CallResult<()> {
         if !self.graph(root)?.is_broken {
             return Ok(());
         }
@@ -210,7 +210,7 @@ impl State {
         Err(Refusal::new(Code::IllegalState, detail))
     }
 
-    pub(crate) fn graph_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn graph_destroy(&mut self, handle: u64) -> CallResult<()> {
         let graph = self.finished_graph(handle)?;
         if graph.bodies.iter().any(|&body| self.graph(body).is_ok_and(|body| !body.is_complete)) {
             let detail = "a body of the graph is being captured: end that capture first";
@@ -228,7 +228,7 @@ impl State {
         }
     }
 
-    pub(crate) fn graph_instantiate(&mut self, handle: u64, device: u32) -> Outcome<u64> {
+    pub(crate) fn graph_instantiate(&mut self, handle: u64, device: u32) -> CallResult<u64> {
         self.usable(device)?;
         let graph = self.finished_graph(handle)?;
         self.check_intact(handle)?;
@@ -257,7 +257,7 @@ impl State {
         Ok(self.executables.insert(executable))
     }
 
-    pub(crate) fn graph_exec_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn graph_exec_destroy(&mut self, handle: u64) -> CallResult<()> {
         let executable =
             self.executables.remove(handle).ok_or_else(|| unknown("executable graph", handle))?;
         if let Some(memory) = executable.memory {
@@ -268,7 +268,7 @@ impl State {
     }
 
     /// The nodes are about to be queued: refuses where they are parts of a rank that has been given up.
-    fn begin_collectives(&mut self, nodes: &[Node]) -> Outcome<()> {
+    fn begin_collectives(&mut self, nodes: &[Node]) -> CallResult<()> {
         if !self.executor.collectives.are_used() {
             return Ok(());
         }
@@ -285,7 +285,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn graph_launch(&mut self, handle: u64, stream: u64) -> Outcome<()> {
+    pub(crate) fn graph_launch(&mut self, handle: u64, stream: u64) -> CallResult<()> {
         let own = self.enter(stream)?;
         self.forbid_on_capturing(own, "graph_launch")?;
         let executable = self.executables.get(handle).ok_or_else(|| unknown("executable graph", handle))?;

@@ -14,9 +14,9 @@ use thalweg_driver::{Code, GraphNodeKind};
 use crate::executor::faults::Point;
 use crate::executor::{Body, Frontier, Origin};
 use crate::machine::Locked;
-use crate::refusal::{Outcome, Refusal};
+use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
-use crate::state::State;
+use crate::state::MachineState;
 
 /// What a graph has allocated.
 #[derive(Default)]
@@ -35,10 +35,10 @@ struct Owned {
     is_live: bool,
 }
 
-impl State {
+impl MachineState {
     /// Makes an allocation that was just made a node of what the stream captures, if it captures. An allocation that cannot
     /// be a node is given back.
-    pub(crate) fn capture_allocation(&mut self, stream: u64, address: u64) -> Outcome<()> {
+    pub(crate) fn capture_allocation(&mut self, stream: u64, address: u64) -> CallResult<()> {
         let captured = self.stream_id(stream).and_then(|own| match self.graph_of_capture(own) {
             Some(graph) => self.capture_node(own, GraphNodeKind::Allocate, None).map(|()| Some(graph)),
             None => Ok(None),
@@ -60,7 +60,7 @@ impl State {
     }
 
     /// A free on a capturing stream.
-    pub(crate) fn capture_free(&mut self, own: u64, address: u64) -> Outcome<()> {
+    pub(crate) fn capture_free(&mut self, own: u64, address: u64) -> CallResult<()> {
         self.check_capture(own)?;
         let graph = self.graph_of_capture(own).expect("the stream captures");
         let is_there = self
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// A free of a graph's memory outside of captures: whether it was one.
-    pub(crate) fn free_of_graph(&mut self, address: u64) -> Outcome<bool> {
+    pub(crate) fn free_of_graph(&mut self, address: u64) -> CallResult<bool> {
         let owned = self.graph_memory.values_mut().find_map(|memory| memory.allocations.get_mut(&address));
         match owned {
             None => Ok(false),
@@ -131,7 +131,7 @@ impl State {
 }
 
 /// Memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
-pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> Outcome<u64> {
+pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
     let own = locked.enter(stream)?;
     let pool = locked.pool(pool)?;
     let device = locked.pools.device(pool);
@@ -139,7 +139,7 @@ pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stre
     locked.check_capture(own)?;
     locked.executor.faults.pass(Point::DeviceMemory)?;
     loop {
-        let State { pools, memory, .. } = &mut *locked;
+        let MachineState { pools, memory, .. } = &mut *locked;
         let refusal = match pools.allocate(pool, bytes, memory) {
             Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
             outcome => {

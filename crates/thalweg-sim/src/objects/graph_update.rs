@@ -13,8 +13,8 @@ use thalweg_driver::{
 use super::graph::{Node, sinks};
 use crate::executor::task::{Task, Work};
 use crate::memory::Memory;
-use crate::refusal::{Outcome, Refusal};
-use crate::state::{State, unknown};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
 
 /// What does not fit, and the nodes of the new graph that show it.
 struct Mismatch {
@@ -29,8 +29,8 @@ impl Mismatch {
     }
 }
 
-impl State {
-    pub(crate) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> Outcome<GraphExecUpdate> {
+impl MachineState {
+    pub(crate) fn graph_exec_update(&mut self, executable: u64, graph: u64) -> CallResult<GraphExecUpdate> {
         let source = self.finished_graph(graph)?;
         let target =
             self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
@@ -65,7 +65,7 @@ impl State {
         executable: u64,
         node: GraphNodeHandle,
         launch: &Launch<'_>,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let target =
             self.executables.get(executable).ok_or_else(|| unknown("executable graph", executable))?;
         let refuse = |detail: &str| Refusal::new(Code::InvalidValue, detail);

@@ -16,9 +16,9 @@ use thalweg_driver::{Code, EventFlags, GraphNodeKind};
 use crate::executor::ready::LEVELS;
 use crate::executor::task::Task;
 use crate::executor::{Body, CommandId, Frontier, Origin, Stamp};
-use crate::refusal::{Outcome, Refusal};
+use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
-use crate::state::{State, unknown};
+use crate::state::{MachineState, unknown};
 
 /// The lowest and the greatest priority.
 pub(crate) const PRIORITY_RANGE: (i32, i32) = (0, 1 - LEVELS as i32);
@@ -97,11 +97,11 @@ enum Record {
     Captured { capture: u64, nodes: SmallVec<[u32; 2]> },
 }
 
-impl State {
+impl MachineState {
     // ---- Streams --------------------------------------------------------------------------------------------------
 
     /// The handle of the stream itself.
-    pub(crate) fn stream_id(&self, handle: u64) -> Outcome<u64> {
+    pub(crate) fn stream_id(&self, handle: u64) -> CallResult<u64> {
         let (own, _) = self.number_and_device(handle)?;
         if self.streams.get(own).is_none() {
             self.ended_streams_named.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// The handle of the stream itself, and its device: of an external one also after its owner has destroyed it. No driver is asked.
-    pub(crate) fn number_and_device(&self, handle: u64) -> Outcome<(u64, u32)> {
+    pub(crate) fn number_and_device(&self, handle: u64) -> CallResult<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
             Some(&StreamEntry::Adopted { own, device }) => Ok((own, device)),
@@ -136,7 +136,7 @@ impl State {
     }
 
     /// Checks a stream that work is submitted to: alive, and not the legacy stream while a blocking one captures.
-    pub(crate) fn enter(&mut self, handle: u64) -> Outcome<u64> {
+    pub(crate) fn enter(&mut self, handle: u64) -> CallResult<u64> {
         let own = self.stream_id(handle)?;
         let stream = self.stream(own);
         let (device, is_legacy) = (stream.device, stream.is_legacy);
@@ -147,7 +147,7 @@ impl State {
         Ok(own)
     }
 
-    pub(crate) fn stream_create(&mut self, device: u32, priority: i32, is_blocking: bool) -> Outcome<u64> {
+    pub(crate) fn stream_create(&mut self, device: u32, priority: i32, is_blocking: bool) -> CallResult<u64> {
         self.usable(device)?;
         let stream = Stream::new(self.next_stream, device, priority, is_blocking);
         self.next_stream = self.next_stream.wrapping_add(1);
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Gives up a handle; the stream goes with the handle that made it.
-    pub(crate) fn stream_destroy(&mut self, handle: u64) -> Outcome<()> {
+    pub(crate) fn stream_destroy(&mut self, handle: u64) -> CallResult<()> {
         match self.streams.get(handle) {
             None => return Err(unknown("stream", handle)),
             Some(StreamEntry::Adopted { .. }) => {
@@ -186,7 +186,7 @@ impl State {
     }
 
     /// A handle for a stream that somebody else made.
-    pub(crate) fn stream_from_external(&mut self, device: u32, cuda_stream: u64) -> Outcome<u64> {
+    pub(crate) fn stream_from_external(&mut self, device: u32, cuda_stream: u64) -> CallResult<u64> {
         self.usable(device)?;
         let own = if cuda_stream <= 1 { self.devices[device as usize].default_stream } else { cuda_stream };
         match self.streams.get(own) {
@@ -226,7 +226,12 @@ impl State {
     }
 
     /// Queues a task, or makes it a node if the stream captures. The command, if it was queued.
-    pub(crate) fn submit(&mut self, own: u64, task: Task, kind: GraphNodeKind) -> Outcome<Option<CommandId>> {
+    pub(crate) fn submit(
+        &mut self,
+        own: u64,
+        task: Task,
+        kind: GraphNodeKind,
+    ) -> CallResult<Option<CommandId>> {
         let task = Arc::new(task);
         if self.stream(own).capture.is_some() {
             self.capture_node(own, kind, Some(task))?;
@@ -235,7 +240,7 @@ impl State {
         Ok(Some(self.append(own, Body::Task(task))))
     }
 
-    pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Outcome<()> {
+    pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> CallResult<()> {
         let own = self.enter(stream)?;
         let record = self.event(event)?.record.clone();
         match record {
@@ -265,16 +270,16 @@ impl State {
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    pub(crate) fn event_create(&mut self, device: u32, flags: EventFlags) -> Outcome<u64> {
+    pub(crate) fn event_create(&mut self, device: u32, flags: EventFlags) -> CallResult<u64> {
         self.usable(device)?;
         Ok(self.events.insert(Event { device, flags, record: Record::Never }))
     }
 
-    fn event(&self, handle: u64) -> Outcome<&Event> {
+    fn event(&self, handle: u64) -> CallResult<&Event> {
         self.events.get(handle).ok_or_else(|| unknown("event", handle))
     }
 
-    pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> Outcome<()> {
+    pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> CallResult<()> {
         let own = self.enter(stream)?;
         let (event_device, stream_device) = (self.event(event)?.device, self.stream(own).device);
         if event_device != stream_device {
@@ -301,7 +306,7 @@ impl State {
     }
 
     /// The unfinished commands before the latest record.
-    pub(crate) fn event_frontier(&mut self, event: u64) -> Outcome<Frontier> {
+    pub(crate) fn event_frontier(&mut self, event: u64) -> CallResult<Frontier> {
         let found = self.event(event)?;
         let device = found.device;
         let mut frontier = match &found.record {
@@ -314,16 +319,16 @@ impl State {
         Ok(frontier)
     }
 
-    pub(crate) fn event_device(&self, event: u64) -> Outcome<u32> {
+    pub(crate) fn event_device(&self, event: u64) -> CallResult<u32> {
         Ok(self.event(event)?.device)
     }
 
     /// When both events were reached, in nanoseconds.
-    pub(crate) fn event_times(&mut self, start: u64, end: u64) -> Outcome<(u64, u64)> {
+    pub(crate) fn event_times(&mut self, start: u64, end: u64) -> CallResult<(u64, u64)> {
         Ok((self.event_time(start)?, self.event_time(end)?))
     }
 
-    fn event_time(&mut self, event: u64) -> Outcome<u64> {
+    fn event_time(&mut self, event: u64) -> CallResult<u64> {
         let found = self.event(event)?;
         if !found.flags.timing {
             return Err(Refusal::new(Code::InvalidHandle, "the event was made without timing"));

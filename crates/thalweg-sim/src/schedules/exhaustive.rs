@@ -45,7 +45,7 @@ struct Search {
     /// How many decisions this run has made.
     depth: usize,
     /// Steps that lead to nothing new from where this run is.
-    asleep: Vec<Step>,
+    asleep: Vec<ActorStep>,
     /// Whether what remains of this run was seen before.
     is_redundant: bool,
 }
@@ -53,16 +53,16 @@ struct Search {
 /// A decision of the path.
 #[derive(Debug)]
 struct Node {
-    asleep: Vec<Step>,
-    done: Vec<Step>,
-    current: (usize, Step),
+    asleep: Vec<ActorStep>,
+    done: Vec<ActorStep>,
+    current: (usize, ActorStep),
     /// The last is the next.
-    left: Vec<(usize, Step)>,
+    left: Vec<(usize, ActorStep)>,
 }
 
 /// A step, as it is known before and after other steps.
 #[derive(Clone, Debug)]
-struct Step {
+struct ActorStep {
     actor: Actor,
     command: u64,
     is_quiet: bool,
@@ -70,7 +70,7 @@ struct Step {
     footprint: Footprint,
 }
 
-impl Step {
+impl ActorStep {
     fn of(choice: &Choice<'_>) -> Self {
         let &Choice { actor, command, is_quiet, is_beginning, .. } = choice;
         Self { actor, command, is_quiet, is_beginning, footprint: choice.footprint() }
@@ -153,7 +153,7 @@ impl Search {
             .enumerate()
             .filter(|(_, choice)| !is_quiet || !choice.is_command())
             .filter(|(_, choice)| !self.asleep.iter().any(|step| step.is(choice)))
-            .map(|(position, choice)| (position, Step::of(choice)))
+            .map(|(position, choice)| (position, ActorStep::of(choice)))
             .rev()
             .collect();
         let Some(current) = left.pop() else { return false };

@@ -44,11 +44,11 @@ struct Machine<'m, R> {
     memo: Memo,
 }
 
-type Step<T> = Result<T, SnapshotError>;
+type ReadResult<T> = Result<T, SnapshotError>;
 
 impl<R: Read> Machine<'_, R> {
     /// One instruction; the root after the last.
-    fn step(&mut self) -> Step<Option<Value>> {
+    fn step(&mut self) -> ReadResult<Option<Value>> {
         let code = self.source.byte()?;
         match code {
             opcode::PROTO => self.protocol()?,
@@ -109,7 +109,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(None)
     }
 
-    fn protocol(&mut self) -> Step<()> {
+    fn protocol(&mut self) -> ReadResult<()> {
         let protocol = self.source.byte()?;
         if !(2..=5).contains(&protocol) {
             return Err(self.error(&format!("protocol {protocol} is not read; 2 to 5 are")));
@@ -117,7 +117,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    fn container(&mut self, code: u8) -> Step<()> {
+    fn container(&mut self, code: u8) -> ReadResult<()> {
         match code {
             opcode::EMPTY_LIST => self.made(|builder| builder.list())?,
             opcode::EMPTY_DICT => self.made(|builder| builder.dict())?,
@@ -171,27 +171,27 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    fn made(&mut self, make: impl FnOnce(&mut Builder) -> Result<Value, String>) -> Step<()> {
+    fn made(&mut self, make: impl FnOnce(&mut Builder) -> Result<Value, String>) -> ReadResult<()> {
         let value = make(self.builder).map_err(|what| self.source.error(&what))?;
         self.stack.push(value);
         Ok(())
     }
 
-    fn tuple(&mut self, from: usize) -> Step<()> {
+    fn tuple(&mut self, from: usize) -> ReadResult<()> {
         let tuple = self.builder.tuple(&self.stack[from..]).map_err(|what| self.source.error(&what))?;
         self.stack.truncate(from);
         self.stack.push(tuple);
         Ok(())
     }
 
-    fn append(&mut self, from: usize) -> Step<()> {
+    fn append(&mut self, from: usize) -> ReadResult<()> {
         let list = self.below(from)?;
         self.builder.append(list, &self.stack[from..]).map_err(|what| self.source.error(&what))?;
         self.stack.truncate(from);
         Ok(())
     }
 
-    fn set(&mut self, from: usize, complete: bool) -> Step<()> {
+    fn set(&mut self, from: usize, complete: bool) -> ReadResult<()> {
         let dict = self.below(from)?;
         let (pairs, rest) = self.stack[from..].as_chunks::<2>();
         if !rest.is_empty() {
@@ -202,7 +202,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    fn text(&mut self, length_bytes: usize) -> Step<()> {
+    fn text(&mut self, length_bytes: usize) -> ReadResult<()> {
         let length = self.length(length_bytes)?;
         // Python lets single surrogates through, which are no valid UTF-8: they are shown as replaced.
         let text = String::from_utf8_lossy(self.source.take(length)?);
@@ -213,7 +213,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    fn bytes(&mut self, length_bytes: usize) -> Step<()> {
+    fn bytes(&mut self, length_bytes: usize) -> ReadResult<()> {
         let length = self.length(length_bytes)?;
         self.source.skip(length)?;
         self.stack.push(Value::Opaque);
@@ -221,7 +221,7 @@ impl<R: Read> Machine<'_, R> {
     }
 
     #[inline]
-    fn recall(&mut self, number: u32) -> Step<()> {
+    fn recall(&mut self, number: u32) -> ReadResult<()> {
         let Some(value) = self.memo.recall(number) else {
             return Err(self.error(&format!("nothing was remembered as {number}")));
         };
@@ -245,7 +245,7 @@ impl<R: Read> Machine<'_, R> {
         source.pass(5 * count);
     }
 
-    fn remember(&mut self, number: u32) -> Step<()> {
+    fn remember(&mut self, number: u32) -> ReadResult<()> {
         // A writer counts up. Numbers may be skipped, but no more of them than the file so far could have used.
         let offset = self.source.offset();
         if u64::from(number) >= offset {
@@ -261,34 +261,34 @@ impl<R: Read> Machine<'_, R> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn top(&self) -> Step<Value> {
+    fn top(&self) -> ReadResult<Value> {
         self.below(self.stack.len())
     }
 
     /// The value below a height of the stack.
-    fn below(&self, height: usize) -> Step<Value> {
+    fn below(&self, height: usize) -> ReadResult<Value> {
         let value = if height > self.floor() { self.stack.get(height - 1) } else { None };
         value.copied().ok_or_else(|| self.error("takes a value where there is none"))
     }
 
-    fn pop(&mut self) -> Step<Value> {
+    fn pop(&mut self) -> ReadResult<Value> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
-    fn mark(&mut self) -> Step<usize> {
+    fn mark(&mut self) -> ReadResult<usize> {
         self.marks.pop().ok_or_else(|| self.error("takes the values above a mark, and there is none"))
     }
 
     /// A length of `bytes` bytes.
-    fn length(&mut self, bytes: usize) -> Step<u64> {
+    fn length(&mut self, bytes: usize) -> ReadResult<u64> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.source.take(bytes as u64)?);
         Ok(u64::from_le_bytes(wide))
     }
 
-    fn check_size(&self) -> Step<()> {
+    fn check_size(&self) -> ReadResult<()> {
         let own = size_of_val(&self.stack[..]) + size_of_val(&self.marks[..]) + self.memo.bytes();
         self.builder.check_size(own, self.source.offset()).map_err(|what| self.error(&what))
     }

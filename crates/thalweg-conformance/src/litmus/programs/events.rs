@@ -2,81 +2,81 @@
 
 use super::vocabulary::*;
 
-pub(super) const PROGRAMS: &[Program] = &[
-    Program {
+pub(super) const PROGRAMS: &[LitmusProgram] = &[
+    LitmusProgram {
         name: "events/a_wait_orders_a_read",
         about: "Work after the wait runs after all work before the record.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Wait(B, E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_record_alone_orders_nothing",
         about: "The event is recorded, and nobody waits for it.",
         threads: &[&[Write(A, X, 1), Record(E, A), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_wait_before_the_record_orders_nothing",
         about: "A wait for an event without a record is no wait; the later record does not change that.",
         threads: &[&[Wait(B, E), Write(A, X, 1), Record(E, A), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/an_early_record_misses_later_work",
         about: "The record covers what was issued to the stream before it. The kernel comes after, so the wait does not \
                 order the copy after it.",
         threads: &[&[Record(E, A), Write(A, X, 1), Wait(B, E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_wait_is_bound_when_it_is_issued",
         about: "The wait is for the first record. The second, after the second kernel, changes nothing for it: the copy \
                 sees the first kernel for certain, the second perhaps.",
         threads: &[&[Write(A, X, 1), Record(E, A), Wait(B, E), Write(A, X, 2), Record(E, A), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_record_elsewhere_does_not_release_a_wait",
         about: "The event is recorded again, on an idle stream where it completes at once. The wait that was issued \
                 before is for the first record, and still holds.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Wait(B, E), Record(E, C), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_record_elsewhere_replaces_the_first",
         about: "The latest record before the wait is the one on the idle stream: the kernel is not waited for.",
         threads: &[&[Write(A, X, 1), Record(E, A), Record(E, C), Wait(B, E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/waits_chain",
         about: "B waits for A and C waits for B: order is transitive.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Wait(B, E), Record(F, B), Wait(C, F), Copy(C, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_chain_with_a_gap_orders_nothing",
         about: "The second event is recorded on B before B waits for A, so it covers nothing of A.",
         threads: &[&[Write(A, X, 1), Record(E, A), Record(F, B), Wait(B, E), Wait(C, F), Copy(C, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/one_record_releases_two_streams",
         about: "Both streams wait for the same record, and both see the kernel.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Wait(B, E), Wait(C, E), Copy(B, Y, X), Copy(C, Z, X)]],
-        observed: &[Place::Cell(Y), Place::Cell(Z)],
+        observed: &[Observed::Cell(Y), Observed::Cell(Z)],
         allowed: &[&[1, 1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_stream_waits_for_two",
         about: "The copies on C come after both kernels.",
         threads: &[&[
@@ -90,17 +90,17 @@ pub(super) const PROGRAMS: &[Program] = &[
             Add(C, Z, 10),
             Copy(C, X, Y),
         ]],
-        observed: &[Place::Cell(X), Place::Cell(Z)],
+        observed: &[Observed::Cell(X), Observed::Cell(Z)],
         allowed: &[&[2, 11]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_wait_outlives_the_event",
         about: "Destroying an event gives its resources up once they are not needed; the wait that was issued holds.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Wait(B, E), Destroy(E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_ping_pong_loses_no_addition",
         about: "Two streams add in turn, each waiting for the other: nothing is lost.",
         threads: &[&[
@@ -115,28 +115,28 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(B, E),
             Add(B, X, 1),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[4]],
     },
-    Program {
+    LitmusProgram {
         name: "events/a_wait_does_not_hold_earlier_work",
         about: "The wait orders what B is given afterwards. The copy that B was given before it may run at any time.",
         threads: &[&[Copy(B, Y, X), Write(A, X, 1), Record(E, A), Wait(B, E), Copy(B, Z, X)]],
-        observed: &[Place::Cell(Y), Place::Cell(Z)],
+        observed: &[Observed::Cell(Y), Observed::Cell(Z)],
         allowed: &[&[0, 1], &[1, 1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/two_threads_hand_over",
         about: "The barrier orders the calls on the host: the record comes before the wait, on whichever threads.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), Barrier], &[Barrier, Wait(B, E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "events/two_threads_race_to_record_and_wait",
         about: "Without the barrier the wait may be issued before the record, and is then no wait.",
         threads: &[&[Write(A, X, 1), Record(E, A)], &[Wait(B, E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
 ];

@@ -2,8 +2,8 @@
 
 use super::vocabulary::*;
 
-pub(super) const PROGRAMS: &[Program] = &[
-    Program {
+pub(super) const PROGRAMS: &[LitmusProgram] = &[
+    LitmusProgram {
         name: "graphs/a_launch_is_ordered_with_its_stream",
         about: "A launch takes its place in the stream as one command: 10, plus one for each of three launches.",
         threads: &[&[
@@ -16,24 +16,24 @@ pub(super) const PROGRAMS: &[Program] = &[
             Copy(A, Y, X),
             Launch(A, G),
         ]],
-        observed: &[Place::Cell(X), Place::Cell(Y)],
+        observed: &[Observed::Cell(X), Observed::Cell(Y)],
         allowed: &[&[13, 12]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/capture_runs_nothing",
         about: "What was captured and never launched never runs.",
         threads: &[&[Begin(A), Write(A, X, 1), End(A, G), SyncStream(A), Copy(A, Y, X)]],
-        observed: &[Place::Cell(X), Place::Cell(Y)],
+        observed: &[Observed::Cell(X), Observed::Cell(Y)],
         allowed: &[&[0, 0]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/a_launch_is_not_ordered_with_other_streams",
         about: "The stream that was captured has no part in the launch: only the launching stream is ordered with it.",
         threads: &[&[Begin(A), Write(A, X, 1), End(A, G), Launch(B, G), Copy(A, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/an_event_behind_a_launch_covers_the_graph",
         about: "The record after the launch is complete when the whole graph is.",
         threads: &[&[
@@ -46,10 +46,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(B, E),
             Copy(B, Z, Y),
         ]],
-        observed: &[Place::Cell(Z)],
+        observed: &[Observed::Cell(Z)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/a_launch_waits_for_events",
         about: "The launching stream waits before the whole graph runs.",
         threads: &[&[
@@ -61,10 +61,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(A, E),
             Launch(A, G),
         ]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/one_executable_runs_once_at_a_time",
         about: "Launches of one executable follow each other even on two streams, so no addition is lost.",
         threads: &[&[
@@ -76,10 +76,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Launch(A, G),
             Launch(B, G),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[4]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/two_executables_race",
         about: "Two executables on two streams have no order: an addition may be lost.",
         threads: &[&[
@@ -92,10 +92,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Launch(A, G),
             Launch(B, H),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/branches_race",
         about: "A captured fork makes two branches without edges between them: either write is the last.",
         threads: &[&[
@@ -109,10 +109,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             End(A, G),
             Launch(A, G),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/a_join_orders_the_branches",
         about: "What follows the join comes after both branches.",
         threads: &[&[
@@ -128,10 +128,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             End(A, G),
             Launch(C, G),
         ]],
-        observed: &[Place::Cell(X), Place::Cell(Z)],
+        observed: &[Observed::Cell(X), Observed::Cell(Z)],
         allowed: &[&[1, 12]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/a_captured_wait_is_bound_when_it_is_captured",
         about: "In a capture too the wait is for the record before it: the copy on B depends on the first kernel only, \
                 and the second kernel, captured on A afterwards, may run before it.",
@@ -147,10 +147,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             End(A, G),
             Launch(A, G),
         ]],
-        observed: &[Place::Cell(X), Place::Cell(Y)],
+        observed: &[Observed::Cell(X), Observed::Cell(Y)],
         allowed: &[&[2, 1], &[2, 2]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/a_captured_copy_reads_at_launch",
         about: "A captured copy reads pinned memory when it is launched, not when it is captured.",
         threads: &[&[
@@ -162,10 +162,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Launch(A, G),
             SyncStream(A),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[2]],
     },
-    Program {
+    LitmusProgram {
         name: "graphs/host_functions_are_ordered_in_a_graph",
         about: "A host node runs after the nodes before it, at each launch.",
         threads: &[&[
@@ -177,7 +177,7 @@ pub(super) const PROGRAMS: &[Program] = &[
             SyncStream(A),
             HostCopy(S, R),
         ]],
-        observed: &[Place::Register(S)],
+        observed: &[Observed::Register(S)],
         allowed: &[&[3]],
     },
 ];

@@ -2,85 +2,85 @@
 
 use super::vocabulary::*;
 
-pub(super) const PROGRAMS: &[Program] = &[
-    Program {
+pub(super) const PROGRAMS: &[LitmusProgram] = &[
+    LitmusProgram {
         name: "host/synchronising_a_stream_orders_what_follows",
         about: "The host issues the copy after the stream is done.",
         threads: &[&[WriteLate(A, X, 1), SyncStream(A), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/synchronising_another_stream_orders_nothing",
         about: "The host waits for B, which has nothing to do with the kernel on A.",
         threads: &[&[Write(A, X, 1), SyncStream(B), Copy(C, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/synchronising_the_default_stream_leaves_others",
         about: "The default stream waits for blocking streams only, so synchronising it says nothing of A.",
         threads: &[&[Write(A, X, 1), SyncStream(DEFAULT), Copy(C, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/synchronising_an_event_covers_its_record",
         about: "The host waits for the first kernel. The second may or may not be done when the copy runs.",
         threads: &[&[Write(A, X, 1), Record(E, A), Write(A, X, 2), SyncEvent(E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "host/synchronising_the_device_covers_all_streams",
         about: "All work of all streams is done when the copies are issued.",
         threads: &[&[WriteLate(A, X, 1), Write(B, Y, 2), SyncDevice, Copy(C, Z, X), Copy(C, X, Y)]],
-        observed: &[Place::Cell(X), Place::Cell(Z)],
+        observed: &[Observed::Cell(X), Observed::Cell(Z)],
         allowed: &[&[2, 1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/polling_a_stream_is_synchronising",
         about: "A query that answers `done` says what synchronising says (unified memory's visibility rule treats it so).",
         threads: &[&[WriteLate(A, X, 1), PollStream(A), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/polling_an_event_is_synchronising",
         about: "The same with an event.",
         threads: &[&[WriteLate(A, X, 1), Record(E, A), PollEvent(E), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/a_query_answers_either",
         about: "Whether the kernel is done when the host asks is left to chance; after synchronising it is.",
         threads: &[&[Write(A, X, 1), Record(E, A), Query(R, E), SyncEvent(E), Query(S, E)]],
-        observed: &[Place::Register(R), Place::Register(S)],
+        observed: &[Observed::Register(R), Observed::Register(S)],
         allowed: &[&[0, 1], &[1, 1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/an_event_without_a_record_is_complete",
         about: "A query of an event that was never recorded answers `done`.",
         threads: &[&[WriteLate(A, X, 1), Query(R, E), Record(E, A)]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/pinned_memory_is_read_too_early",
         about: "The copy to pinned memory is asynchronous: the host reads the old value or the new.",
         threads: &[&[Write(A, X, 1), CopyOut(A, P, X), HostRead(R, P)]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/pinned_memory_is_read_after_synchronising",
         about: "Once the stream is done, the bytes are there.",
         threads: &[&[WriteLate(A, X, 1), CopyOut(A, P, X), SyncStream(A), HostRead(R, P)]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/pinned_memory_is_read_behind_an_event",
         about: "The same with an event behind the copy, while the stream goes on.",
         threads: &[&[
@@ -91,50 +91,50 @@ pub(super) const PROGRAMS: &[Program] = &[
             SyncEvent(E),
             HostRead(R, P),
         ]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/an_upload_is_ordered_with_its_stream",
         about: "Copies of ordinary memory take part in the stream's order, and see the source as it was at the call.",
         threads: &[&[WriteLate(A, X, 1), Upload(A, X, 2), Upload(A, X, 3), Copy(A, Y, X), Write(A, X, 4)]],
-        observed: &[Place::Cell(X), Place::Cell(Y)],
+        observed: &[Observed::Cell(X), Observed::Cell(Y)],
         allowed: &[&[4, 3]],
     },
-    Program {
+    LitmusProgram {
         name: "host/an_upload_may_still_be_under_way",
         about: "The call returns when the source was staged; the copy to the device may still be under way, so another \
                 stream may miss it. (A driver that blocks until it arrived shows one outcome only.)",
         threads: &[&[Upload(A, X, 1), Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/a_download_waits_for_its_stream",
         about: "The call returns when the bytes are there, and the stream's earlier work comes first.",
         threads: &[&[WriteLate(A, X, 1), Download(A, R, X), Write(A, X, 2)]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/a_download_on_another_stream_sees_either",
         about: "The download blocks the host for its own stream only.",
         threads: &[&[Write(A, X, 1), Download(B, R, X)]],
-        observed: &[Place::Register(R)],
+        observed: &[Observed::Register(R)],
         allowed: &[&[0], &[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/a_download_synchronises_its_stream",
         about: "Since the download is done, all that was before it on its stream is done: other streams see it.",
         threads: &[&[WriteLate(A, X, 1), Download(A, R, Y), Copy(B, Z, X)]],
-        observed: &[Place::Cell(Z)],
+        observed: &[Observed::Cell(Z)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "host/two_threads_synchronise_through_the_host",
         about: "One thread synchronises, the barrier passes that on to the other.",
         threads: &[&[WriteLate(A, X, 1), SyncStream(A), Barrier], &[Barrier, Copy(B, Y, X)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1]],
     },
 ];

@@ -13,11 +13,11 @@ mod streams;
 
 use std::sync::OnceLock;
 
-use super::Program;
+use super::LitmusProgram;
 
 /// All litmus programs.
-pub fn programs() -> &'static [Program] {
-    static ALL: OnceLock<Vec<Program>> = OnceLock::new();
+pub fn programs() -> &'static [LitmusProgram] {
+    static ALL: OnceLock<Vec<LitmusProgram>> = OnceLock::new();
     ALL.get_or_init(|| {
         [streams::PROGRAMS, events::PROGRAMS, host::PROGRAMS, reuse::PROGRAMS, graphs::PROGRAMS].concat()
     })
@@ -28,9 +28,9 @@ mod vocabulary {
     pub(super) use super::super::Cell::{X, Y, Z};
     pub(super) use super::super::Event::{E, F};
     pub(super) use super::super::Graph::{G, H};
+    pub(super) use super::super::HostStep::*;
     pub(super) use super::super::Pinned::{P, Q};
     pub(super) use super::super::Register::{R, S};
-    pub(super) use super::super::Step::*;
     pub(super) use super::super::Stream::{A, B, C, Default as DEFAULT};
-    pub(super) use super::super::{Place, Program};
+    pub(super) use super::super::{LitmusProgram, Observed};
 }

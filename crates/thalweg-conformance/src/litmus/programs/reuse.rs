@@ -2,15 +2,15 @@
 
 use super::vocabulary::*;
 
-pub(super) const PROGRAMS: &[Program] = &[
-    Program {
+pub(super) const PROGRAMS: &[LitmusProgram] = &[
+    LitmusProgram {
         name: "reuse/pinned_memory_is_refilled_too_early",
         about: "The host overwrites the source of a copy that may not have run: the copy takes either value.",
         threads: &[&[HostWrite(P, 1), Write(A, Y, 1), CopyIn(A, X, P), HostWrite(P, 2)]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/pinned_memory_is_refilled_behind_an_event",
         about: "The host waits until the copy has read its source.",
         threads: &[&[
@@ -21,18 +21,18 @@ pub(super) const PROGRAMS: &[Program] = &[
             SyncEvent(E),
             HostWrite(P, 2),
         ]],
-        observed: &[Place::Cell(X)],
+        observed: &[Observed::Cell(X)],
         allowed: &[&[1]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/a_block_is_written_while_another_stream_reads",
         about: "A owns the block and lent it to B; without a record of B's use, A's next write may come before B's read. \
                 This is a missing `record_stream`.",
         threads: &[&[Write(A, X, 1), Record(E, A), Wait(B, E), Move(B, Y, X), Write(A, X, 2)]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/a_block_is_written_after_the_other_stream",
         about: "With an event behind B's read, for which A waits, the write comes after the read.",
         threads: &[&[
@@ -44,10 +44,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(A, F),
             Write(A, X, 2),
         ]],
-        observed: &[Place::Cell(X), Place::Cell(Y)],
+        observed: &[Observed::Cell(X), Observed::Cell(Y)],
         allowed: &[&[2, 1]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/a_use_recorded_too_early_protects_nothing",
         about: "The event is recorded before B's last read: A's write may still come before that read.",
         threads: &[&[
@@ -59,10 +59,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(A, F),
             Write(A, X, 2),
         ]],
-        observed: &[Place::Cell(Y)],
+        observed: &[Observed::Cell(Y)],
         allowed: &[&[1], &[2]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/a_prefetch_is_ordered_both_ways",
         about: "A loader copies batches on a side stream: the compute stream waits for each copy, and the next copy into \
                 the same cell waits for the computation.",
@@ -80,10 +80,10 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(A, E),
             Move(A, Z, X),
         ]],
-        observed: &[Place::Cell(Y), Place::Cell(Z)],
+        observed: &[Observed::Cell(Y), Observed::Cell(Z)],
         allowed: &[&[1, 2]],
     },
-    Program {
+    LitmusProgram {
         name: "reuse/a_prefetch_overwrites_the_batch",
         about: "The same without the wait for the computation: the second batch may arrive before the first was used.",
         threads: &[&[
@@ -98,7 +98,7 @@ pub(super) const PROGRAMS: &[Program] = &[
             Wait(A, E),
             Move(A, Z, X),
         ]],
-        observed: &[Place::Cell(Y), Place::Cell(Z)],
+        observed: &[Observed::Cell(Y), Observed::Cell(Z)],
         allowed: &[&[1, 2], &[2, 2]],
     },
 ];

@@ -26,7 +26,7 @@ use thalweg_driver::{
 };
 
 use super::counts::Command;
-use super::dry_run::{Caller, DryRun, Place};
+use super::dry_run::{Caller, DryRun, StreamIdentity};
 use super::hooks;
 use super::obstacle::{ObstacleKind, Site};
 use super::savings::SubmissionTimes;
@@ -101,15 +101,15 @@ impl Auditor {
     }
 
     /// Which stream a handle means; `None` if it means none, which the driver will say, or if nothing is audited.
-    fn place(&self, stream: StreamHandle) -> Option<Place> {
+    fn place(&self, stream: StreamHandle) -> Option<StreamIdentity> {
         if self.is_on() { self.find_place(stream).ok() } else { None }
     }
 
-    fn find_place(&self, stream: StreamHandle) -> Result<Place> {
+    fn find_place(&self, stream: StreamHandle) -> Result<StreamIdentity> {
         let driver = &self.inner;
         let device = driver.stream_device(stream)?;
         let cuda_stream = driver.cuda_stream(stream)?;
-        Ok(Place {
+        Ok(StreamIdentity {
             cuda_stream,
             device,
             is_legacy: cuda_stream == driver.cuda_stream(driver.default_stream(device)?)?,

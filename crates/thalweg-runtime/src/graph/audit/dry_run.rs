@@ -21,7 +21,7 @@ use super::obstacle::{Obstacle, ObstacleKind, Site};
 
 /// A stream as the rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct StreamIdentity {
     /// The `CUstream`: two handles of one stream are equal by it.
     pub(super) cuda_stream: u64,
     pub(super) device: u32,
@@ -44,7 +44,7 @@ pub(super) struct Caller {
 
 /// A stream's part of the capture.
 struct Member {
-    place: Place,
+    place: StreamIdentity,
     /// The nodes that its next command depends on.
     branch: SmallVec<[u32; 2]>,
     /// The wait that pulled it in; `None` for the region's stream.
@@ -87,7 +87,7 @@ pub(super) struct DryRun {
 
 impl DryRun {
     /// A capture that begins on this stream, in this mode, by this thread.
-    pub(super) fn new(origin: Place, mode: CaptureMode, thread: ThreadId) -> Self {
+    pub(super) fn new(origin: StreamIdentity, mode: CaptureMode, thread: ThreadId) -> Self {
         let origin =
             Member { place: origin, branch: SmallVec::new(), joined: None, last: None, is_destroyed: false };
         Self {
@@ -108,24 +108,24 @@ impl DryRun {
         self.thread == thread
     }
 
-    fn member(&self, place: Place) -> Option<usize> {
+    fn member(&self, place: StreamIdentity) -> Option<usize> {
         self.members
             .iter()
             .position(|member| member.place.cuda_stream == place.cuda_stream && !member.is_destroyed)
     }
 
     /// Whether the stream takes part.
-    pub(super) fn captures(&self, place: Place) -> bool {
+    pub(super) fn captures(&self, place: StreamIdentity) -> bool {
         !place.is_legacy && self.member(place).is_some()
     }
 
     /// The nodes that the next command of a stream that takes part depends on.
-    pub(super) fn branch(&self, place: Place) -> Option<&[u32]> {
+    pub(super) fn branch(&self, place: StreamIdentity) -> Option<&[u32]> {
         self.member(place).map(|member| self.members[member].branch.as_slice())
     }
 
     /// Changes what the next command of a stream that takes part depends on. Nodes that do not exist are left out.
-    pub(super) fn set_branch(&mut self, place: Place, nodes: &[u32], keep: bool) {
+    pub(super) fn set_branch(&mut self, place: StreamIdentity, nodes: &[u32], keep: bool) {
         let known = self.nodes.len() as u32;
         let Some(member) = self.member(place) else { return };
         let branch = &mut self.members[member].branch;
@@ -196,7 +196,7 @@ impl DryRun {
     }
 
     /// Whether the legacy stream is used while a stream that has ties with it captures: then the call is refused.
-    pub(super) fn refused_by_legacy(&mut self, place: Place, by: &Caller) -> bool {
+    pub(super) fn refused_by_legacy(&mut self, place: StreamIdentity, by: &Caller) -> bool {
         let tied = |member: &Member| member.place.is_blocking && member.place.device == place.device;
         if !place.is_legacy || !self.members.iter().any(|member| tied(member) && !member.is_destroyed) {
             return false;
@@ -209,7 +209,7 @@ impl DryRun {
     // ---- Commands -------------------------------------------------------------------------------------------------
 
     /// A command was submitted.
-    pub(super) fn submitted(&mut self, place: Place, by: &Caller, command: Command) {
+    pub(super) fn submitted(&mut self, place: StreamIdentity, by: &Caller, command: Command) {
         self.counts.add(command);
         self.settle_loads(by.thread, Some(by.site));
         if self.refused_by_legacy(place, by) {
@@ -224,7 +224,7 @@ impl DryRun {
     /// A command that a stream cannot take while it captures.
     pub(super) fn submitted_uncapturable(
         &mut self,
-        place: Place,
+        place: StreamIdentity,
         by: &Caller,
         command: Command,
         kind: ObstacleKind,
@@ -250,7 +250,7 @@ impl DryRun {
     }
 
     /// Work that would run during the capture and be no part of it.
-    fn escaped(&mut self, place: Place, by: &Caller) {
+    fn escaped(&mut self, place: StreamIdentity, by: &Caller) {
         let stream =
             if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
         let who = if by.thread == self.thread { "the region" } else { "another thread" };
@@ -267,7 +267,7 @@ impl DryRun {
     // ---- Order ----------------------------------------------------------------------------------------------------
 
     /// An event was recorded.
-    pub(super) fn recorded(&mut self, event: EventHandle, place: Place, by: &Caller) {
+    pub(super) fn recorded(&mut self, event: EventHandle, place: StreamIdentity, by: &Caller) {
         if self.refused_by_legacy(place, by) {
             return;
         }
@@ -284,7 +284,7 @@ impl DryRun {
     }
 
     /// A stream waits for an event that has been recorded.
-    pub(super) fn waited(&mut self, place: Place, event: EventHandle, by: &Caller) {
+    pub(super) fn waited(&mut self, place: StreamIdentity, event: EventHandle, by: &Caller) {
         if self.refused_by_legacy(place, by) {
             return;
         }
@@ -325,7 +325,7 @@ impl DryRun {
     }
 
     /// A stream is given up.
-    pub(super) fn destroyed(&mut self, place: Place) {
+    pub(super) fn destroyed(&mut self, place: StreamIdentity) {
         if let Some(member) = self.member(place) {
             self.members[member].is_destroyed = true;
         }
@@ -334,7 +334,7 @@ impl DryRun {
     // ---- The host -------------------------------------------------------------------------------------------------
 
     /// The host waits for a stream, or asks about it.
-    pub(super) fn asked_stream(&mut self, place: Place, by: &Caller, words: &str) {
+    pub(super) fn asked_stream(&mut self, place: StreamIdentity, by: &Caller, words: &str) {
         if self.refused_by_legacy(place, by) {
             return;
         }

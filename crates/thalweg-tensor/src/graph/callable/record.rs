@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use thalweg_runtime::graph::Sharing;
+use thalweg_runtime::graph::OverwritePolicy;
 use thalweg_runtime::{CaptureMode, CaptureOptions, Device, Error, Graph, GraphPool, Label, Result, Stream};
 
 use super::replay::{BackwardGraph, Entry, Set, SetState};
@@ -60,7 +60,8 @@ pub(super) fn record(
             "{callables} callables, but samples for {samples}: give one list each"
         )));
     }
-    let pool = options.pool.clone().unwrap_or_else(|| GraphPool::with_sharing(device, Sharing::Unchecked));
+    let pool =
+        options.pool.clone().unwrap_or_else(|| GraphPool::with_policy(device, OverwritePolicy::Unchecked));
     let studio = Studio { device, stream: Stream::new(device)?, pool, mode: options.mode };
     let mut drafts = callables
         .into_iter()

@@ -1,7 +1,7 @@
 //! A grove: the trees whose roots are calls of one function. They share a pool.
 
 use rustc_hash::FxHashMap;
-use thalweg_runtime::graph::{HeldMemory, PoolState, Sharing};
+use thalweg_runtime::graph::{HeldMemory, OverwritePolicy, PoolState};
 use thalweg_runtime::{Device, Error, GraphPool, OutputHandle, Result, Stream};
 
 use super::function::Key;
@@ -50,7 +50,7 @@ pub(super) enum Found {
 impl Grove {
     pub(super) fn new(device: &Device) -> Result<Self> {
         // What a replay may overwrite is known here, path by path.
-        let pool = GraphPool::with_sharing(device, Sharing::Unchecked);
+        let pool = GraphPool::with_policy(device, OverwritePolicy::Unchecked);
         let empty = pool.checkpoint()?;
         Ok(Self {
             pool,
