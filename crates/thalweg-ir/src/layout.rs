@@ -174,8 +174,8 @@ impl Layout {
     }
 
     /// A dimension counted from the end where it is negative.
-    pub fn dimension(&self, dimension: isize) -> Result<usize, LayoutError> {
-        let rank = self.rank() as isize;
+    pub fn dimension(&self, dimension: i64) -> Result<usize, LayoutError> {
+        let rank = self.rank() as i64;
         let index = if dimension < 0 { dimension + rank } else { dimension };
         if (0..rank).contains(&index) {
             Ok(index as usize)

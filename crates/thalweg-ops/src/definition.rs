@@ -1,5 +1,6 @@
 //! [`LoopOp`]: an operator as data.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use smallvec::SmallVec;
@@ -102,6 +103,9 @@ pub type FromResult =
 pub struct LoopOp {
     /// Its name, PyTorch's where PyTorch has it.
     pub name: &'static str,
+    /// The signature of the operator that this entry is, in the notation of [`schema`](crate::schema); `None` where it is a part
+    /// of others: see [`LoopOp::schema`].
+    pub aten: Option<&'static str>,
     /// What it computes, in a sentence.
     pub doc: &'static str,
     /// How many tensors it takes.
@@ -154,6 +158,32 @@ impl LoopOp {
             index += 1;
         }
         hash
+    }
+
+    /// Returns the signature of the operator. A part of other operators is called as `thalweg::name`, with tensors, numbers, sizes
+    /// and a dtype, in this order.
+    pub fn schema(&self) -> Cow<'static, str> {
+        if let Some(schema) = self.aten {
+            return Cow::Borrowed(schema);
+        }
+        let mut parameters: Vec<String> =
+            (0..self.input_count).map(|input| format!("Tensor input{input}")).collect();
+        parameters.extend(self.scalars.iter().map(|name| format!("Scalar {name}")));
+        if self.sizes != Sizes::None {
+            parameters.push("int[] sizes".into());
+        }
+        if matches!(self.rule, DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted) {
+            parameters.push("ScalarType dtype".into());
+        }
+        let results = vec!["Tensor"; self.outputs.len()].join(", ");
+        let results = if self.outputs.len() == 1 { results } else { format!("({results})") };
+        Cow::Owned(format!("thalweg::{}({}) -> {results}", self.name, parameters.join(", ")))
+    }
+
+    /// Returns the full name of the operator: `add.Tensor`, or `thalweg::name` of a part.
+    pub fn operator_name(&self) -> String {
+        let schema = self.schema();
+        schema.split_once('(').map_or_else(|| schema.to_string(), |(name, _)| name.to_owned())
     }
 
     /// The dtypes of a call. `scalar_is_float` says whether a scalar argument is a floating-point number, which turns

@@ -3,6 +3,7 @@
 //! - [`elementwise_operators`]: the elementwise operators, an entry each, from which everything else is derived.
 //! - [`structured`]: creation, reductions, losses, windows, optimizer steps.
 //! - [`gradient()`]: gradients, derived from the same bodies.
+//! - [`schema`]: signatures in the notation of `native_functions.yaml`.
 //! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
 //!
 //! What is no loop (matrix products) is described in `thalweg_ir` and run by the runtime.
@@ -16,11 +17,12 @@ mod definition;
 mod elementwise;
 mod gradient;
 mod plan;
+pub mod schema;
 pub mod structured;
 
 pub use definition::{
     DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
 };
-pub use elementwise::{ELEMENTWISE, table};
+pub use elementwise::{ELEMENTWISE, PARTS, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient};
 pub use plan::{Iteration, Placement, Plan, kernel, plan};

@@ -70,6 +70,7 @@ pub static STRUCTURED: &[&LoopOp] = &[
 /// The elements, in another layout or dtype.
 pub static COPY: LoopOp = LoopOp {
     name: "copy",
+    aten: None,
     doc: "The elements, in another layout or dtype.",
     input_count: 1,
     scalars: &[],
@@ -88,6 +89,7 @@ pub static COPY: LoopOp = LoopOp {
 /// One value everywhere.
 pub static FULL: LoopOp = LoopOp {
     name: "full",
+    aten: None,
     doc: "One value everywhere.",
     input_count: 0,
     scalars: &["value"],
@@ -103,6 +105,7 @@ pub static FULL: LoopOp = LoopOp {
 /// start, start + step, start + 2·step, …
 pub static ARANGE: LoopOp = LoopOp {
     name: "arange",
+    aten: None,
     doc: "start, start + step, start + 2·step, …",
     input_count: 0,
     scalars: &["start", "step"],
@@ -129,6 +132,7 @@ const fn reduction(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count: 1,
         scalars,
@@ -323,6 +327,7 @@ pub const fn windows_of_a_pixel(kernel: usize, stride: usize, dilation: usize) -
 /// y, output x.
 pub static UNFOLD2D: LoopOp = LoopOp {
     name: "unfold2d",
+    aten: None,
     doc: "The windows of a batch of images as columns (im2col).",
     input_count: 1,
     scalars: WINDOW_SCALARS,
@@ -349,6 +354,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
 /// channel, y, x; inner: [`windows_of_a_pixel`] in y and in x.
 pub static FOLD2D: LoopOp = LoopOp {
     name: "fold2d",
+    aten: None,
     doc: "The sum of all window entries at each pixel (col2im).",
     input_count: 1,
     scalars: WINDOW_SCALARS,
@@ -377,6 +383,7 @@ pub static FOLD2D: LoopOp = LoopOp {
 /// image, channel, output y, output x; inner: kernel y, kernel x.
 pub static MAX_POOL2D: LoopOp = LoopOp {
     name: "max_pool2d",
+    aten: None,
     doc: "The greatest element of each window, and its place in the image plane.",
     input_count: 1,
     scalars: WINDOW_SCALARS,
@@ -410,6 +417,7 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
 /// [`windows_of_a_pixel`] in y and in x.
 pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
     name: "max_pool2d_backward",
+    aten: None,
     doc: "The gradient of max_pool2d, from the gradient of its output and the places that won.",
     input_count: 2,
     scalars: WINDOW_SCALARS,

@@ -12,17 +12,20 @@
 //! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former.
 
 use std::cell::Cell;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::schema::{Schema, base_name};
 use thalweg_runtime::{Device, Error, Label, Result};
 
-use crate::kernels::loops::Resolved;
-use crate::schema::Schema;
-use crate::tensor::{Tensor, Tensors, describe, describe_new};
+use crate::argument::default_of;
+pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
+use crate::caller::label_at;
+use crate::kernels::loops::{LoopArguments, Resolved};
+use crate::tensor::{Tensor, Tensors, describe_call};
 
 /// What may have a say in a call, from the lowest priority to the highest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -103,17 +106,6 @@ pub(crate) fn is_excluded(key: DispatchKey) -> bool {
     EXCLUDED.get().has(key)
 }
 
-/// What a call passes beside tensors.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Arguments {
-    /// Numbers, in the operator's order.
-    pub scalars: SmallVec<[Scalar; 12]>,
-    /// Dimensions or extents, in the operator's order.
-    pub sizes: Shape,
-    /// The dtype that the call asks for.
-    pub dtype: Option<DType>,
-}
-
 /// One call of an operator, as its kernels see it.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
@@ -121,10 +113,10 @@ pub struct Call<'a> {
     pub operator: &'a Operator,
     /// The keys that are left.
     pub keys: DispatchKeySet,
-    /// The tensors.
+    /// One argument per parameter of the schema, of the parameter's type: defaults are filled in.
+    pub arguments: &'a [Argument<'a>],
+    /// The tensors among the arguments, in their order; those of lists too.
     pub tensors: &'a [&'a Tensor],
-    /// The rest.
-    pub arguments: &'a Arguments,
     /// The device of the result where there is no tensor, else the tensors' device.
     pub device: &'a Device,
     /// Who called, from where.
@@ -136,11 +128,12 @@ pub struct Call<'a> {
 /// What answers a call.
 pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync>;
 
-/// An operator: a name and, per key, the kernels that may answer.
+/// An operator: a schema and, per key, the kernels that may answer.
 pub struct Operator {
     name: &'static str,
-    /// What a call must pass; of an operator of one's own, its kernels check that.
-    schema: Option<Schema>,
+    /// The name without overload, for labels and errors.
+    base_name: &'static str,
+    schema: Schema,
     slots: [Slot; DispatchKey::ALL.len()],
 }
 
@@ -213,50 +206,134 @@ impl Operator {
         Registration { operator: self, key, serial }
     }
 
-    /// Calls the operator. `device` is needed where there are no tensors.
+    /// Returns the name without overload and namespace: `add` of `add.Tensor`.
+    pub fn base_name(&self) -> &'static str {
+        self.base_name
+    }
+
+    /// Returns what a call must pass.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Calls the operator: an argument per parameter, in the schema's order; those left out at the end take their defaults.
+    /// `device` is needed where there are no tensors.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the operator does not take so many tensors, numbers or sizes, such sizes, shapes or
-    /// dtypes, or if the tensors are on several devices.
-    pub fn call(
+    /// [`Error::is_invalid_argument`] if the arguments do not fit the schema, or if the tensors are on several devices; and what
+    /// the kernels refuse.
+    pub fn call(&self, arguments: &[Argument<'_>], device: Option<&Device>, label: Label) -> Result<Tensors> {
+        let run = || {
+            if self.fits(arguments) {
+                return self.run(arguments, device, label);
+            }
+            self.run(&self.fitted(arguments)?, device, label)
+        };
+        run().map_err(|error| error.in_call(describe_call(self.base_name, arguments, device), label.location))
+    }
+
+    /// Calls the operator with owned values and gives owned values, one per result of the schema: what code calls that knows
+    /// nothing of the operator.
+    ///
+    /// # Errors
+    /// Those of [`Operator::call`].
+    #[track_caller]
+    pub fn call_boxed(&self, values: &[Value], device: Option<&Device>) -> Result<Vec<Value>> {
+        let arguments: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
+        let results = self.call(&arguments, device, label_at(self.base_name, Location::caller()))?;
+        Ok(match self.schema.returns.as_slice() {
+            [list] if list.list => vec![Value::Tensors(results.into_vec())],
+            _ => results.into_iter().map(Value::Tensor).collect(),
+        })
+    }
+
+    /// Calls an operator whose parameters are tensors, numbers, sizes and a dtype, in this order: those of the loop operators.
+    pub(crate) fn call_loop(
         &self,
         tensors: &[&Tensor],
-        arguments: &Arguments,
+        arguments: &LoopArguments,
         device: Option<&Device>,
         label: Label,
     ) -> Result<Tensors> {
-        let run = || {
-            let device = match (tensors.first(), device) {
-                (Some(tensor), _) => tensor.device(),
-                (None, Some(device)) => device,
-                (None, None) => return Err(Error::invalid("a call without tensors must name a device")),
-            };
-            for tensor in tensors {
-                if tensor.device() != device {
-                    return Err(Error::invalid(format!(
-                        "tensors are on {device} and {}; all of a call are on one device (values go to another through the host, by \
-                         `to_vec` and `from_slice` or through a `HostTensor`)",
-                        tensor.device()
-                    )));
-                }
+        let mut list: SmallVec<[Argument<'_>; 8]> = tensors.iter().map(|&t| Argument::Tensor(t)).collect();
+        list.extend(arguments.scalars.iter().map(|&number| Argument::Scalar(number)));
+        if self.schema.parameters.iter().any(|parameter| parameter.ty.list) {
+            list.push(Argument::Ints(as_ints(&arguments.sizes)));
+        }
+        list.extend(arguments.dtype.map(Argument::DType));
+        self.call(&list, device, label)
+    }
+
+    /// Whether the arguments are one per parameter, each in the form in which kernels read it.
+    fn fits(&self, arguments: &[Argument<'_>]) -> bool {
+        arguments.len() == self.schema.parameters.len()
+            && arguments.iter().zip(&self.schema.parameters).all(|(argument, parameter)| {
+                let fitted = argument.fit(&parameter.ty);
+                fitted
+                    .is_some_and(|fitted| std::mem::discriminant(&fitted) == std::mem::discriminant(argument))
+            })
+    }
+
+    /// The arguments in the form in which kernels read them, with defaults.
+    fn fitted<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<SmallVec<[Argument<'a>; 8]>> {
+        let parameters = &self.schema.parameters;
+        let refused = |why: String| Error::invalid(format!("the operator takes `{}`: {why}", self.schema));
+        if arguments.len() > parameters.len() {
+            return Err(refused(format!("{} arguments are too many", arguments.len())));
+        }
+        let passed = arguments.iter().zip(parameters).map(|(argument, parameter)| {
+            argument
+                .fit(&parameter.ty)
+                .ok_or_else(|| refused(format!("`{}` cannot be {}", parameter.name, argument.kind())))
+        });
+        let missing = parameters[arguments.len()..].iter().map(|parameter| {
+            default_of(parameter).map_err(|_| refused(format!("`{}` is missing", parameter.name)))
+        });
+        passed.chain(missing).collect()
+    }
+
+    fn run(&self, arguments: &[Argument<'_>], device: Option<&Device>, label: Label) -> Result<Tensors> {
+        let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
+        let mut named = device;
+        for argument in arguments {
+            match argument {
+                Argument::Tensor(tensor) => tensors.push(tensor),
+                Argument::Tensors(list) => tensors.extend(list.iter()),
+                Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
+                Argument::Device(device) => named = Some(device),
+                _ => {}
             }
-            if let Some(schema) = &self.schema {
-                schema.check(tensors, arguments)?;
-            }
-            let mut keys = DispatchKeySet::EMPTY.with(DispatchKey::of_device(device));
-            if tensors.iter().any(|tensor| tensor.requires_grad()) {
-                keys = keys.with(DispatchKey::Autograd);
-            }
-            let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
-            Call { operator: self, keys, tensors, arguments, device, label, resolved: None }.dispatch()
+        }
+        let device = match (tensors.first(), named) {
+            (Some(tensor), _) => tensor.device(),
+            (None, Some(device)) => device,
+            (None, None) => return Err(Error::invalid("a call without tensors must name a device")),
         };
-        run().map_err(|error| {
-            let call = match (tensors, arguments.dtype, device) {
-                ([], Some(dtype), Some(device)) => describe_new(self.name, &arguments.sizes, dtype, device),
-                _ => describe(self.name, tensors),
-            };
-            error.in_call(call, label.location)
-        })
+        for tensor in &tensors {
+            if tensor.device() != device {
+                return Err(Error::invalid(format!(
+                    "tensors are on {device} and {}; all of a call are on one device (values go to another through the host, by \
+                     `to_vec` and `from_slice` or through a `HostTensor`)",
+                    tensor.device()
+                )));
+            }
+        }
+        let mut keys = DispatchKeySet::EMPTY.with(DispatchKey::of_device(device));
+        if tensors.iter().any(|tensor| tensor.requires_grad()) {
+            keys = keys.with(DispatchKey::Autograd);
+        }
+        let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
+        Call { operator: self, keys, arguments, tensors: &tensors, device, label, resolved: None }.dispatch()
+    }
+}
+
+impl Arguments for Call<'_> {
+    fn schema(&self) -> &Schema {
+        &self.operator.schema
+    }
+
+    fn argument(&self, place: usize) -> Argument<'_> {
+        self.arguments[place]
     }
 }
 
@@ -271,16 +348,19 @@ impl Call<'_> {
         Err(Error::invalid(format!("no kernel is registered for {:?}", self.keys)))
     }
 
-    /// Returns the call with other tensors.
-    #[must_use]
-    pub fn with_tensors<'b>(&'b self, tensors: &'b [&'b Tensor]) -> Call<'b> {
-        Call { tensors, resolved: None, ..*self }
-    }
-
-    /// Returns the call with other arguments.
-    #[must_use]
-    pub fn with_arguments<'b>(&'b self, arguments: &'b Arguments) -> Call<'b> {
-        Call { arguments, resolved: None, ..*self }
+    /// Calls the operator's next kernel with other tensors, as many as there are: the keys that were answered are left out. Not
+    /// for operators that take lists of tensors.
+    pub(crate) fn redispatch_with(&self, tensors: &[&Tensor]) -> Result<Tensors> {
+        let mut rest = tensors.iter();
+        let arguments: SmallVec<[Argument<'_>; 8]> = (self.arguments.iter())
+            .map(|argument| match argument {
+                Argument::Tensor(_) => {
+                    Argument::Tensor(rest.next().expect("one tensor per tensor of the call"))
+                }
+                other => *other,
+            })
+            .collect();
+        Call { arguments: &arguments, tensors, resolved: None, ..*self }.dispatch()
     }
 
     /// Calls the operator's next kernel: the keys that were answered are left out.
@@ -296,11 +376,12 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        crate::kernels::define_all(&mut |name, schema, kernels| {
-            let operator = registry.define(name, Some(schema)).expect("built-in names are unique");
+        crate::operators::define_all(&mut |schema, kernels| {
+            let operator =
+                registry.define(schema).expect("built-in schemas are right, and their names unique");
             for (key, kernel) in kernels {
                 let former = operator.slots[key as usize].built_in.set(kernel);
-                debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
+                debug_assert!(former.is_ok(), "{}: one built-in kernel per key", operator.name);
             }
         });
         registry
@@ -308,16 +389,19 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn define(&self, name: &'static str, schema: Option<Schema>) -> Result<&'static Operator> {
+    fn define(&self, schema: &str) -> Result<&'static Operator> {
+        let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if operators.contains_key(name) {
+        if operators.contains_key(schema.name.as_str()) {
             return Err(Error::invalid(format!(
-                "operator {name} is defined already; register kernels on it instead"
+                "operator {} is defined already; register kernels on it instead",
+                schema.name
             )));
         }
         // Operators live as long as the process, like the functions that they name.
-        let operator: &'static Operator =
-            Box::leak(Box::new(Operator { name, schema, slots: Default::default() }));
+        let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
+        let operator = Operator { name, base_name: base_name(name), schema, slots: Default::default() };
+        let operator: &'static Operator = Box::leak(Box::new(operator));
         operators.insert(name, operator);
         Ok(operator)
     }
@@ -339,7 +423,9 @@ impl BuiltIn {
         if let Some(operator) = self.operator.get() {
             return Ok(operator);
         }
-        let operator = find_operator(self.name)?;
+        // A schema names its operator in front of its parameters.
+        let name = self.name.split_once('(').map_or(self.name, |(name, _)| name);
+        let operator = find_operator(name)?;
         Ok(self.operator.get_or_init(|| operator))
     }
 }
@@ -353,7 +439,15 @@ macro_rules! built_in {
 }
 pub(crate) use built_in;
 
-/// The operator of a name.
+/// Returns the operator that a loop operator's entry, or another part of this crate, has for itself: `thalweg::name`.
+pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
+    find_operator(&format!("thalweg::{name}"))
+}
+
+/// Returns the operator of a name with its overload: `add.Tensor`.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there is none.
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
     let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
     operators.get(name).copied().ok_or_else(|| {
@@ -361,7 +455,19 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
     })
 }
 
-/// Defines an operator of one's own. Register kernels for the backends, and one for `Autograd` where it has a gradient.
-pub fn define_operator(name: &'static str) -> Result<&'static Operator> {
-    registry().define(name, None)
+/// Returns every operator, by name.
+pub fn operators() -> Vec<&'static Operator> {
+    let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let mut list: Vec<_> = operators.values().copied().collect();
+    list.sort_unstable_by_key(|operator| operator.name);
+    list
+}
+
+/// Defines an operator of one's own by its schema, in the notation of `native_functions.yaml`. Register kernels for the backends,
+/// and one for `Autograd` where it has a gradient.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
+pub fn define_operator(schema: &str) -> Result<&'static Operator> {
+    registry().define(schema)
 }

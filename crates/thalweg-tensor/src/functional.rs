@@ -15,7 +15,8 @@ pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with,
 pub use normalization::{layer_norm, layer_norm_fork};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, built_in};
+use crate::dispatch::built_in;
+use crate::kernels::loops::LoopArguments;
 use crate::kernels::windows::Window;
 use crate::random::DeviceGenerator;
 use crate::tensor::Tensor;
@@ -49,14 +50,9 @@ fn affine(
             _ => tensor.flatten_to_matrix(),
         };
         let (matrix, addend) = (rows(input)?, addend.map(rows).transpose()?);
-        let tensors: SmallVec<[&Tensor; 4]> =
-            [Some(&matrix), Some(weight), bias, addend.as_ref()].into_iter().flatten().collect();
-        let arguments = Arguments {
-            sizes: [usize::from(bias.is_some()), usize::from(addend.is_some())].into_iter().collect(),
-            ..Arguments::default()
-        };
-        let operator = built_in!("linear")?;
-        let result = operator.call(&tensors, &arguments, None, label_at("linear", location))?.swap_remove(0);
+        let arguments = [(&matrix).into(), weight.into(), bias.into(), addend.as_ref().into()];
+        let operator = built_in!("thalweg::linear")?;
+        let result = operator.call(&arguments, None, label_at("linear", location))?.swap_remove(0);
         if input.rank() <= 2 {
             return Ok(result);
         }
@@ -129,9 +125,9 @@ pub fn conv2d(
                 window.channels
             )));
         }
-        let operator = built_in!("conv2d")?;
+        let operator = built_in!("thalweg::conv2d")?;
         let label = label_at("conv2d", location);
-        let result = operator.call(&[input, weight], &window.arguments(), None, label)?.swap_remove(0);
+        let result = operator.call_loop(&[input, weight], &window.arguments(), None, label)?.swap_remove(0);
         match bias {
             Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
             Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
@@ -152,8 +148,9 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
             )));
         }
         let window = Window::new(input.shape(), kernel, stride.unwrap_or(kernel), padding, dilation)?;
-        let pool = built_in!("max_pool2d")?;
-        let mut results = pool.call(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
+        let pool = built_in!("thalweg::max_pool2d")?;
+        let mut results =
+            pool.call_loop(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
         Ok(results.swap_remove(0))
     })
 }
@@ -163,10 +160,10 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
 /// each. The row `padding_idx` (a negative one is counted from the end) gets no
 /// gradient. An index out of range reads NaN, or 0 of a weight of integers, since the device cannot raise an error.
 #[track_caller]
-pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) -> Result<Tensor> {
+pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) -> Result<Tensor> {
     let location = Location::caller();
     in_call("embedding", &[indices, weight], location, || {
-        let rows = weight.shape().first().copied().unwrap_or(0) as isize;
+        let rows = weight.shape().first().copied().unwrap_or(0) as i64;
         let padding = match padding_idx {
             None => -1,
             Some(index) if (-rows..rows).contains(&index) => index.rem_euclid(rows),
@@ -176,13 +173,13 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<isize>) 
                 )));
             }
         };
-        let arguments = Arguments {
+        let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::I64(padding as i64)]),
-            ..Arguments::default()
+            ..LoopArguments::default()
         };
-        let operator = built_in!("embedding")?;
+        let operator = built_in!("thalweg::embedding")?;
         let mut results =
-            operator.call(&[weight, indices], &arguments, None, label_at("embedding", location))?;
+            operator.call_loop(&[weight, indices], &arguments, None, label_at("embedding", location))?;
         Ok(results.swap_remove(0))
     })
 }

@@ -13,6 +13,7 @@
 //! - A call that fails leaves every tensor as it was. No `unsafe`.
 #![forbid(unsafe_code)]
 
+mod argument;
 pub mod autograd;
 mod caller;
 pub mod dispatch;
@@ -24,7 +25,6 @@ pub mod module;
 mod operators;
 pub mod optim;
 pub mod random;
-mod schema;
 mod tensor;
 mod views;
 

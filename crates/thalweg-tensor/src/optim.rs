@@ -16,8 +16,7 @@ pub use scaler::{GradientScaler, GradientScalerOptions};
 
 use crate::autograd::no_grad;
 use crate::caller::{at_line, label_at};
-use crate::dispatch::Arguments;
-use crate::kernels::loops::run_into;
+use crate::kernels::loops::{LoopArguments, run_into};
 use crate::tensor::Tensor;
 
 /// The numbers of Adam, with PyTorch's defaults.
@@ -226,7 +225,7 @@ impl Adam {
             run_into(
                 &structured::ADAM_TICK,
                 &[&self.step, &found],
-                &Arguments::default(),
+                &LoopArguments::default(),
                 std::slice::from_ref(&self.step),
                 label_at("adam_tick", location),
             )

@@ -10,6 +10,7 @@ use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
+use crate::argument::Argument;
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
 use crate::caller::{at_line, creating, in_call, label_at};
 use crate::random::host_room;
@@ -105,7 +106,7 @@ impl Tensor {
 
     /// The extent of a dimension; a negative one is counted from the end.
     #[track_caller]
-    pub fn size(&self, dimension: isize) -> Result<usize> {
+    pub fn size(&self, dimension: i64) -> Result<usize> {
         in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.0.layout.dimension(dimension)?]))
     }
 
@@ -329,4 +330,24 @@ pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
 /// [`describe`] for a call that makes a tensor.
 pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
     format!("{operator}({shape:?} {dtype} on {device})")
+}
+
+/// [`describe`] for any arguments: the tensors, or what a tensor is made of.
+pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
+    let mut tensors: Vec<&Tensor> = Vec::new();
+    let (mut shape, mut dtype): (&[i64], _) = (&[], None);
+    for argument in arguments {
+        match argument {
+            Argument::Tensor(tensor) => tensors.push(tensor),
+            Argument::Tensors(list) => tensors.extend(list.iter()),
+            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
+            Argument::Ints(list) if shape.is_empty() => shape = list,
+            Argument::DType(of) => dtype = Some(of),
+            _ => {}
+        }
+    }
+    match (tensors.as_slice(), dtype, device) {
+        ([], Some(dtype), Some(device)) => format!("{operator}({shape:?} {dtype} on {device})"),
+        (tensors, ..) => describe(operator, tensors),
+    }
 }

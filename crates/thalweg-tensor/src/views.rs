@@ -31,7 +31,7 @@ impl Tensor {
 
     /// Two dimensions swapped; negative ones are counted from the end.
     #[track_caller]
-    pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
+    pub fn transpose(&self, a: i64, b: i64) -> Result<Self> {
         in_call("transpose", &[self], Location::caller(), || {
             let mut order: Shape = (0..self.rank()).collect();
             order.swap(self.layout().dimension(a)?, self.layout().dimension(b)?);
@@ -41,7 +41,7 @@ impl Tensor {
 
     /// `length` elements of a dimension, from `start` on.
     #[track_caller]
-    pub fn narrow(&self, dimension: isize, start: usize, length: usize) -> Result<Self> {
+    pub fn narrow(&self, dimension: i64, start: usize, length: usize) -> Result<Self> {
         in_call("narrow", &[self], Location::caller(), || {
             let dimension = self.layout().dimension(dimension)?;
             let layout = self.layout().narrow(dimension, start, length)?;
@@ -51,7 +51,7 @@ impl Tensor {
 
     /// One place of a dimension, without that dimension.
     #[track_caller]
-    pub fn select(&self, dimension: isize, index: usize) -> Result<Self> {
+    pub fn select(&self, dimension: i64, index: usize) -> Result<Self> {
         in_call("select", &[self], Location::caller(), || {
             let at = self.layout().dimension(dimension)?;
             if index >= self.shape()[at] {
@@ -67,7 +67,7 @@ impl Tensor {
 
     /// Every place of a dimension, without that dimension (`torch.unbind`).
     #[track_caller]
-    pub fn unbind(&self, dimension: isize) -> Result<Vec<Self>> {
+    pub fn unbind(&self, dimension: i64) -> Result<Vec<Self>> {
         in_call("unbind", &[self], Location::caller(), || {
             let at = self.layout().dimension(dimension)?;
             let mut places = host_room(self.shape()[at])?;
@@ -80,9 +80,9 @@ impl Tensor {
 
     /// A new dimension of extent 1; a negative place is counted from the end, −1 being behind the last.
     #[track_caller]
-    pub fn unsqueeze(&self, dimension: isize) -> Result<Self> {
+    pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {
         in_call("unsqueeze", &[self], Location::caller(), || {
-            let rank = self.rank() as isize + 1;
+            let rank = self.rank() as i64 + 1;
             let at = if dimension < 0 { dimension + rank } else { dimension };
             if !(0..rank).contains(&at) {
                 return Err(Error::invalid(format!(
@@ -99,7 +99,7 @@ impl Tensor {
 
     /// Without a dimension of extent 1; unchanged where the extent is another.
     #[track_caller]
-    pub fn squeeze(&self, dimension: isize) -> Result<Self> {
+    pub fn squeeze(&self, dimension: i64) -> Result<Self> {
         in_call("squeeze", &[self], Location::caller(), || {
             let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
             Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))

@@ -17,6 +17,7 @@ const fn attention(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count,
         scalars: &["scale"],

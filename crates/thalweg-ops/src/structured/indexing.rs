@@ -15,6 +15,7 @@ const fn indexing(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count,
         scalars,

@@ -17,6 +17,7 @@ const fn loss(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count: 2,
         scalars,

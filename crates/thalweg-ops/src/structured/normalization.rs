@@ -47,6 +47,7 @@ const fn affine(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count,
         scalars,

@@ -12,6 +12,7 @@ use crate::definition::{DTypeError, DTypeRule, LoopOp, Signature, Sizes, Space};
 /// The number of steps, one further, unless a gradient was not finite.
 pub static ADAM_TICK: LoopOp = LoopOp {
     name: "adam_tick",
+    aten: None,
     doc: "The number of steps, one further unless a gradient was not finite.",
     input_count: 2,
     scalars: &[],
@@ -30,6 +31,7 @@ pub static ADAM_TICK: LoopOp = LoopOp {
 const fn adam(name: &'static str, doc: &'static str, build: fn(&BodyBuilder, &Signature)) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count: 7,
         scalars: &["learning_rate", "beta1", "beta2", "epsilon", "weight_decay"],

@@ -19,6 +19,7 @@ const fn drawn(
 ) -> LoopOp {
     LoopOp {
         name,
+        aten: None,
         doc,
         input_count: 2,
         scalars,

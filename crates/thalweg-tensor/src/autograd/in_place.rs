@@ -11,7 +11,7 @@ use thalweg_ir::{DType, Layout, Shape};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::{Backward, Edge, Gradients, Node, Saved, ViewOf, is_grad_enabled};
-use crate::dispatch::{Arguments, built_in};
+use crate::dispatch::{Argument, built_in};
 use crate::kernels::indexing::index_copy;
 use crate::tensor::Tensor;
 
@@ -62,8 +62,11 @@ impl Write {
                 let moved = gradient.permute(&order)?;
                 let columns: usize = moved.shape()[1..].iter().product();
                 let table = moved.reshape(&[moved.shape()[0], columns])?;
-                let arguments = Arguments::default();
-                let rows = built_in!("embedding")?.call(&[&table, &index], &arguments, None, *label)?;
+                let rows = built_in!("thalweg::embedding")?.call(
+                    &[Argument::Tensor(&table), Argument::Tensor(&index)],
+                    None,
+                    *label,
+                )?;
                 let shape: Shape =
                     [index.elements()].into_iter().chain(moved.shape()[1..].iter().copied()).collect();
                 Ok((Some(before), rows[0].reshape(&shape)?.permute(&inverse)?))

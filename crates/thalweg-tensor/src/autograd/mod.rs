@@ -9,6 +9,7 @@
 //! set. A write in place of something that a gradient flows from is recorded too; see `in_place`.
 
 pub(crate) mod engine;
+pub mod formula;
 pub(crate) mod in_place;
 mod meta;
 pub(crate) mod nodes;

@@ -9,8 +9,7 @@ use thalweg_runtime::Result;
 
 use super::{Backward, Gradients, record};
 use crate::caller::label_at;
-use crate::dispatch::Arguments;
-use crate::kernels::loops::run_into;
+use crate::kernels::loops::{LoopArguments, run_into};
 use crate::tensor::Tensor;
 
 /// A leaf: adds what arrives to the leaf's gradient.
@@ -115,7 +114,7 @@ impl Backward for ViewBackward {
             Self::Narrow { shape, dimension, start } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
                 let length = gradient.shape()[*dimension];
-                whole.narrow(*dimension as isize, *start, length)?.copy_(gradient)?;
+                whole.narrow(*dimension as i64, *start, length)?.copy_(gradient)?;
                 whole
             }
         };
@@ -157,10 +156,16 @@ impl Backward for UnbindBackward {
                 .collect();
             let target = whole.permute(&order)?;
             let label = label_at("unbind_backward", Location::caller());
-            run_into(&structured::STACK3, &[first, second, third], &Arguments::default(), &[target], label)?;
+            run_into(
+                &structured::STACK3,
+                &[first, second, third],
+                &LoopArguments::default(),
+                &[target],
+                label,
+            )?;
         } else {
             for (place, gradient) in gradients.iter().enumerate() {
-                let part = whole.select(self.dimension as isize, place)?;
+                let part = whole.select(self.dimension as i64, place)?;
                 match gradient {
                     Some(gradient) => part.copy_(gradient)?,
                     None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,

@@ -8,7 +8,8 @@ use thalweg_runtime::{Error, Result};
 
 use super::dropout;
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, built_in, find_operator};
+use crate::dispatch::{built_in, internal};
+use crate::kernels::loops::LoopArguments;
 use crate::random::DeviceGenerator;
 use crate::tensor::Tensor;
 
@@ -63,13 +64,9 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
     in_call("packed_attention", &[packed], location, || {
         let scale = default_scale(packed.size(-1)?);
-        let arguments = Arguments {
-            scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
-            sizes: SmallVec::from_slice(&[usize::from(is_causal)]),
-            dtype: None,
-        };
+        let arguments = [packed.into(), Scalar::F64(scale).into(), is_causal.into()];
         let label = label_at("packed_attention", location);
-        let mut results = built_in!("packed_attention")?.call(&[packed], &arguments, None, label)?;
+        let mut results = built_in!("thalweg::packed_attention")?.call(&arguments, None, label)?;
         Ok(results.swap_remove(0))
     })
 }
@@ -120,14 +117,14 @@ impl Sizes {
         options: &AttentionOptions<'_>,
         location: &'static Location<'static>,
     ) -> Result<Tensor> {
-        let arguments = Arguments {
+        let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
             sizes: SmallVec::from_slice(&[2]),
             dtype: None,
         };
         let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
             let mut results =
-                find_operator(name)?.call(tensors, &arguments, None, label_at(name, location))?;
+                internal(name)?.call_loop(tensors, &arguments, None, label_at(name, location))?;
             Ok(results.swap_remove(0))
         };
         match (options.attn_mask, options.is_causal) {

@@ -7,7 +7,8 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, built_in, find_operator};
+use crate::dispatch::{built_in, internal};
+use crate::kernels::loops::LoopArguments;
 use crate::tensor::Tensor;
 
 /// What becomes of the losses of all rows.
@@ -95,13 +96,13 @@ fn class_loss(
         part => ("cross_entropy_smoothed", Some(Scalar::F64(part))),
     };
     let ignored = Scalar::I64(options.ignore_index);
-    let arguments = Arguments {
+    let arguments = LoopArguments {
         scalars: [Scalar::I64(classes as i64), ignored].into_iter().chain(smoothing).collect(),
         sizes: SmallVec::from_slice(&[class_dimension]),
         dtype: None,
     };
     let label = label_at(name, location);
-    let losses = find_operator(operator)?.call(&[input, target], &arguments, None, label)?.swap_remove(0);
+    let losses = internal(operator)?.call_loop(&[input, target], &arguments, None, label)?.swap_remove(0);
     match options.reduction {
         Reduction::None => Ok(losses),
         Reduction::Sum => losses.sum(&[], false),
@@ -119,12 +120,13 @@ fn mean(
     ignored: Scalar,
     location: &'static Location<'static>,
 ) -> Result<Tensor> {
-    let arguments = Arguments {
+    let arguments = LoopArguments {
         scalars: SmallVec::from_slice(&[ignored]),
         sizes: (0..losses.rank()).collect(),
         dtype: None,
     };
     let label = label_at("mean_over_classes", location);
-    let mut results = built_in!("mean_over_classes")?.call(&[losses, target], &arguments, None, label)?;
+    let mut results =
+        built_in!("thalweg::mean_over_classes")?.call_loop(&[losses, target], &arguments, None, label)?;
     Ok(results.swap_remove(0))
 }

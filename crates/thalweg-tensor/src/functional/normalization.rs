@@ -7,7 +7,8 @@ use thalweg_ir::Scalar;
 use thalweg_runtime::{Error, Result};
 
 use crate::caller::{in_call, label_at};
-use crate::dispatch::{Arguments, built_in, find_operator};
+use crate::dispatch::{built_in, internal};
+use crate::kernels::loops::LoopArguments;
 use crate::tensor::Tensor;
 
 /// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
@@ -17,9 +18,9 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
     let location = Location::caller();
     in_call("layer_norm_fork", &[input], location, || {
         let arguments = arguments(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
-        let operator = built_in!("layer_norm_fork")?;
+        let operator = built_in!("thalweg::layer_norm_fork")?;
         let mut results =
-            operator.call(&[input, weight, bias], &arguments, None, label_at("layer_norm", location))?;
+            operator.call_loop(&[input, weight, bias], &arguments, None, label_at("layer_norm", location))?;
         let [past, result] = [results.pop(), results.into_iter().next()];
         Ok([result, past].map(|result| result.expect("a fork has four results")))
     })
@@ -31,7 +32,7 @@ fn arguments(
     normalized_shape: &[usize],
     parameters: [Option<&Tensor>; 2],
     epsilon: f64,
-) -> Result<Arguments> {
+) -> Result<LoopArguments> {
     let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
         return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
     };
@@ -49,7 +50,7 @@ fn arguments(
         }
     }
     let count: usize = normalized_shape.iter().product();
-    Ok(Arguments {
+    Ok(LoopArguments {
         scalars: SmallVec::from_slice(&[Scalar::F64(count as f64), Scalar::F64(epsilon)]),
         sizes: (rows..input.rank()).collect(),
         dtype: None,
@@ -72,7 +73,7 @@ pub fn layer_norm(
         let arguments = arguments(input, normalized_shape, [weight, bias], epsilon)?;
         let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
             let mut results =
-                find_operator(name)?.call(tensors, &arguments, None, label_at("layer_norm", location))?;
+                internal(name)?.call_loop(tensors, &arguments, None, label_at("layer_norm", location))?;
             Ok(results.swap_remove(0))
         };
         match (weight, bias) {

@@ -9,17 +9,20 @@ use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{CAUSAL_SOFTMAX, SCALED_SOFTMAX};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{self, LoopBackward};
+use super::loops::{self, LoopArguments, LoopBackward, LoopCall};
 use super::matmul::multiply_into;
 use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
-use crate::dispatch::{Arguments, Call, find_operator};
+use crate::dispatch::{Arguments, Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
-/// The softmax of a call, whose sizes say whether a query sees only the keys up to its own place.
-fn softmax_of(call: &Call<'_>) -> (&'static LoopOp, Arguments) {
-    let operator = if call.arguments.sizes[0] == 1 { &CAUSAL_SOFTMAX } else { &SCALED_SOFTMAX };
-    let arguments =
-        Arguments { scalars: call.arguments.scalars.clone(), sizes: SmallVec::from_slice(&[2]), dtype: None };
+/// The softmax of a call, whose arguments say whether a query sees only the keys up to its own place.
+fn softmax_of(call: &Call<'_>) -> (&'static LoopOp, LoopArguments) {
+    let operator = if call.bool(2) { &CAUSAL_SOFTMAX } else { &SCALED_SOFTMAX };
+    let arguments = LoopArguments {
+        scalars: SmallVec::from_slice(&[call.scalar(1)]),
+        sizes: SmallVec::from_slice(&[2]),
+        dtype: None,
+    };
     (operator, arguments)
 }
 
@@ -39,16 +42,13 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             packed.shape()
         )));
     };
-    if call.arguments.sizes[0] > 1 {
-        return Err(Error::invalid("the size says with 1 or 0 whether attention is causal"));
-    }
     let [query, key, value] = parts(&packed)?;
     let stream = call.device.current_stream();
     let result = Tensor::empty_on(&[tokens, heads, features], packed.dtype(), &stream, call.label)?;
     let scores = Tensor::empty_on(&[heads, tokens, tokens], packed.dtype(), &stream, call.label)?;
     multiply_into(&query, &key.transpose(1, 2)?, &scores, call.label)?;
     let (softmax, arguments) = softmax_of(call);
-    let weights = find_operator(softmax.name)?.call(&[&scores], &arguments, None, call.label)?.swap_remove(0);
+    let weights = internal(softmax.name)?.call_loop(&[&scores], &arguments, None, call.label)?.swap_remove(0);
     multiply_into(&weights, &value, &result.transpose(0, 1)?, call.label)?;
     Ok([result, scores, weights].into_iter().collect())
 }
@@ -59,11 +59,11 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let (softmax, arguments) = softmax_of(call);
     // The softmax is differentiated as if its scores were a leaf.
     let scores = results[1].detach();
-    let softmax_call = Call { tensors: &[&scores], arguments: &arguments, resolved: None, ..*call };
+    let softmax_call = LoopCall::new(softmax, call, [&scores], arguments);
     let node = PackedAttentionBackward {
         packed: Saved::new(call.tensors[0]),
         weights: Saved::new(&results[2]),
-        softmax: loops::node(softmax, &softmax_call, &results[2..], 1)?,
+        softmax: loops::node(&softmax_call, &results[2..], 1)?,
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());

@@ -4,18 +4,19 @@
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result};
 
+use super::loops::LoopArguments;
 use super::windows::{Window, output_plane};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, find_operator};
+use crate::dispatch::{Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
 /// A window operator or a product, called for a convolution.
-fn run(name: &str, tensors: &[&Tensor], arguments: &Arguments, label: Label) -> Result<Tensor> {
-    Ok(find_operator(name)?.call(tensors, arguments, None, label)?.swap_remove(0))
+fn run(name: &str, tensors: &[&Tensor], arguments: &LoopArguments, label: Label) -> Result<Tensor> {
+    Ok(internal(name)?.call_loop(tensors, arguments, None, label)?.swap_remove(0))
 }
 
 fn product(a: &Tensor, b: &Tensor, label: Label) -> Result<Tensor> {
-    run("matmul", &[a, b], &Arguments::default(), label)
+    run("matmul", &[a, b], &LoopArguments::default(), label)
 }
 
 /// A weight (out, in, height, width) as a matrix with a row for each result.
@@ -25,7 +26,7 @@ fn matrix(weight: &Tensor) -> Result<Tensor> {
 
 /// Images and weight; the result is a view whose images and channels are swapped in memory.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
-    let window = Window::from_arguments(call.arguments)?;
+    let window = Window::of(call, 2)?;
     let [input, weight] = [0, 1].map(|place| call.tensors[place].detach());
     let kernel = [window.channels, window.kernel[0], window.kernel[1]];
     if input.shape() != window.image_shape() || weight.rank() != 4 || weight.shape()[1..] != kernel {
@@ -46,7 +47,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             weight.dtype()
         )));
     }
-    let columns = run("unfold2d", &[&input], call.arguments, call.label)?;
+    let columns = run("unfold2d", &[&input], &window.arguments(), call.label)?;
     let result = product(&matrix(&weight)?, &columns, call.label)?;
     let shape: SmallVec<[usize; 4]> = [weight.shape()[0]].into_iter().chain(output_plane(&window)).collect();
     Ok(SmallVec::from_elem(result.reshape(&shape)?.permute(&[1, 0, 2, 3])?.detach(), 1))
@@ -60,7 +61,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
         input: Saved::new(input),
         weight: Saved::new(weight),
         wanted: [input.requires_grad(), weight.requires_grad()],
-        arguments: call.arguments.clone(),
+        arguments: Window::of(call, 2)?.arguments(),
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
@@ -72,7 +73,7 @@ struct ConvolutionBackward {
     weight: Saved,
     /// Whether the gradient of each is wanted.
     wanted: [bool; 2],
-    arguments: Arguments,
+    arguments: LoopArguments,
     label: Label,
 }
 

@@ -1,33 +1,24 @@
-//! One value everywhere, and bounds: what a number becomes in the dtype, or why it cannot.
+//! One value everywhere: what a number becomes in the dtype, or why it cannot.
 
-use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::structured::FULL;
-use thalweg_ops::table;
 use thalweg_runtime::{Error, Result};
 
-use super::loops;
-use crate::dispatch::{Arguments, Call};
+use super::loops::{self, LoopCall};
+use crate::dispatch::Call;
 use crate::tensor::Tensors;
 
 /// A tensor with one value, which the dtype must hold.
 pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
-    let (value, dtype) = (call.arguments.scalars[0], call.arguments.dtype.unwrap_or(DType::F32));
-    let scalars = SmallVec::from_slice(&[converted(value, dtype)?]);
-    let arguments = Arguments { scalars, ..call.arguments.clone() };
-    loops::backend(&FULL, &call.with_arguments(&arguments))
-}
-
-/// A tensor between two bounds, which the dtype that is computed in must hold.
-pub(crate) fn clamp(call: &Call<'_>) -> Result<Tensors> {
-    let compute = loops::signature_of(&table::clamp, call.tensors, call.arguments)?.compute;
-    call.arguments.scalars.iter().try_for_each(|&bound| converted(bound, compute).map(drop))?;
-    loops::backend(&table::clamp, call)
+    let mut lowered = LoopCall::of(&FULL, call)?;
+    let dtype = lowered.arguments.dtype.unwrap_or(DType::F32);
+    lowered.arguments.scalars[0] = convertible(lowered.arguments.scalars[0], dtype)?;
+    loops::run(&lowered, None)
 }
 
 /// The value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's range is
 /// refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
-fn converted(value: Scalar, dtype: DType) -> Result<Scalar> {
+pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype == DType::Bool {
         return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));
     }

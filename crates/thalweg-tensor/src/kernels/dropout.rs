@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::Scalar;
 use thalweg_runtime::{Label, Result};
 
+use super::loops::LoopArguments;
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -13,7 +14,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = DropoutBackward {
         kept: Saved::new(&results[1]),
-        scale: 1.0 / call.arguments.scalars[1].to_f64(),
+        scale: 1.0 / call.scalar(4).to_f64(),
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
@@ -35,11 +36,11 @@ impl Backward for DropoutBackward {
         // Of x, seed and offset.
         let mut results = Gradients::from_elem(None, 3);
         if let Some(gradient) = &gradients[0] {
-            let arguments = Arguments {
+            let arguments = LoopArguments {
                 scalars: SmallVec::from_slice(&[Scalar::F64(self.scale)]),
-                ..Arguments::default()
+                ..LoopArguments::default()
             };
-            let scaled = built_in!("masked_scale")?.call(
+            let scaled = built_in!("thalweg::masked_scale")?.call_loop(
                 &[gradient, &self.kept.get()?],
                 &arguments,
                 None,

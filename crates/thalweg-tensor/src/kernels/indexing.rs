@@ -10,7 +10,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::Call;
+use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
@@ -86,12 +86,12 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
 pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
     // Contiguous once, for both directions.
     let indices = call.tensors[1].contiguous()?;
-    let mut results = Call { tensors: &[call.tensors[0], &indices], ..*call }.redispatch()?;
+    let mut results = call.redispatch_with(&[call.tensors[0], &indices])?;
     let node = EmbeddingBackward {
         indices: Saved::new(&indices),
         shape: call.tensors[0].shape().into(),
         // The row whose gradient stays 0; a negative one is none.
-        padding: call.arguments.scalars.first().map_or(-1, |scalar| scalar.to_i64()),
+        padding: call.scalar(2).to_i64(),
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());

@@ -10,13 +10,13 @@ use thalweg_kernels::matmul::{Matmul, Operand};
 use thalweg_ops::table;
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::run_into;
+use super::loops::{LoopArguments, run_into};
 use super::matmul::{check, matrix};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
-/// The tensors of a call: input, weight, then bias and addend as far as the call's sizes (1 or 0 each) say that there are any.
+/// The tensors of a call.
 struct Operands<'a> {
     input: &'a Tensor,
     weight: &'a Tensor,
@@ -25,17 +25,13 @@ struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    fn new(call: &Call<'a>) -> Result<Self> {
-        let has = call.arguments.sizes.as_slice();
-        if has.iter().any(|&flag| flag > 1) || has.iter().sum::<usize>() + 2 != call.tensors.len() {
-            return Err(Error::invalid(format!(
-                "the sizes {has:?} say with 1 or 0 each whether there is a bias and an addend; there are {} tensors",
-                call.tensors.len()
-            )));
-        }
-        let mut rest = call.tensors[2..].iter().copied();
-        let [bias, addend] = [0, 1].map(|place| (has[place] == 1).then(|| rest.next()).flatten());
-        let result = Self { input: call.tensors[0], weight: call.tensors[1], bias, addend };
+    fn new(call: &'a Call<'_>) -> Result<Self> {
+        let result = Self {
+            input: call.tensor(0),
+            weight: call.tensor(1),
+            bias: call.optional_tensor(2),
+            addend: call.optional_tensor(3),
+        };
         result.check()?;
         Ok(result)
     }
@@ -124,7 +120,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
         for added in [bias, addend].into_iter().flatten() {
             let target = std::slice::from_ref(&result);
-            run_into(&table::add, &[&result, added], &Arguments::default(), target, call.label)?;
+            run_into(&table::add, &[&result, added], &LoopArguments::default(), target, call.label)?;
         }
     }
     Ok(SmallVec::from_elem(result, 1))
@@ -136,7 +132,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let node = LinearBackward {
         input: Saved::new(call.tensors[0]),
         weight: Saved::new(call.tensors[1]),
-        has: [0, 1].map(|place| call.arguments.sizes[place] == 1),
+        has: [2, 3].map(|place| call.optional_tensor(place).is_some()),
         wanted: call.tensors.iter().map(|tensor| tensor.requires_grad()).collect(),
         label: call.label,
     };

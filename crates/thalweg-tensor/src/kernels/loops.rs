@@ -6,18 +6,118 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Body, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Shape, broadcast_shapes,
+    Body, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Scalar, Shape, broadcast_shapes,
     byte_count,
 };
 use thalweg_ops::{
-    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
-    kernel, plan, scalar_bits,
+    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Sizes, Space, forward,
+    gradient, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
 
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Argument, Call};
 use crate::tensor::{Tensor, Tensors};
+
+/// What a loop operator takes beside tensors.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct LoopArguments {
+    /// Numbers, in the operator's order.
+    pub scalars: SmallVec<[Scalar; 12]>,
+    /// The dimensions that are reduced, or the extents of the result: what the entry's [`Sizes`] says.
+    pub sizes: Shape,
+    /// The dtype that the call asks for.
+    pub dtype: Option<DType>,
+}
+
+/// A call of a loop operator.
+#[derive(Clone, Debug)]
+pub(crate) struct LoopCall<'a> {
+    /// The operator.
+    pub operator: &'static LoopOp,
+    /// The tensors.
+    pub tensors: SmallVec<[&'a Tensor; 4]>,
+    /// The rest.
+    pub arguments: LoopArguments,
+    /// The device of tensors and results.
+    pub device: &'a Device,
+    /// Who called, from where.
+    pub label: Label,
+}
+
+impl<'a> LoopCall<'a> {
+    /// Makes a loop operator's call of the arguments of a call, taken as they stand: tensors, numbers, sizes, dtype.
+    pub(crate) fn of(operator: &'static LoopOp, call: &Call<'a>) -> Result<Self> {
+        let mut arguments = LoopArguments::default();
+        for argument in call.arguments {
+            match *argument {
+                Argument::Scalar(number) => arguments.scalars.push(number),
+                Argument::Ints(list) => {
+                    let list = list.iter().map(|&size| usize::try_from(size));
+                    arguments.sizes = list.collect::<std::result::Result<_, _>>().map_err(|_| {
+                        Error::invalid(format!(
+                            "the sizes {argument:?} must be at least 0; what is below has more elements than can be addressed"
+                        ))
+                    })?;
+                }
+                Argument::DType(dtype) => arguments.dtype = Some(dtype),
+                _ => {}
+            }
+        }
+        check_sizes(operator, call.tensors, &arguments.sizes)?;
+        Ok(Self::new(operator, call, call.tensors.iter().copied(), arguments))
+    }
+
+    /// Makes a loop operator's call, on behalf of another call.
+    pub(crate) fn new(
+        operator: &'static LoopOp,
+        call: &Call<'a>,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+        arguments: LoopArguments,
+    ) -> Self {
+        Self {
+            operator,
+            tensors: tensors.into_iter().collect(),
+            arguments,
+            device: call.device,
+            label: call.label,
+        }
+    }
+}
+
+/// Refuses sizes that are not what the entry takes.
+fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], sizes: &[usize]) -> Result<()> {
+    let counted = |what: &str, count: usize| match sizes.len() == count {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("the operator takes {count} {what}, not {}", sizes.len()))),
+    };
+    match operator.sizes {
+        Sizes::None => counted("sizes", 0),
+        Sizes::Shape => Ok(()),
+        Sizes::Count => counted("sizes", 1),
+        Sizes::Numbers(count) => counted("sizes", count),
+        Sizes::Dimension => {
+            counted("dimensions", 1)?;
+            check_dimensions(sizes, tensors[0])
+        }
+        Sizes::Dimensions => check_dimensions(sizes, tensors[0]),
+    }
+}
+
+fn check_dimensions(list: &[usize], tensor: &Tensor) -> Result<()> {
+    for (index, &dimension) in list.iter().enumerate() {
+        if dimension >= tensor.rank() {
+            return Err(Error::invalid(format!(
+                "dimension {dimension} is out of range for shape {:?}",
+                tensor.shape()
+            )));
+        }
+        if list[..index].contains(&dimension) {
+            return Err(Error::invalid(format!("the dimensions {list:?} repeat")));
+        }
+    }
+    Ok(())
+}
 
 /// A body with everything that a launch of it needs.
 pub(crate) struct LoopLaunch<'a> {
@@ -199,7 +299,7 @@ enum Extents {
 }
 
 impl Extents {
-    fn new(operator: &LoopOp, tensors: &[&Tensor], arguments: &Arguments) -> Result<Self> {
+    fn new(operator: &LoopOp, tensors: &[&Tensor], arguments: &LoopArguments) -> Result<Self> {
         Ok(match operator.space {
             Space::Elementwise if tensors.is_empty() => Self::Elementwise(arguments.sizes.clone()),
             Space::Elementwise => {
@@ -292,14 +392,14 @@ thread_local! {
 
 impl Resolved {
     /// Resolves a call, or finds it resolved.
-    fn of(operator: &'static LoopOp, call: &Call<'_>) -> Result<Arc<Self>> {
+    fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
         let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
         let alignment_bytes = alignment_of(&inputs);
-        let key = Self::key(operator, call, alignment_bytes);
+        let key = Self::key(call, alignment_bytes);
         if let Some(found) = KNOWN.with_borrow(|known| known.get(&key).cloned()) {
             return Ok(found);
         }
-        let made = Arc::new(Self::new(operator, call, alignment_bytes)?);
+        let made = Arc::new(Self::new(call, alignment_bytes)?);
         KNOWN.with_borrow_mut(|known| {
             if known.len() >= RESOLVED {
                 known.clear();
@@ -310,18 +410,18 @@ impl Resolved {
     }
 
     /// Everything that a call depends on beside the values of its numbers.
-    fn key(operator: &LoopOp, call: &Call<'_>, alignment_bytes: u64) -> LaunchKey {
-        let arguments = call.arguments;
+    fn key(call: &LoopCall<'_>, alignment_bytes: u64) -> LaunchKey {
+        let arguments = &call.arguments;
         let has_float = arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
         let mut key = LaunchKey::new();
-        key.push(operator.id());
+        key.push(call.operator.id());
         key.push(call.device.number());
         key.push(
             alignment_bytes << 32 | dtype << 16 | u64::from(has_float) << 8 | arguments.sizes.len() as u64,
         );
         key.extend(arguments.sizes.iter().map(|&size| size as u64));
-        for tensor in call.tensors {
+        for tensor in &call.tensors {
             let layout = tensor.layout();
             key.push((tensor.dtype() as u64) << 8 | layout.rank() as u64);
             key.extend(layout.shape().iter().chain(layout.strides()).map(|&number| number as u64));
@@ -329,9 +429,10 @@ impl Resolved {
         key
     }
 
-    fn new(operator: &'static LoopOp, call: &Call<'_>, alignment_bytes: u64) -> Result<Self> {
-        let signature = signature_of(operator, call.tensors, call.arguments)?;
-        let extents = Extents::new(operator, call.tensors, call.arguments)?;
+    fn new(call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Self> {
+        let operator = call.operator;
+        let signature = signature_of(operator, &call.tensors, &call.arguments)?;
+        let extents = Extents::new(operator, &call.tensors, &call.arguments)?;
         let forward = forward(operator, &signature);
         let outputs: SmallVec<[(Shape, DType); 2]> = (forward.body.outputs.iter())
             .map(|output| (extents.output_shape(output.place), output.dtype))
@@ -360,25 +461,20 @@ impl Resolved {
     }
 
     /// The launch, planned and loaded once.
-    fn launch(&self, operator: &LoopOp, call: &Call<'_>) -> Result<&Arc<PreparedLaunch>> {
+    fn launch(&self, call: &LoopCall<'_>) -> Result<&Arc<PreparedLaunch>> {
         if let Some(launch) = self.launch.get() {
             return Ok(launch);
         }
-        let launch = self.prepared(operator, call, self.alignment_bytes)?;
+        let launch = self.prepared(call, self.alignment_bytes)?;
         Ok(self.launch.get_or_init(|| launch))
     }
 
     /// The launch for addresses of this alignment.
-    fn prepared(
-        &self,
-        operator: &LoopOp,
-        call: &Call<'_>,
-        alignment_bytes: u64,
-    ) -> Result<Arc<PreparedLaunch>> {
+    fn prepared(&self, call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
         let (rows, inner) = self.extents.rows_and_inner();
         let launch = LoopLaunch {
             id: self.forward.id,
-            name: operator.name,
+            name: call.operator.name,
             body: &self.forward.body,
             compute: self.signature.compute,
             rows: &rows,
@@ -387,7 +483,7 @@ impl Resolved {
             scalars: &[],
             label: call.label,
         };
-        launch.check_inputs(call.tensors)?;
+        launch.check_inputs(&call.tensors)?;
         launch.prepared(call.device, alignment_bytes)
     }
 
@@ -409,10 +505,10 @@ fn alignment_of(pointers: &[DevicePointer]) -> u64 {
     1 << addresses.trailing_zeros().min(8)
 }
 
-pub(super) fn signature_of(
+pub(crate) fn signature_of(
     operator: &LoopOp,
     tensors: &[&Tensor],
-    arguments: &Arguments,
+    arguments: &LoopArguments,
 ) -> Result<Signature> {
     let dtypes: DTypes = tensors.iter().map(|tensor| tensor.dtype()).collect();
     // Numbers of a row operator are counts, which convert nothing.
@@ -427,17 +523,18 @@ pub(super) fn signature_of(
 }
 
 /// The bits of a call's scalars, in the forms in which the body reads them.
-fn bits_of(body: &Body, arguments: &Arguments) -> SmallVec<[u64; 12]> {
+fn bits_of(body: &Body, arguments: &LoopArguments) -> SmallVec<[u64; 12]> {
     arguments.scalars.iter().zip(&body.scalars).map(|(&scalar, &slot)| scalar_bits(scalar, slot)).collect()
 }
 
-/// The backend kernel of every loop operator: allocates the results and launches.
-pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
+/// Runs a loop operator, recorded by nobody: allocates the results and launches. `resolved` is what the call resolves to, where
+/// that is known.
+pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Tensors> {
     let own;
-    let resolved = match call.resolved {
+    let resolved = match resolved {
         Some(resolved) => resolved,
         None => {
-            own = Resolved::of(operator, call)?;
+            own = Resolved::of(call)?;
             &own
         }
     };
@@ -447,14 +544,14 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
         .collect::<Result<Tensors>>()?;
     let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
     let results: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-    let scalars = bits_of(&resolved.forward.body, call.arguments);
+    let scalars = bits_of(&resolved.forward.body, &call.arguments);
     let results_alignment = alignment_of(&results);
     let own;
     let launch = if results_alignment >= resolved.alignment_bytes {
-        resolved.launch(operator, call)?
+        resolved.launch(call)?
     } else {
         // Memory of an upstream that aligns less than the caching allocator does.
-        own = resolved.prepared(operator, call, results_alignment)?;
+        own = resolved.prepared(call, results_alignment)?;
         &own
     };
     stream.launch(launch, &inputs, &results, &scalars, call.label)?;
@@ -465,7 +562,7 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
 pub(crate) fn run_into(
     operator: &'static LoopOp,
     tensors: &[&Tensor],
-    arguments: &Arguments,
+    arguments: &LoopArguments,
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
@@ -482,7 +579,7 @@ pub(super) fn reduce_into(
     operator: &'static LoopOp,
     signature: &Signature,
     (x, inner): (&Tensor, &[usize]),
-    arguments: &Arguments,
+    arguments: &LoopArguments,
     output: &Tensor,
     label: Label,
 ) -> Result<()> {
@@ -502,7 +599,7 @@ fn launch_into(
     prepared: &Prepared<'_>,
     extents: &Extents,
     tensors: &[&Tensor],
-    arguments: &Arguments,
+    arguments: &LoopArguments,
     outputs: &[Tensor],
     label: Label,
 ) -> Result<()> {
@@ -527,12 +624,12 @@ fn launch_into(
     .run(tensors, outputs)
 }
 
-/// The autograd kernel of every loop operator: runs it, and records a node whose gradient is derived.
-pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
-    let resolved = Resolved::of(operator, call)?;
+/// Runs a call whose backend kernel is this loop operator's, and records a node whose gradient is derived.
+pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
+    let resolved = Resolved::of(lowered)?;
     let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
     let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
-    let wanted = call
+    let wanted = lowered
         .tensors
         .iter()
         .enumerate()
@@ -541,36 +638,30 @@ pub(crate) fn autograd(operator: &'static LoopOp, call: &Call<'_>) -> Result<Ten
     if !differentiable || wanted == 0 {
         return Ok(results);
     }
-    let node = node_of(operator, &resolved, call, &results, wanted)?;
-    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+    let node = node_of(&resolved, lowered, &results, wanted)?;
+    record(Box::new(node), &lowered.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }
 
 /// What backward needs of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
-pub(crate) fn node(
-    operator: &'static LoopOp,
-    call: &Call<'_>,
-    results: &[Tensor],
-    wanted: u32,
-) -> Result<LoopBackward> {
-    node_of(operator, &Resolved::of(operator, call)?, call, results, wanted)
+pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
+    node_of(&Resolved::of(call)?, call, results, wanted)
 }
 
 fn node_of(
-    operator: &'static LoopOp,
     resolved: &Arc<Resolved>,
-    call: &Call<'_>,
+    call: &LoopCall<'_>,
     results: &[Tensor],
     wanted: u32,
 ) -> Result<LoopBackward> {
-    let derived = resolved.gradient(operator, wanted)?;
+    let derived = resolved.gradient(call.operator, wanted)?;
     Ok(LoopBackward {
-        operator,
+        operator: call.operator,
         saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
             .chain(derived.saved_outputs.iter().map(|&output| &results[output]))
             .map(Saved::new)
             .collect(),
-        scalars: bits_of(&resolved.forward.body, call.arguments),
+        scalars: bits_of(&resolved.forward.body, &call.arguments),
         resolved: Arc::clone(resolved),
         derived,
         wanted,

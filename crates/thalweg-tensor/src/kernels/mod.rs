@@ -17,62 +17,92 @@ pub(crate) mod normalization;
 mod reductions;
 pub(crate) mod windows;
 
-use std::sync::Arc;
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{
+    ADAM_STEP, ADAM_TICK, ADAMW_STEP, AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, STACK3, STRUCTURED,
+    SUM,
+};
 
-use thalweg_ops::structured::{ADAM_STEP, ADAM_TICK, ADAMW_STEP, STACK3, WINDOW_SCALARS};
-use thalweg_ops::{LoopOp, Sizes};
+use crate::operators::Body::{Kernel, Pair};
+use crate::operators::OpDef;
+use loops::{LoopCall, autograd, run};
 
-use crate::dispatch::{DispatchKey, KernelFunction};
-use crate::schema::Schema;
-
-/// Kernels by key, under which an operator is defined.
-type Kernels = Vec<(DispatchKey, KernelFunction)>;
-
-/// One backend kernel for both backends, and one for autograd.
-fn kernels(backend: KernelFunction, autograd: Option<KernelFunction>) -> Kernels {
-    let backends = [DispatchKey::Sim, DispatchKey::Cuda].map(|key| (key, backend.clone()));
-    backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
-}
-
-/// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&'static str, Schema, Kernels)) {
-    let table = thalweg_ops::ELEMENTWISE.iter().chain(thalweg_ops::structured::STRUCTURED);
+/// Returns the entries whose kernel is their loop, which are parts of other operators.
+pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
     let in_place = [&ADAM_TICK, &ADAM_STEP, &ADAMW_STEP, &STACK3];
-    let own = |operator: &LoopOp| {
-        windows::is_window(operator)
-            || indexing::is_indexing(operator)
-            || in_place.iter().any(|other| other.name == operator.name)
-    };
-    for operator in table.copied().filter(|operator| !own(operator)) {
-        let backend: KernelFunction = match operator.name {
-            "full" => Arc::new(creation::full),
-            "clamp" => Arc::new(creation::clamp),
-            "layer_norm_affine" => Arc::new(normalization::backend),
-            "sum" | "mean" | "amax" | "amin" => Arc::new(move |call| reductions::backend(operator, call)),
-            _ => Arc::new(move |call| loops::backend(operator, call)),
-        };
-        let autograd: KernelFunction = match operator.name {
-            "layer_norm_affine" => Arc::new(normalization::autograd),
-            "dropout" => Arc::new(dropout::autograd),
-            _ => Arc::new(move |call| loops::autograd(operator, call)),
-        };
-        define(operator.name, Schema::of(operator), kernels(backend, Some(autograd)));
-    }
-    let embedding = kernels(Arc::new(indexing::embedding), Some(Arc::new(indexing::embedding_autograd)));
-    define("embedding", Schema { numbers: 0..=1, ..Schema::new(2, 0, Sizes::None) }, embedding);
-    let attention = kernels(Arc::new(attention::backend), Some(Arc::new(attention::autograd)));
-    define("packed_attention", Schema::new(1, 1, Sizes::Numbers(1)), attention);
-    let fork = kernels(Arc::new(normalization::fork), Some(Arc::new(normalization::autograd)));
-    define("layer_norm_fork", Schema::new(3, 2, Sizes::Dimensions), fork);
-    let linear = kernels(Arc::new(linear::backend), Some(Arc::new(linear::autograd)));
-    define("linear", Schema { tensors: 2..=4, ..Schema::new(2, 0, Sizes::Numbers(2)) }, linear);
-    let matmul = kernels(Arc::new(matmul::backend), Some(Arc::new(matmul::autograd)));
-    define("matmul", Schema::new(2, 0, Sizes::None), matmul);
-    let convolution = kernels(Arc::new(convolution::backend), Some(Arc::new(convolution::autograd)));
-    define("conv2d", Schema::new(2, 0, Sizes::Numbers(WINDOW_SCALARS.len())), convolution);
-    let window = Schema::new(1, 0, Sizes::Numbers(WINDOW_SCALARS.len()));
-    windows::define(&mut |name, backend, autograd| {
-        define(name, window.clone(), kernels(backend, Some(autograd)));
-    });
+    let others = [&FULL, &SUM, &MEAN, &AMAX, &AMIN, &DROPOUT, &LAYER_NORM_AFFINE];
+    STRUCTURED.iter().copied().filter(move |operator| {
+        let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
+        !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
+    })
 }
+
+/// A reduction of the table: in stages where its rows are few and long.
+macro_rules! reduction {
+    ($schema:literal, $entry:ident) => {
+        OpDef {
+            schema: $schema,
+            body: Pair(
+                |call| reductions::backend(&LoopCall::of(&$entry, call)?, call.resolved),
+                |call| autograd(&LoopCall::of(&$entry, call)?, call),
+            ),
+        }
+    };
+}
+
+/// The operators that are parts of others.
+pub(crate) static INTERNAL: &[OpDef] = &[
+    OpDef {
+        schema: "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
+        body: Kernel(creation::full),
+    },
+    reduction!("thalweg::sum(Tensor self, int[] sizes) -> Tensor", SUM),
+    reduction!("thalweg::mean(Tensor self, Scalar count, int[] sizes) -> Tensor", MEAN),
+    reduction!("thalweg::amax(Tensor self, int[] sizes) -> Tensor", AMAX),
+    reduction!("thalweg::amin(Tensor self, int[] sizes) -> Tensor", AMIN),
+    OpDef {
+        schema: "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
+        body: Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),
+    },
+    OpDef {
+        schema: "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
+        body: Pair(normalization::backend, normalization::autograd),
+    },
+    OpDef {
+        schema: "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
+        body: Pair(normalization::fork, normalization::autograd),
+    },
+    OpDef {
+        schema: "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
+        body: Pair(indexing::embedding, indexing::embedding_autograd),
+    },
+    OpDef {
+        schema: "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
+        body: Pair(attention::backend, attention::autograd),
+    },
+    OpDef {
+        schema: "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
+        body: Pair(linear::backend, linear::autograd),
+    },
+    OpDef {
+        schema: "thalweg::matmul(Tensor self, Tensor other) -> Tensor",
+        body: Pair(matmul::backend, matmul::autograd),
+    },
+    OpDef {
+        schema: "thalweg::conv2d(Tensor input, Tensor weight, int[] window) -> Tensor",
+        body: Pair(convolution::backend, convolution::autograd),
+    },
+    OpDef {
+        schema: "thalweg::unfold2d(Tensor self, int[] window) -> Tensor",
+        body: Pair(windows::unfold, |call| windows::transposed(call, &["unfold2d", "fold2d"])),
+    },
+    OpDef {
+        schema: "thalweg::fold2d(Tensor self, int[] window) -> Tensor",
+        body: Pair(windows::fold, |call| windows::transposed(call, &["fold2d", "unfold2d"])),
+    },
+    OpDef {
+        schema: "thalweg::max_pool2d(Tensor self, int[] window) -> (Tensor, Tensor)",
+        body: Pair(windows::max_pool, windows::max_pool_autograd),
+    },
+];

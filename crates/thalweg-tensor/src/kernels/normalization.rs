@@ -5,9 +5,9 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_ops::structured::LAYER_NORM_AFFINE;
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops;
+use super::loops::{self, LoopArguments, LoopCall};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, built_in, find_operator};
+use crate::dispatch::{Arguments, Call, built_in, internal};
 use crate::tensor::{Tensor, Tensors};
 
 /// The place of the input among the results of a fork: behind mean and inverse deviation.
@@ -16,7 +16,8 @@ const FORK: usize = 3;
 /// Weight and bias have the shape of a row, and are repeated over the rows.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensors[0];
-    let dimensions = call.arguments.sizes.as_slice();
+    let arguments = LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments;
+    let dimensions = arguments.sizes.as_slice();
     let rows = x.rank() - dimensions.len();
     let fits = !dimensions.is_empty()
         && dimensions.iter().copied().eq(rows..x.rank())
@@ -27,7 +28,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
-    loops::backend(&LAYER_NORM_AFFINE, &call.with_tensors(&[x, &weight?, &bias?]))
+    let (weight, bias) = (weight?, bias?);
+    loops::run(&LoopCall::new(&LAYER_NORM_AFFINE, call, [x, &weight, &bias], arguments.clone()), None)
 }
 
 /// [`backend`] with the input itself as a further result.
@@ -46,8 +48,8 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
         weight: Saved::new(weight),
         mean: Saved::new(&results[1]),
         inverse_deviation: Saved::new(&results[2]),
-        dimensions: call.arguments.sizes.clone(),
-        count: call.arguments.scalars[0],
+        dimensions: LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments.sizes,
+        count: call.scalar(3),
         wanted: [x.requires_grad(), weight.requires_grad() || bias.requires_grad()],
         label: call.label,
     };
@@ -70,7 +72,7 @@ struct LayerNormBackward {
 
 impl LayerNormBackward {
     fn input(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Option<Tensor>> {
-        let arguments = Arguments {
+        let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[self.count]),
             sizes: self.dimensions.clone(),
             dtype: None,
@@ -81,15 +83,15 @@ impl LayerNormBackward {
         let inputs = [&x, &weight, &mean, &inverse_deviation, gradient];
         let inputs: SmallVec<[&Tensor; 6]> = inputs.into_iter().chain(past).collect();
         let name = if past.is_some() { "layer_norm_backward_add" } else { "layer_norm_backward" };
-        let operator = find_operator(name)?;
-        Ok(operator.call(&inputs, &arguments, None, self.label)?.into_iter().next())
+        let operator = internal(name)?;
+        Ok(operator.call_loop(&inputs, &arguments, None, self.label)?.into_iter().next())
     }
 
     /// Of weight and bias, in the shape of a row.
     fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
         let x = self.x.get()?;
         let rows = x.rank() - self.dimensions.len();
-        let arguments = Arguments { sizes: (0..rows).collect(), ..Arguments::default() };
+        let arguments = LoopArguments { sizes: (0..rows).collect(), ..LoopArguments::default() };
         let spread = |statistic: &Saved| -> Result<Tensor> {
             let statistic = statistic.get()?;
             let mut shape: Shape = statistic.shape().into();
@@ -97,7 +99,7 @@ impl LayerNormBackward {
             statistic.reshape(&shape)?.expand(x.shape())
         };
         let inputs = [&x, &spread(&self.mean)?, &spread(&self.inverse_deviation)?, gradient];
-        built_in!("layer_norm_parameters_backward")?.call(&inputs, &arguments, None, self.label)
+        built_in!("thalweg::layer_norm_parameters_backward")?.call_loop(&inputs, &arguments, None, self.label)
     }
 }
 

@@ -8,8 +8,7 @@ use thalweg_ops::structured::SUM;
 use thalweg_ops::{LoopOp, Signature};
 use thalweg_runtime::{Label, Result};
 
-use super::loops::{self, reduce_into, signature_of};
-use crate::dispatch::{Arguments, Call};
+use super::loops::{self, LoopArguments, LoopCall, Resolved, reduce_into, signature_of};
 use crate::tensor::{Tensor, Tensors};
 
 /// So many rows fill a card by themselves.
@@ -27,18 +26,18 @@ struct Stages<'a> {
     part: (&'static LoopOp, DType),
     /// What combines what is left, and the dtype of the result.
     last: (&'static LoopOp, DType),
-    arguments: &'a Arguments,
+    arguments: &'a LoopArguments,
     compute: DType,
     label: Label,
 }
 
 /// The backend kernel of sums, means and extrema.
-pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
-    let (x, inner) = (call.tensors[0], &call.arguments.sizes);
+pub(crate) fn backend(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Tensors> {
+    let (operator, x, inner) = (call.operator, call.tensors[0], &call.arguments.sizes);
     if !is_long(x, inner) {
-        return loops::backend(operator, call);
+        return loops::run(call, resolved);
     }
-    let whole = signature_of(operator, call.tensors, call.arguments)?;
+    let whole = signature_of(operator, &call.tensors, &call.arguments)?;
     let result = whole.outputs[0];
     let stages = Stages {
         part: match operator.name {
@@ -46,7 +45,7 @@ pub(crate) fn backend(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tens
             _ => (operator, result),
         },
         last: (operator, result),
-        arguments: call.arguments,
+        arguments: &call.arguments,
         compute: whole.compute,
         label: call.label,
     };
@@ -83,7 +82,7 @@ impl Stages<'_> {
                     .chain(inner[1..].iter().copied())
                     .collect();
                 let rest: Shape = (rows.len() + 1..order.len()).collect();
-                let stages = Stages { last: self.part, arguments: &Arguments::default(), ..*self };
+                let stages = Stages { last: self.part, arguments: &LoopArguments::default(), ..*self };
                 stages.run(&x.with_layout(x.layout().permute(&order)?), &rest)?
             }
         };
@@ -98,7 +97,7 @@ impl Stages<'_> {
         let shape: Shape =
             [whole + usize::from(rest > 0)].into_iter().chain(row_shape.iter().copied()).collect();
         let results = self.empty(&shape, self.part.1, x)?;
-        let arguments = Arguments::default();
+        let arguments = LoopArguments::default();
         // (parts, …, points of a part): rows that lie side by side stay neighbours.
         let stride = layout.strides()[rows];
         let split = |first: usize, row: &[usize], last: usize| -> Shape {
@@ -126,7 +125,7 @@ impl Stages<'_> {
     fn launch(
         &self,
         (operator, dtype): (&'static LoopOp, DType),
-        arguments: &Arguments,
+        arguments: &LoopArguments,
         x: &Tensor,
         inner: &[usize],
         result: &Tensor,

@@ -1,16 +1,14 @@
 //! Operators over two-dimensional windows: unfold, fold, max-pooling.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_ops::structured::{FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D, windows_of_a_pixel};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
 
-use super::loops::{LoopLaunch, widen};
+use super::loops::{LoopArguments, LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, KernelFunction};
+use crate::dispatch::{Arguments, Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
@@ -76,8 +74,8 @@ impl Window {
     }
 
     /// The window as an operator's arguments.
-    pub(crate) fn arguments(&self) -> Arguments {
-        Arguments { sizes: self.numbers().into_iter().collect(), ..Arguments::default() }
+    pub(crate) fn arguments(&self) -> LoopArguments {
+        LoopArguments { sizes: self.numbers().into_iter().collect(), ..LoopArguments::default() }
     }
 
     fn numbers(&self) -> [usize; 12] {
@@ -88,7 +86,12 @@ impl Window {
         ]
     }
 
-    pub(crate) fn from_arguments(arguments: &Arguments) -> Result<Self> {
+    /// The window of a call, whose argument at this place it is.
+    pub(crate) fn of(call: &Call<'_>, place: usize) -> Result<Self> {
+        let sizes: Shape = (call.ints(place).iter())
+            .map(|&size| usize::try_from(size))
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|_| Error::invalid("the sizes of a window must be at least 0"))?;
         let &[
             images,
             channels,
@@ -102,7 +105,7 @@ impl Window {
             stride_width,
             padding,
             dilation,
-        ] = arguments.sizes.as_slice()
+        ] = sizes.as_slice()
         else {
             return Err(Error::invalid("a window operator takes the twelve sizes of its window"));
         };
@@ -185,19 +188,6 @@ impl Window {
     }
 }
 
-/// A backend kernel of this module.
-type WindowKernel = fn(&Window, &Call<'_>) -> Result<Tensors>;
-
-/// Defines the operators: each with its backend kernel and its autograd kernel.
-pub(crate) fn define(define: &mut dyn FnMut(&'static str, KernelFunction, KernelFunction)) {
-    let backend = |kernel: WindowKernel| -> KernelFunction {
-        Arc::new(move |call: &Call<'_>| kernel(&Window::from_arguments(call.arguments)?, call))
-    };
-    define("unfold2d", backend(unfold), Arc::new(|call| transposed(call, &["unfold2d", "fold2d"])));
-    define("fold2d", backend(fold), Arc::new(|call| transposed(call, &["fold2d", "unfold2d"])));
-    define("max_pool2d", backend(max_pool), Arc::new(max_pool_autograd));
-}
-
 fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
     if tensor.shape() == shape {
         Ok(())
@@ -209,14 +199,16 @@ fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
     }
 }
 
-fn unfold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn unfold(call: &Call<'_>) -> Result<Tensors> {
+    let window = Window::of(call, 1)?;
     let image = call.tensors[0];
     expect_shape(image, &window.image_shape())?;
     let shape = window.column_shape();
     window.run(&UNFOLD2D, &[image], &window.column_rows(), &[], &[(&shape, image.dtype())], call.label)
 }
 
-fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn fold(call: &Call<'_>) -> Result<Tensors> {
+    let window = Window::of(call, 1)?;
     let columns = call.tensors[0];
     expect_shape(columns, &window.column_shape())?;
     let shape = window.image_shape();
@@ -230,7 +222,8 @@ fn fold(window: &Window, call: &Call<'_>) -> Result<Tensors> {
     )
 }
 
-fn max_pool(window: &Window, call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn max_pool(call: &Call<'_>) -> Result<Tensors> {
+    let window = Window::of(call, 1)?;
     let image = call.tensors[0];
     expect_shape(image, &window.image_shape())?;
     let shape = window.pooled_shape();
@@ -239,16 +232,16 @@ fn max_pool(window: &Window, call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// The autograd kernel of an operator whose gradient is another operator with the same arguments.
-fn transposed(call: &Call<'_>, names: &'static [&'static str; 2]) -> Result<Tensors> {
+pub(crate) fn transposed(call: &Call<'_>, names: &'static [&'static str; 2]) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let node = TransposedBackward { names, arguments: call.arguments.clone(), label: call.label };
+    let node = TransposedBackward { names, arguments: Window::of(call, 1)?.arguments(), label: call.label };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }
 
 struct TransposedBackward {
     names: &'static [&'static str; 2],
-    arguments: Arguments,
+    arguments: LoopArguments,
     label: Label,
 }
 
@@ -259,19 +252,16 @@ impl Backward for TransposedBackward {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
-        let operator = crate::dispatch::find_operator(self.names[1])?;
-        let results = operator.call(&[gradient], &self.arguments, None, self.label)?;
+        let operator = internal(self.names[1])?;
+        let results = operator.call_loop(&[gradient], &self.arguments, None, self.label)?;
         Ok(results.into_iter().map(Some).collect())
     }
 }
 
-fn max_pool_autograd(call: &Call<'_>) -> Result<Tensors> {
+pub(crate) fn max_pool_autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let node = MaxPoolBackward {
-        window: Window::from_arguments(call.arguments)?,
-        winners: Saved::new(&results[1]),
-        label: call.label,
-    };
+    let node =
+        MaxPoolBackward { window: Window::of(call, 1)?, winners: Saved::new(&results[1]), label: call.label };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }

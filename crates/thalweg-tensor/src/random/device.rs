@@ -18,7 +18,8 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 use super::{check_normal, check_uniform};
 use crate::autograd::no_grad;
 use crate::caller::{creating, enter, label_at};
-use crate::dispatch::{Arguments, find_operator};
+use crate::dispatch::internal;
+use crate::kernels::loops::LoopArguments;
 use crate::kernels::loops::run_into;
 use crate::tensor::Tensor;
 
@@ -178,7 +179,7 @@ impl DeviceGenerator {
         let threads = self.threads(count);
         let _last = self.ordered()?;
         let [seed, offset] = [self.state.select(0, 0)?, self.state.select(0, 1)?];
-        let arguments = Arguments {
+        let arguments = LoopArguments {
             scalars: [Scalar::I64(threads as i64)]
                 .into_iter()
                 .chain(numbers.into_iter().map(Scalar::F64))
@@ -187,11 +188,11 @@ impl DeviceGenerator {
             dtype,
         };
         let tensors: SmallVec<[&Tensor; 3]> = input.into_iter().chain([&seed, &offset]).collect();
-        let results = find_operator(name)?.call(&tensors, &arguments, None, label)?;
+        let results = internal(name)?.call_loop(&tensors, &arguments, None, label)?;
         let drawn = (count - 1) / (threads * WORDS) + 1;
-        let advance = Arguments {
+        let advance = LoopArguments {
             scalars: SmallVec::from_slice(&[Scalar::I64((drawn * WORDS) as i64)]),
-            ..Arguments::default()
+            ..LoopArguments::default()
         };
         let label = Label { operator: "advance_generator", ..label };
         no_grad(|| {

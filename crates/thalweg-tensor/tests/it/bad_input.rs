@@ -4,7 +4,7 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autograd::gradients;
-use thalweg_tensor::dispatch::{Arguments, find_operator};
+use thalweg_tensor::dispatch::find_operator;
 use thalweg_tensor::functional::{
     PoolOptions, WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
 };
@@ -200,9 +200,9 @@ fn gradients_that_do_not_fit() {
 #[test]
 fn operators_called_by_name_check_their_sizes() {
     let x = random(&[2, 3], 1);
-    let call = |name: &'static str, sizes: &[usize]| {
-        let arguments = Arguments { sizes: sizes.into(), ..Arguments::default() };
-        find_operator(name).unwrap().call(&[&x], &arguments, None, Label::here(name))
+    let call = |name: &'static str, sizes: &[i64]| {
+        let arguments = [(&x).into(), sizes.into()];
+        find_operator(&format!("thalweg::{name}")).unwrap().call(&arguments, None, Label::here(name))
     };
     refused(call("sum", &[7]), &["sum", "dimension 7 is out of range"]);
     refused(call("sum", &[1, 1]), &["repeat"]);
@@ -210,6 +210,7 @@ fn operators_called_by_name_check_their_sizes() {
     refused(call("softmax", &[0, 1]), &["softmax", "takes 1 dimensions, not 2"]);
     refused(call("argmax", &[]), &["argmax", "takes 1 dimensions, not 0"]);
     refused(call("causal_softmax", &[1]), &["causal_softmax"]);
+    refused(call("sum", &[-1]), &["sum", "at least 0"]);
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use thalweg_ir::DType;
+use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{
-    Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, KernelFunction, define_operator,
-    find_operator,
+    Argument, Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, KernelFunction, Operator, Value,
+    define_operator, find_operator,
 };
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -23,10 +23,10 @@ fn backend_key() -> DispatchKey {
 
 #[test]
 fn an_operator_of_ones_own_is_called_by_its_key() {
-    let operator = define_operator("test::doubled").unwrap();
-    assert!(define_operator("test::doubled").is_err());
+    let operator = define_operator("test::doubled(Tensor self) -> Tensor").unwrap();
+    assert!(define_operator("test::doubled(Tensor self) -> Tensor").is_err());
     let x = Tensor::ones(&[2], DType::F32, &device()).unwrap();
-    let call = || operator.call(&[&x], &Arguments::default(), None, Label::here("test::doubled"));
+    let call = || operator.call(&[(&x).into()], None, Label::here("test::doubled"));
     assert!(call().unwrap_err().to_string().contains("no kernel is registered"));
     let registration = operator.register(backend_key(), Arc::new(doubled));
     assert_eq!(values(&call().unwrap()[0]), [2.0, 2.0]);
@@ -37,7 +37,7 @@ fn an_operator_of_ones_own_is_called_by_its_key() {
 #[test]
 fn the_newest_kernel_answers_and_can_redispatch() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
-    let operator = define_operator("test::stacked").unwrap();
+    let operator = define_operator("test::stacked(Tensor self) -> Tensor").unwrap();
     operator.register(backend_key(), Arc::new(doubled)).keep();
     let outer: KernelFunction = Arc::new(|call| {
         SEEN.fetch_add(1, Ordering::Relaxed);
@@ -47,8 +47,7 @@ fn the_newest_kernel_answers_and_can_redispatch() {
     let registration = operator.register(DispatchKey::Autograd, outer);
     let x = Tensor::ones(&[1], DType::F32, &device()).unwrap();
     let leaf = x.detach().requires_grad_().unwrap();
-    let call =
-        |tensor: &Tensor| operator.call(&[tensor], &Arguments::default(), None, Label::here("test::stacked"));
+    let call = |tensor: &Tensor| operator.call(&[tensor.into()], None, Label::here("test::stacked"));
     assert_eq!(values(&call(&x).unwrap()[0]), [2.0]);
     assert_eq!(SEEN.load(Ordering::Relaxed), 0, "no gradient is wanted");
     assert_eq!(values(&call(&leaf).unwrap()[0]), [2.0]);
@@ -75,4 +74,49 @@ fn key_sets_add_and_take_away() {
     let set = DispatchKeySet::EMPTY.with(DispatchKey::Cuda).with(DispatchKey::Autograd);
     assert!(set.has(DispatchKey::Cuda) && set.has(DispatchKey::Autograd) && !set.has(DispatchKey::Sim));
     assert!(!set.without(DispatchKey::Autograd).has(DispatchKey::Autograd));
+}
+
+/// An operator with a parameter of each kind, which gives its tensor.
+fn picky() -> &'static Operator {
+    let schema = "test::picky(Tensor self, int[2] size, Scalar alpha=1, *, float eps=1e-5, str mode='none', bool flag=False, int? \
+                  dim=None, ScalarType? dtype=None) -> Tensor";
+    static OPERATOR: std::sync::OnceLock<&'static Operator> = std::sync::OnceLock::new();
+    OPERATOR.get_or_init(|| {
+        let operator = define_operator(schema).unwrap();
+        let kernel: KernelFunction = Arc::new(|call| {
+            assert_eq!(call.ints(1).as_slice(), [3, 3], "one integer stands for a list of its length");
+            assert_eq!(call.scalar(2), Scalar::I64(1));
+            assert_eq!((call.float(3), call.str(4), call.bool(5)), (1e-5, "none", false));
+            assert_eq!((call.optional_int(6), call.optional_dtype(7)), (None, None));
+            Ok([call.tensor(0).clone()].into_iter().collect())
+        });
+        operator.register(backend_key(), kernel).keep();
+        operator
+    })
+}
+
+#[test]
+fn missing_arguments_take_the_defaults_of_the_schema() {
+    let x = Tensor::ones(&[2], DType::F32, &device()).unwrap();
+    let result = picky().call(&[(&x).into(), 3.into()], None, Label::here("picky")).unwrap();
+    assert!(result[0].shares_storage_with(&x));
+    let values = [Value::Tensor(x.clone()), Value::Ints(vec![3, 3]), Value::Int(1), Value::Float(1e-5)];
+    let boxed = picky().call_boxed(&values, None).unwrap();
+    assert!(matches!(&boxed[..], [Value::Tensor(result)] if result.shares_storage_with(&x)));
+}
+
+#[test]
+fn arguments_that_do_not_fit_the_schema_are_refused_by_name() {
+    let x = Tensor::ones(&[2], DType::F32, &device()).unwrap();
+    let refused = |arguments: &[Argument<'_>], text: &str| {
+        let error = picky().call(arguments, None, Label::here("picky")).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(text), "{text}: {error}");
+    };
+    let (tensor, size) = (Argument::Tensor(&x), Argument::Int(3));
+    refused(&[tensor], "`size` is missing");
+    refused(&[size], "`self` cannot be int");
+    refused(&[tensor, Argument::Str("3")], "`size` cannot be str");
+    refused(&[tensor, size, Argument::None], "`alpha` cannot be None");
+    refused(&[tensor, size, Argument::Int(1), Argument::Str("x")], "`eps` cannot be str");
+    refused(&[tensor; 9], "9 arguments are too many");
 }

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
+use thalweg_ops::{ELEMENTWISE, PARTS};
 use thalweg_runtime::{Label, Result};
-use thalweg_tensor::dispatch::{Arguments, find_operator};
+use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::functional::{
     AttentionOptions, ClassLossOptions, PoolOptions, Reduction, WindowOptions, conv2d, cross_entropy_with,
     embedding, layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
@@ -138,7 +138,7 @@ impl Case {
 
     fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         let x = &inputs[0];
-        let dimension = || self.number("dim") as isize;
+        let dimension = || self.number("dim") as i64;
         match self.name.as_str() {
             "sum" => x.sum(&[dimension()], false),
             "mean" => x.mean(&[dimension()], false),
@@ -150,7 +150,7 @@ impl Case {
             "cross_entropy" => cross_entropy_with(x, &inputs[1], self.class_loss()),
             "nll_loss" => nll_loss(x, &inputs[1], self.class_loss()),
             "layer_norm" => layer_norm(x, inputs[1].shape(), inputs.get(1), inputs.get(2), 1e-5),
-            "embedding" => embedding(&inputs[1], x, self.numbers.get("padding_idx").map(|&row| row as isize)),
+            "embedding" => embedding(&inputs[1], x, self.numbers.get("padding_idx").map(|&row| row as i64)),
             "scaled_dot_product_attention" => {
                 let is_causal = self.numbers.get("is_causal") == Some(&1.0);
                 let options = AttentionOptions { attn_mask: inputs.get(3), is_causal, ..Default::default() };
@@ -165,6 +165,7 @@ impl Case {
                 }
             }
             "matmul" => x.matmul(&inputs[1]),
+            "softplus" => x.softplus(),
             "conv2d" => conv2d(x, &inputs[1], Some(&inputs[2]), self.window()),
             "max_pool2d" => {
                 let kernel = ["kernel_height", "kernel_width"].map(|name| self.number(name) as usize);
@@ -172,13 +173,12 @@ impl Case {
                 max_pool2d(x, kernel, PoolOptions { stride: Some([stride; 2]), padding, dilation })
             }
             name => {
-                let scalars: SmallVec<[Scalar; 12]> =
-                    self.order.iter().map(|&number| Scalar::F64(number)).collect();
-                let arguments = Arguments { scalars, ..Arguments::default() };
-                let tensors: Vec<&Tensor> = inputs.iter().collect();
-                Ok(find_operator(name)?
-                    .call(&tensors, &arguments, None, Label::here("golden"))?
-                    .swap_remove(0))
+                let entry = ELEMENTWISE.iter().chain(PARTS).find(|entry| entry.name == name);
+                let entry = entry.unwrap_or_else(|| panic!("{name} is an entry of the table"));
+                let numbers = self.order.iter().map(|&number| Argument::Scalar(Scalar::F64(number)));
+                let arguments: Vec<_> = inputs.iter().map(Argument::Tensor).chain(numbers).collect();
+                let operator = find_operator(&entry.operator_name())?;
+                Ok(operator.call(&arguments, None, Label::here("golden"))?.swap_remove(0))
             }
         }
     }

@@ -96,7 +96,7 @@ fn index_copy_has_gradients_of_both() {
         let weight = random(&[3, 4, 5], 3);
         let through = |x: &Tensor, s: &Tensor| {
             let y = x.square().unwrap();
-            y.index_copy_(dimension as isize, &index, s).unwrap();
+            y.index_copy_(dimension as i64, &index, s).unwrap();
             y.mul(&y).unwrap().mul(&weight).unwrap()
         };
         check_gradient(&x, |x| through(x, &s));

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc};
 use thalweg_ir::{DType, Kernel, Place};
 use thalweg_ops::{
-    ELEMENTWISE, Iteration, LoopOp, Placement, Signature, Space, forward, gradient, kernel, plan, structured,
+    ELEMENTWISE, Iteration, LoopOp, PARTS, Placement, Signature, Space, forward, gradient, kernel, plan,
+    structured,
 };
 
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
@@ -149,7 +150,11 @@ fn every_kernel_of_the_table_compiles() {
         }
     };
     let mut found = BTreeMap::new();
-    ELEMENTWISE.iter().chain(structured::STRUCTURED).for_each(|operator| kernels(operator, &mut found));
+    ELEMENTWISE
+        .iter()
+        .chain(PARTS)
+        .chain(structured::STRUCTURED)
+        .for_each(|operator| kernels(operator, &mut found));
     println!("{} kernels for {ARCHITECTURES:?}", found.len());
     assert!(found.len() > 400, "the table has more kernels than {}", found.len());
     let list: Vec<&Kernel> = found.values().collect();

@@ -3,11 +3,11 @@
 use thalweg_ir::DType;
 use thalweg_tensor::{Tensor, functional};
 
-use crate::support::{assert_close, check_gradient, close, device, random, values};
+use crate::support::{assert_close, check_gradient, close, device, random, tensor, values};
 
 /// Shapes and reduced dimensions: a few points a row, a warp's worth, a block's worth, rows that lie side by side, several
 /// dimensions at once, nothing at all.
-const CASES: &[(&[usize], &[isize])] = &[
+const CASES: &[(&[usize], &[i64])] = &[
     (&[7, 5], &[1]),
     (&[7, 5], &[0]),
     (&[3, 100], &[-1]),
@@ -25,14 +25,14 @@ const CASES: &[(&[usize], &[isize])] = &[
 ];
 
 /// A reduction written out in f64.
-fn reduce(x: &Tensor, dimensions: &[isize], start: f64, combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+fn reduce(x: &Tensor, dimensions: &[i64], start: f64, combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     let shape = x.shape();
     let reduced: Vec<usize> = if dimensions.is_empty() {
         (0..shape.len()).collect()
     } else {
         dimensions
             .iter()
-            .map(|&d| if d < 0 { (d + shape.len() as isize) as usize } else { d as usize })
+            .map(|&d| if d < 0 { (d + shape.len() as i64) as usize } else { d as usize })
             .collect()
     };
     let kept: Vec<usize> = (0..shape.len()).filter(|d| !reduced.contains(d)).collect();
@@ -202,7 +202,7 @@ fn the_gradient_of_a_maximum_is_shared_by_equals() {
 }
 
 /// Few long rows, which are reduced in stages: whole parts and a rest, points in one stride and in several.
-const LONG: &[(&[usize], &[isize])] = &[
+const LONG: &[(&[usize], &[i64])] = &[
     (&[1 << 17], &[]),
     (&[3, 70_001], &[1]),
     (&[70_001, 3], &[0]),
@@ -284,4 +284,31 @@ fn a_long_sum_has_a_gradient() {
     let means = values(&x.mean(&[1], false).unwrap());
     let expected: Vec<f64> = means.iter().flat_map(|mean| vec![2.0 * mean / 70_000.0; 70_000]).collect();
     assert_close(&values(&x.grad().unwrap()), &expected, 1e-15);
+}
+
+#[test]
+fn cat_and_stack_put_tensors_together_and_take_gradients_apart() {
+    let a = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2], DType::F32).requires_grad_().unwrap();
+    let b = tensor(&[5.0, 6.0], &[2, 1], DType::F64).requires_grad_().unwrap();
+    let skipped = tensor(&[], &[0], DType::F32).requires_grad_().unwrap();
+    let joined = Tensor::cat(&[a.clone(), skipped.clone(), b.clone()], -1).unwrap();
+    assert_eq!((joined.shape(), joined.dtype()), (&[2, 3][..], DType::F64));
+    assert_eq!(values(&joined), [1.0, 2.0, 5.0, 3.0, 4.0, 6.0]);
+    let weights = tensor(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], DType::F64);
+    joined.mul(&weights).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!(values(&a.grad().unwrap()), [1.0, 2.0, 4.0, 5.0]);
+    assert_eq!((values(&b.grad().unwrap()), b.grad().unwrap().dtype()), (vec![3.0, 6.0], DType::F64));
+    assert_eq!(skipped.grad().unwrap().shape(), [0]);
+
+    let rows = [tensor(&[1.0, 2.0], &[2], DType::F32), tensor(&[3.0, 4.0], &[2], DType::F32)];
+    assert_eq!(values(&Tensor::stack(&rows, 1).unwrap()), [1.0, 3.0, 2.0, 4.0]);
+    assert_eq!(Tensor::stack(&rows, -1).unwrap().shape(), [2, 2]);
+    for (list, text) in [
+        (&[][..], "non-empty"),
+        (&[rows[0].clone(), a.detach()][..], "same number of dimensions"),
+        (&[a.detach(), b.detach()][..], "Sizes of tensors must match"),
+    ] {
+        let error = Tensor::cat(list, 0).unwrap_err().to_string();
+        assert!(error.contains(text) || list.is_empty(), "{text}: {error}");
+    }
 }

@@ -2,10 +2,10 @@
 //! finite differences, in every dtype that it takes. A new entry is tested here without a line more.
 
 use thalweg_ir::{Binary, DType, Node, Scalar, Unary};
-use thalweg_ops::{DTypeRule, ELEMENTWISE, Examples, LoopOp};
+use thalweg_ops::{DTypeRule, ELEMENTWISE, Examples, LoopOp, PARTS};
 use thalweg_runtime::{Device, Label};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::dispatch::{Arguments, find_operator};
+use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::random::Generator;
 
 use crate::support::{assert_close, check_gradient, tensor, tolerance, values};
@@ -14,9 +14,9 @@ fn examples(operator: &LoopOp) -> Examples {
     operator.examples.unwrap_or_else(|| panic!("{}: an elementwise entry has samples", operator.name))
 }
 
-fn arguments(operator: &LoopOp) -> Arguments {
-    let scalars = examples(operator).scalars.iter().map(|&number| Scalar::F64(number)).collect();
-    Arguments { scalars, ..Arguments::default() }
+/// The entries: those that are operators, and the parts of others.
+fn entries() -> impl Iterator<Item = &'static LoopOp> {
+    ELEMENTWISE.iter().chain(PARTS).copied()
 }
 
 /// One tensor an input, holding that input's value of every sample.
@@ -32,16 +32,18 @@ fn sample_tensors(operator: &LoopOp, dtype: DType) -> Vec<Tensor> {
 }
 
 fn run(operator: &LoopOp, inputs: &[&Tensor]) -> Tensor {
-    let found = find_operator(operator.name).expect("an entry of the table is an operator");
+    let found = find_operator(&operator.operator_name()).expect("an entry of the table is an operator");
+    let numbers = examples(operator).scalars.iter().map(|&number| Argument::Scalar(Scalar::F64(number)));
+    let arguments: Vec<_> = inputs.iter().map(|&input| Argument::Tensor(input)).chain(numbers).collect();
     let mut results = found
-        .call(inputs, &arguments(operator), None, Label::here(operator.name))
+        .call(&arguments, None, Label::here(operator.name))
         .unwrap_or_else(|error| panic!("{}: {error}", operator.name));
     results.swap_remove(0)
 }
 
 #[test]
 fn values_agree_with_the_reference() {
-    for operator in ELEMENTWISE {
+    for operator in entries() {
         let example = examples(operator);
         for dtype in [DType::F64, DType::F32, DType::F16, DType::Bf16] {
             let inputs = sample_tensors(operator, dtype);
@@ -62,7 +64,7 @@ fn values_agree_with_the_reference() {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    for operator in ELEMENTWISE.iter().filter(|operator| {
+    for operator in entries().filter(|operator| {
         matches!(
             operator.rule,
             DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Floating | DTypeRule::Condition
@@ -82,7 +84,7 @@ fn gradients_agree_with_finite_differences() {
 
 #[test]
 fn integers_follow_the_rule() {
-    for operator in ELEMENTWISE.iter().filter(|operator| operator.scalars.is_empty()) {
+    for operator in entries().filter(|operator| operator.scalars.is_empty()) {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer()) {
             let inputs = sample_tensors(operator, dtype);
             let result = run(operator, &inputs.iter().collect::<Vec<_>>());
@@ -98,7 +100,7 @@ fn integers_follow_the_rule() {
 
 #[test]
 fn the_table_names_each_operator_once() {
-    let all: Vec<&LoopOp> = ELEMENTWISE.iter().chain(thalweg_ops::structured::STRUCTURED).copied().collect();
+    let all: Vec<&LoopOp> = entries().chain(thalweg_ops::structured::STRUCTURED.iter().copied()).collect();
     for (index, operator) in all.iter().enumerate() {
         for other in &all[..index] {
             assert_ne!(operator.name, other.name);
@@ -132,7 +134,7 @@ fn a_card_agrees_with_the_host_functions() {
         );
     }
     let mut exact = 0;
-    for operator in ELEMENTWISE {
+    for operator in entries() {
         let mut generator = Generator::new(operator.id());
         // Positive, so that logarithms and roots are defined.
         let columns: Vec<Vec<f32>> = (0..operator.input_count)
@@ -161,6 +163,6 @@ fn a_card_agrees_with_the_host_functions() {
             assert_close(&found, &expected, 2e-6);
         }
     }
-    println!("{card} and {simulator}: {exact} of {} operators agree bit for bit", ELEMENTWISE.len());
+    println!("{card} and {simulator}: {exact} of {} operators agree bit for bit", entries().count());
     assert!(exact > 25, "most operators are exact");
 }

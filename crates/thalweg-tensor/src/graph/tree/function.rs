@@ -116,7 +116,7 @@ impl Fitted {
     pub(super) fn write_back(&self, index: usize, changed: &Tensor) -> Result<()> {
         match (&self.originals[index], self.cut) {
             (Some((original, dimension)), Some(size)) => {
-                original.copy_(&changed.narrow(*dimension as isize, 0, size)?)
+                original.copy_(&changed.narrow(*dimension as i64, 0, size)?)
             }
             _ => self.inputs[index].copy_(changed),
         }
@@ -238,7 +238,7 @@ impl Function {
                     outputs.len()
                 )));
             };
-            outputs[output] = whole.narrow(dimension as isize, 0, size)?;
+            outputs[output] = whole.narrow(dimension as i64, 0, size)?;
         }
         Ok(outputs)
     }
@@ -272,7 +272,7 @@ fn pad(input: &Tensor, dimension: usize, size: usize, padding: &Padding) -> Resu
         Padding::By(function) => function(input, dimension, size)?,
         Padding::Value(value) => {
             let padded = Tensor::full(&shape, *value, input.dtype(), input.device())?;
-            padded.narrow(dimension as isize, 0, input.shape()[dimension])?.copy_(input)?;
+            padded.narrow(dimension as i64, 0, input.shape()[dimension])?.copy_(input)?;
             padded
         }
     };

@@ -1,0 +1,210 @@
+//! [`Formula`]: a gradient as a function of tensors, for an operator whose kernel is no loop with a derived one.
+//!
+//! ```text
+//! Formula { inputs: &[0], outputs: &[], backward: |call| call.one(0, || call.gradient()?.mul(&call.saved(0)?)) }
+//! ```
+//!
+//! The node keeps the tensors that the formula names, the other arguments, and shapes and dtypes of all tensors.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Shape};
+use thalweg_ops::schema::Schema;
+use thalweg_runtime::{Device, Label, Result};
+
+use super::{Backward, Gradients, Saved, no_grad, record};
+use crate::argument::{Argument, Arguments, Value};
+use crate::dispatch::{Call, Operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// A gradient: what it reads, and how it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Formula {
+    /// The tensors of the call that it reads, by their place among the call's tensors.
+    pub inputs: &'static [usize],
+    /// The results that it reads, by their place.
+    pub outputs: &'static [usize],
+    /// Computes the gradient of each tensor of the call.
+    pub backward: fn(&GradientCall<'_>) -> Result<Gradients>,
+}
+
+impl Formula {
+    /// Runs a call, and records a node that computes this formula.
+    pub(crate) fn record(&'static self, call: &Call<'_>) -> Result<Tensors> {
+        let results = no_grad(|| call.redispatch())?;
+        let mut results: Tensors = results.into_iter().map(|result| result.detach()).collect();
+        if !results.iter().any(|result| result.dtype().is_floating_point()) {
+            return Ok(results);
+        }
+        let node = FormulaNode {
+            formula: self,
+            name: call.operator.base_name(),
+            schema: call.operator.schema().clone(),
+            arguments: call.arguments.iter().map(|argument| argument.to_value_without_tensors()).collect(),
+            tensors: call.tensors.iter().map(|tensor| Input::of(tensor)).collect(),
+            results: results.iter().map(|result| (result.shape().into(), result.dtype())).collect(),
+            saved: self
+                .inputs
+                .iter()
+                .filter_map(|&at| Some((at, Saved::new(call.tensors.get(at)?))))
+                .collect(),
+            saved_results: self.outputs.iter().map(|&at| (at, Saved::new(&results[at]))).collect(),
+            device: call.device.clone(),
+            label: call.label,
+        };
+        record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
+        Ok(results)
+    }
+}
+
+/// What a node knows of a tensor of its call.
+struct Input {
+    shape: Shape,
+    dtype: DType,
+    is_wanted: bool,
+}
+
+impl Input {
+    fn of(tensor: &Tensor) -> Self {
+        let is_wanted = tensor.requires_grad() && tensor.dtype().is_floating_point();
+        Self { shape: tensor.shape().into(), dtype: tensor.dtype(), is_wanted }
+    }
+}
+
+struct FormulaNode {
+    formula: &'static Formula,
+    name: &'static str,
+    schema: Schema,
+    arguments: SmallVec<[Value; 6]>,
+    tensors: SmallVec<[Input; 4]>,
+    results: SmallVec<[(Shape, DType); 2]>,
+    saved: SmallVec<[(usize, Saved); 4]>,
+    saved_results: SmallVec<[(usize, Saved); 2]>,
+    device: Device,
+    label: Label,
+}
+
+impl Backward for FormulaNode {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        (self.formula.backward)(&GradientCall { node: self, gradients })
+    }
+
+    fn release(&self) {
+        self.saved.iter().chain(&self.saved_results).for_each(|(_, saved)| saved.release());
+    }
+}
+
+/// A call whose gradient is computed: the gradients of its results, what was saved, and its arguments without tensors.
+#[derive(Clone, Copy)]
+pub struct GradientCall<'a> {
+    node: &'a FormulaNode,
+    gradients: &'a [Option<Tensor>],
+}
+
+impl Arguments for GradientCall<'_> {
+    fn schema(&self) -> &Schema {
+        &self.node.schema
+    }
+
+    fn argument(&self, place: usize) -> Argument<'_> {
+        self.node.arguments[place].as_argument()
+    }
+}
+
+impl GradientCall<'_> {
+    /// Returns the gradient of the first result; zeros where it has none.
+    pub fn gradient(&self) -> Result<Tensor> {
+        self.gradient_of(0)
+    }
+
+    /// Returns the gradient of a result; zeros where it has none.
+    pub fn gradient_of(&self, result: usize) -> Result<Tensor> {
+        match &self.gradients[result] {
+            Some(gradient) => Ok(gradient.clone()),
+            None => {
+                let (shape, dtype) = &self.node.results[result];
+                Tensor::zeros(shape, *dtype, &self.node.device)
+            }
+        }
+    }
+
+    /// Returns whether a result has a gradient.
+    pub fn has_gradient(&self, result: usize) -> bool {
+        self.gradients[result].is_some()
+    }
+
+    /// Returns a tensor of the call that the formula names, by its place among the call's tensors.
+    ///
+    /// # Panics
+    /// If the formula does not name it.
+    pub fn saved(&self, tensor: usize) -> Result<Tensor> {
+        let (_, saved) =
+            self.node.saved.iter().find(|(at, _)| *at == tensor).expect("a saved tensor is named");
+        saved.get()
+    }
+
+    /// Returns a result that the formula names.
+    ///
+    /// # Panics
+    /// If the formula does not name it.
+    pub fn result(&self, result: usize) -> Result<Tensor> {
+        let mut saved = self.node.saved_results.iter();
+        saved.find(|(at, _)| *at == result).expect("a saved result is named").1.get()
+    }
+
+    /// Returns how many tensors the call had.
+    pub fn tensor_count(&self) -> usize {
+        self.node.tensors.len()
+    }
+
+    /// Returns the shape of a tensor of the call.
+    pub fn shape(&self, tensor: usize) -> &[usize] {
+        &self.node.tensors[tensor].shape
+    }
+
+    /// Returns the dtype of a tensor of the call.
+    pub fn dtype_of(&self, tensor: usize) -> DType {
+        self.node.tensors[tensor].dtype
+    }
+
+    /// Returns whether the gradient of a tensor of the call is wanted.
+    pub fn wants(&self, tensor: usize) -> bool {
+        self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted)
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.node.device
+    }
+
+    /// Returns who called, from where.
+    pub fn label(&self) -> Label {
+        self.node.label
+    }
+
+    /// Returns the gradients where only one tensor of the call has one, computed if it is wanted.
+    pub fn one(&self, tensor: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Gradients> {
+        let mut gradients = Gradients::from_elem(None, self.tensor_count());
+        if self.wants(tensor) {
+            gradients[tensor] = Some(gradient()?);
+        }
+        Ok(gradients)
+    }
+
+    /// Returns the gradients of all tensors of the call, each computed if it is wanted; `None` is no gradient.
+    pub fn each(&self, mut gradient: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Gradients> {
+        (0..self.tensor_count()).map(|at| if self.wants(at) { gradient(at) } else { Ok(None) }).collect()
+    }
+}
+
+/// Registers the formula of an operator of one's own: its `Autograd` kernel records it.
+pub fn register_formula(
+    operator: &'static Operator,
+    formula: &'static Formula,
+) -> crate::dispatch::Registration {
+    let kernel = std::sync::Arc::new(move |call: &Call<'_>| formula.record(call));
+    operator.register(crate::dispatch::DispatchKey::Autograd, kernel)
+}

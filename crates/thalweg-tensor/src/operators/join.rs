@@ -1,0 +1,158 @@
+//! Operators that put tensors together.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Shape};
+use thalweg_ops::structured::COPY;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::{operators, single};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Arguments, Call, built_in};
+use crate::kernels::loops::{LoopArguments, run_into};
+use crate::operators::call as call_operator;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Puts tensors one after another along a dimension: they agree in all others, or are empty with one dimension.
+    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT);
+    /// Puts tensors of one shape side by side along a new dimension.
+    "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
+}
+
+/// The parts of the result's gradient, each where its tensor was.
+static CAT: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        let gradient = call.gradient()?;
+        let dim = gradient.layout().dimension(call.int(1))?;
+        let mut start = 0;
+        (0..call.tensor_count())
+            .map(|tensor| {
+                let shape = call.shape(tensor);
+                if is_skipped(shape) {
+                    return if call.wants(tensor) {
+                        Tensor::zeros(shape, call.dtype_of(tensor), call.device()).map(Some)
+                    } else {
+                        Ok(None)
+                    };
+                }
+                let (first, length) = (start, shape[dim]);
+                start += length;
+                if !call.wants(tensor) {
+                    return Ok(None);
+                }
+                gradient.narrow(dim as i64, first, length)?.to_dtype(call.dtype_of(tensor)).map(Some)
+            })
+            .collect()
+    },
+};
+
+/// Whether `cat` passes over a tensor of this shape, whatever those of the others are.
+fn is_skipped(shape: &[usize]) -> bool {
+    shape == [0]
+}
+
+fn cat(call: &Call<'_>) -> Result<Tensors> {
+    let list = call.tensor_list(0);
+    let Some(first) = list.iter().find(|tensor| !is_skipped(tensor.shape())).or(list.first()) else {
+        return Err(Error::invalid("torch.cat(): expected a non-empty list of Tensors"));
+    };
+    if first.rank() == 0 {
+        return Err(Error::invalid("zero-dimensional tensor (at position 0) cannot be concatenated"));
+    }
+    let dim = first.layout().dimension(call.int(1))?;
+    let mut shape: Shape = first.shape().into();
+    let mut dtype = first.dtype();
+    shape[dim] = 0;
+    for (position, tensor) in list.iter().enumerate() {
+        dtype = dtype.promote(tensor.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
+        if is_skipped(tensor.shape()) {
+            continue;
+        }
+        if tensor.rank() != shape.len() {
+            return Err(Error::invalid(format!(
+                "Tensors must have same number of dimensions: got {} and {}",
+                shape.len(),
+                tensor.rank()
+            )));
+        }
+        for (dimension, (&extent, wanted)) in tensor.shape().iter().zip(&mut shape).enumerate() {
+            if dimension == dim {
+                *wanted += extent;
+            } else if extent != *wanted {
+                return Err(Error::invalid(format!(
+                    "Sizes of tensors must match except in dimension {dim}. Expected size {wanted} but got size {extent} for \
+                     tensor number {position} in the list."
+                )));
+            }
+        }
+    }
+    let result = Tensor::empty_on(&shape, dtype, &call.device.current_stream(), call.label)?;
+    let mut start = 0;
+    for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {
+        let length = tensor.shape()[dim];
+        let part = result.with_layout(result.layout().narrow(dim, start, length)?);
+        start += length;
+        copy_into(call, tensor, &part, dtype)?;
+    }
+    Ok(single(result))
+}
+
+/// Writes the elements of a tensor, converted, into memory that nobody else sees yet.
+pub(super) fn copy_into(call: &Call<'_>, source: &Tensor, target: &Tensor, dtype: DType) -> Result<()> {
+    if target.elements() == 0 {
+        return Ok(());
+    }
+    let arguments = LoopArguments { dtype: Some(dtype), ..LoopArguments::default() };
+    run_into(&COPY, &[source], &arguments, std::slice::from_ref(target), call.label)
+}
+
+fn stack(call: &Call<'_>) -> Result<Tensors> {
+    let list = call.tensor_list(0);
+    let Some(first) = list.first() else {
+        return Err(Error::invalid("stack expects a non-empty TensorList"));
+    };
+    if let Some((position, other)) = list.iter().enumerate().find(|(_, other)| other.shape() != first.shape())
+    {
+        return Err(Error::invalid(format!(
+            "stack expects each tensor to be equal size, but got {:?} at entry 0 and {:?} at entry {position}",
+            first.shape(),
+            other.shape()
+        )));
+    }
+    let parts: SmallVec<[Tensor; 4]> =
+        list.iter().map(|tensor| tensor.unsqueeze(call.int(1))).collect::<Result<_>>()?;
+    // A dimension is counted from the end of the result, which has one more.
+    call_operator(
+        built_in!("cat")?,
+        &[parts.as_slice().into(), call.int(1).into()],
+        None,
+        call.label.location,
+    )
+    .map(single)
+}
+
+impl Tensor {
+    /// Puts tensors one after another along a dimension (`torch.cat`): they agree in all others, or are empty with one dimension.
+    /// The dtypes are promoted. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the list is empty, the shapes do not fit, or the dimension is out of range.
+    #[track_caller]
+    pub fn cat(tensors: &[Tensor], dim: i64) -> Result<Self> {
+        let location = std::panic::Location::caller();
+        call_operator(built_in!("cat")?, &[tensors.into(), dim.into()], None, location)
+    }
+
+    /// Puts tensors of one shape side by side along a new dimension (`torch.stack`). Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the list is empty, the shapes differ, or the dimension is out of range.
+    #[track_caller]
+    pub fn stack(tensors: &[Tensor], dim: i64) -> Result<Self> {
+        let location = std::panic::Location::caller();
+        call_operator(built_in!("stack")?, &[tensors.into(), dim.into()], None, location)
+    }
+}
