@@ -15,12 +15,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use self::graph::Graphs;
-use crate::upstream::{
-    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamId, StreamOrdered,
-    Upstream, UpstreamError, VirtualMemory,
-};
 use driver_pool::DriverPool;
+
+use self::graph::Graphs;
+use crate::ids::StreamId;
+use crate::upstream::{
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, StreamOrdered, Upstream,
+    UpstreamError, VirtualMemory,
+};
 
 /// What an injected failure looks like.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

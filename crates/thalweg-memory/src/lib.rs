@@ -44,17 +44,19 @@
 //!
 //! | folder or file | knows | never sees |
 //! |---|---|---|
+//! | `ids` | names of streams, pools, arenas and kinds of segments | everything else |
 //! | `device/blocks`, `slots` | addresses: segments, split and merge | streams, pools, pages, the upstream |
 //! | `device/bins` | the free blocks by size | everything else |
 //! | `device/pending`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
 //! | `device/gauges`, `ledger` | sums, exact without a shared counter | why |
 //! | `device/arena` | how a block moves through all of these, under one lock | other arenas |
 //! | `device/common` | what all arenas share, and which there are | what is in them |
-//! | `device/expandable`, `spare` | pages, and how they move | where else there is memory |
+//! | `device/pages`, `expandable`, `spare` | pages, and how they move | where else there is memory |
 //! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |
-//! | `device/directory`, `pools` | which arena serves whom | blocks |
+//! | `device/directory`, `pools`, `scopes` | which arena serves whom | blocks |
 //! | `device/direct` | the same books for memory that is not cached here | |
 //! | `device/exact`, `restore` | blocks at an address, and a recorded state laid out again | |
+//! | `device/recording`, `graph_pools`, `sharing` | the allocator's side of `trace`, `graph_pools` and `ipc` | |
 //! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; who is in a function of the program's with a lock held | |
 //! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held and who hears when one is given back (`vigil`) | graphs |
 //! | `ipc` | memory for other processes, and theirs | |
@@ -111,6 +113,7 @@ mod diagnose;
 mod error;
 pub mod fake;
 mod graph_pools;
+mod ids;
 mod ipc;
 pub mod pinned;
 mod policy;
@@ -120,15 +123,18 @@ mod sync;
 mod trace;
 pub mod upstream;
 
-pub use device::allocator::{Block, DeviceAllocator, FreeMemoryCallback};
-pub use device::pools::{CaptureScope, PoolOptions, PoolScope, StreamFilter};
+pub use device::allocator::DeviceAllocator;
+pub use device::block::Block;
+pub use device::cold::FreeMemoryCallback;
+pub use device::pools::PoolOptions;
 #[doc(hidden)]
 pub use device::restore;
-pub use diagnose::advice::Advice;
-pub use error::{AddressProblem, AllocationError, OutOfMemory};
+pub use device::scopes::{CaptureScope, PoolScope};
+pub use error::{AddressProblem, Advice, AllocationError, OutOfMemory};
 pub use graph_pools::aliases::Alias;
 pub use graph_pools::checkpoint::{LiveDifference, PoolCheckpoint, Restored};
 pub use graph_pools::vigil::{LiveBlock, Vigil};
+pub use ids::{PoolId, SizeClass, StreamFilter, StreamId};
 pub use ipc::imports::SharedMemory;
 pub use ipc::sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
 pub use pinned::{
@@ -140,8 +146,8 @@ pub use settings::{
     SettingsError, SnapshotValue,
 };
 pub use statistics::stats::{self, ByPool, DeviceStatistics, Statistic};
-pub use thalweg_snapshot::{BlockSnapshot, BlockState, PoolId, SegmentSnapshot, SizeClass, StreamId};
-pub use trace::watch::SnapshotOptions;
+pub use thalweg_snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
+pub use trace::watch::{SnapshotOptions, SnapshotPart};
 pub use trace::{history, observe};
 pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,

@@ -18,7 +18,7 @@
 use std::error::Error;
 use std::fmt;
 
-pub use thalweg_snapshot::StreamId;
+use crate::ids::StreamId;
 
 thalweg_snapshot::identifiers! {
     /// An event that was recorded on a stream and has not been released.

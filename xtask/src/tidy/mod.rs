@@ -5,13 +5,16 @@
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
 //! - No file names a folder of somebody's machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
 //! - The texts of both licences are there.
+//! - In no crate many modules use each other in a circle ([`circles`]).
 //! - Every crate can be published ([`packages`]).
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
+mod circles;
 mod packages;
 mod scan;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -71,11 +74,28 @@ pub fn run() -> Result<bool, String> {
     let files = files(&root)?;
     let mut findings = Vec::new();
     let mut lines = 0;
+    let mut packages: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     for file in &files {
         // Pictures and archives are no text, and a file that was removed but not yet from git's list is none either.
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         lines += text.lines().count();
         check(file, &text, &mut findings);
+        let source = file.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"));
+        if let Some((package, source)) = source.filter(|(_, source)| source.ends_with(".rs")) {
+            packages.entry(package.to_owned()).or_default().push((source.to_owned(), text));
+        }
+    }
+    for (package, sources) in packages {
+        if let Some((circle, most)) = circles::too_large(&package, &sources) {
+            let what =
+                format!("{} files use each other, more than {most}: {}", circle.len(), circle.join(", "));
+            findings.push(Finding {
+                level: Level::Error,
+                file: format!("crates/{package}/src"),
+                line: 0,
+                what,
+            });
+        }
     }
     for licence in LICENCES.into_iter().filter(|licence| !root.join(licence).is_file()) {
         findings.push(Finding {

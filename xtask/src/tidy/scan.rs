@@ -66,7 +66,7 @@ fn is_word(byte: u8) -> bool {
 }
 
 /// The source with spaces in the place of comments and of what stands in quotes. Line breaks stay.
-fn blank(source: &str) -> Vec<u8> {
+pub fn blank(source: &str) -> Vec<u8> {
     let mut code = source.as_bytes().to_vec();
     let mut place = 0;
     while place < code.len() {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use thalweg_memory::Policy;
-use thalweg_memory::upstream::StreamId;
+use thalweg_memory::StreamId;
 use thalweg_memory_tools::analysis::forecast::Forecast;
 use thalweg_memory_tools::analysis::{lives, summarise, what_if};
 use thalweg_memory_tools::replay::RecordedProgram;

@@ -1,8 +1,5 @@
 //! The device allocator's public face: [`DeviceAllocator`] gives out [`Block`]s, and dropping one gives it back.
 //!
-//! A [`Block`] carries all that is needed to use it and to free it: its arena, address, sizes, stream, its name there, and
-//! the uses by other streams. So neither freeing nor [`record_use`](Block::record_use) looks anything up by address.
-//!
 //! An allocation finds the arena of its pool and stream ([`directory`](super::directory)), and is served under that arena's
 //! lock from what is cached there. Only if that fails is the lock of the slow path taken ([`slow_path`](super::slow_path)), which
 //! is the one lock that all streams share.
@@ -13,40 +10,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 use thalweg_snapshot::SegmentSnapshot;
 
-use super::arena::{Arena, Home, Request};
-use super::blocks::{BlockId, Span};
+use super::arena::Arena;
+use super::block::Block;
+use super::blocks::Span;
+use super::cold::{Cold, FreeMemoryCallback};
 use super::common::Common;
 use super::directory::Directory;
-use super::ledger::Ledger;
-use super::pending::{Uses, use_of};
-use super::pools::{Owner, PoolId, PoolOptions, Pools, Requests, Scopes, StreamFilter};
+use super::pools::{PoolOptions, Requests, Scopes};
 use super::reentry;
-use super::slow_path::Climb;
 use crate::error::{AllocationError, Kind};
-use crate::policy::{MAX_REQUEST_BYTES, Policy};
+use crate::ids::{ArenaKey, Owner, PoolId, SizeClass, StreamFilter, StreamId};
+use crate::ipc::imports::Imports;
+use crate::policy::{MAX_REQUEST_BYTES, Policy, Request};
 use crate::settings::Settings;
-use crate::statistics::stats::{DeviceStatistics, SizeClass};
-use crate::trace::history::{Ring, StackId};
-use crate::upstream::{StreamId, Upstream};
+use crate::statistics::stats::DeviceStatistics;
+use crate::trace::history::StackId;
+use crate::upstream::Upstream;
 
 /// No segment that grows reserves more addresses than this (4 TiB, which is more than any device has) without need, so that there
 /// are enough for thousands of streams and pools.
 const MOST_RESERVE_BYTES: u64 = 4 << 40;
-
-/// Called when memory is short; whether it freed any. It may drop blocks; other calls of the allocator are refused.
-pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
-
-/// What stands behind the lock of the slow path.
-#[derive(Default)]
-pub(crate) struct Cold {
-    pub(crate) ledger: Ledger,
-    pub(crate) pools: Pools,
-    pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,
-    /// Events that concern no arena.
-    pub(crate) ring: Ring,
-    /// The request that is looked for found no range of addresses to grow in.
-    pub(crate) addresses_are_short: bool,
-}
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
 ///
@@ -55,6 +38,8 @@ pub(crate) struct Cold {
 pub struct DeviceAllocator {
     pub(crate) common: Arc<Common>,
     directory: Directory,
+    /// Memory of other processes.
+    pub(crate) imports: Imports,
     pub(crate) scopes: Scopes,
     cold: Mutex<Cold>,
     settings: RwLock<Settings>,
@@ -69,6 +54,7 @@ impl DeviceAllocator {
         let mut allocator = Self {
             common: Common::new(upstream),
             directory: Directory::default(),
+            imports: Imports::default(),
             scopes: Scopes::default(),
             cold: Mutex::default(),
             settings: RwLock::new(settings.clone()),
@@ -113,7 +99,7 @@ impl DeviceAllocator {
     #[cold]
     fn add_arena(&self, stream: StreamId) -> &Arc<Arena> {
         self.directory.find_or_add(stream, || {
-            let home = Home { stream, owner: Owner::Shared };
+            let home = ArenaKey { stream, owner: Owner::Shared };
             Arena::new(&self.common, home, None, self.policy(false))
         })
     }
@@ -131,7 +117,7 @@ impl DeviceAllocator {
 
     fn private_arena(&self, pool: PoolId, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
         let arena = self.enter()?.pools.arena(pool, stream, |options| {
-            let home = Home { stream, owner: Owner::Private(pool) };
+            let home = ArenaKey { stream, owner: Owner::Private(pool) };
             Arena::new(&self.common, home, options.source.clone(), self.policy(options.no_split))
         });
         Ok(arena.ok_or(Kind::UnknownPool(pool))?)
@@ -179,7 +165,7 @@ impl DeviceAllocator {
         let obtained = if direct {
             self.allocate_directly(arena, &request).map(|span| (Arc::clone(arena), span))
         } else {
-            Climb::new(self, arena, request).obtain()
+            self.obtain_on_slow_path(arena, request)
         };
         let (owner, found) = obtained.map_err(|error| self.tell_of_failure(error))?;
         *span = found;
@@ -550,6 +536,15 @@ impl DeviceAllocator {
         Some(bytes.min(MAX_REQUEST_BYTES))
     }
 
+    /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
+    /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
+    /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
+    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done. As soon as
+    /// one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream behind a wait for the device only.
+    pub fn add_unrecorded_user(&self, stream: StreamId) {
+        self.common.add_unrecorded_user(stream);
+    }
+
     pub(crate) fn common(&self) -> &Arc<Common> {
         &self.common
     }
@@ -582,189 +577,5 @@ impl Drop for DeviceAllocator {
 impl fmt::Debug for DeviceAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceAllocator").finish_non_exhaustive()
-    }
-}
-
-/// Device memory in the caller's hands. Dropping it frees it, without failing and without waiting.
-///
-/// The memory may be used on [`stream`](Self::stream) without further ado, also by work that is still queued when the block
-/// is dropped. Work on another stream must be ordered against it by the caller, and be told of before the drop, by
-/// [`record_use`](Self::record_use) or [`record_stream`](Self::record_stream).
-pub struct Block {
-    /// There until the block is dropped, which leaves it to the arena.
-    arena: Option<Arc<Arena>>,
-    /// [`BlockId::NONE`] for a null block.
-    block: BlockId,
-    address: u64,
-    size_bytes: u64,
-    requested_bytes: u64,
-    /// Not the arena's if the block is borrowed from another stream.
-    stream: StreamId,
-    /// Nearly always none: a block is small, because it is moved about a lot.
-    uses: Mutex<Option<Box<Uses>>>,
-}
-
-impl Block {
-    #[inline]
-    pub(crate) fn new(arena: Arc<Arena>, span: Span, requested_bytes: u64, stream: StreamId) -> Self {
-        let Span { block, address, size_bytes } = span;
-        let uses = Mutex::new(None);
-        Self { arena: Some(arena), block, address, size_bytes, requested_bytes, stream, uses }
-    }
-
-    pub(crate) fn null(arena: Arc<Arena>) -> Self {
-        let stream = arena.home.stream;
-        Self::new(arena, Span::NULL, 0, stream)
-    }
-
-    /// Where the memory begins: a multiple of 512, or 0 for a null block.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// How many bytes there are: what was asked for, rounded up. A block that was cached whole may be larger still.
-    pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    /// How many bytes were asked for.
-    pub fn requested_bytes(&self) -> u64 {
-        self.requested_bytes
-    }
-
-    /// The stream that the block was allocated on.
-    pub fn stream(&self) -> StreamId {
-        self.stream
-    }
-
-    /// The private pool that the memory belongs to; `None` for the shared one.
-    pub fn pool(&self) -> Option<PoolId> {
-        self.arena().home.owner.pool()
-    }
-
-    /// Whether this is a null block, which holds no memory.
-    pub fn is_null(&self) -> bool {
-        self.block == BlockId::NONE
-    }
-
-    /// Says that `stream` uses the memory too. When the block is dropped, an event is recorded there, behind all its work so
-    /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
-    /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
-    pub fn record_stream(&self, stream: StreamId) {
-        let is_foreign = planted!(RecordStreamLost, stream != self.stream, false);
-        if is_foreign && !self.is_null() {
-            use_of(self.uses().get_or_insert_default(), stream).note(self.arena().common.is_capturing());
-        }
-    }
-
-    /// Says that what `stream` has been given so far is the last, until the next call, that it does with the memory: an event
-    /// is recorded there *now*. The memory is not used again before it has passed, or before its own stream waits for it;
-    /// whatever else `stream` does meanwhile holds nothing up. So the block may be dropped at any time, on any thread.
-    ///
-    /// On the block's own stream it is a no-op. Many calls for one stream are as good as the last one. If an event cannot be
-    /// recorded now, this is [`record_stream`](Self::record_stream).
-    ///
-    /// During a capture it is a note of the place in the graph: within the capture, the memory is used again where the graph
-    /// itself orders the new use behind the old one.
-    pub fn record_use(&self, stream: StreamId) {
-        if stream == self.stream || self.is_null() {
-            return;
-        }
-        if reentry::check().is_err() {
-            return self.record_stream(stream);
-        }
-        let mut uses = self.uses();
-        // Held so that no capture begins between the look and the record.
-        let _state = self.arena().state();
-        let around = self.arena().common.surroundings();
-        let one = use_of(uses.get_or_insert_default(), stream);
-        if one.at_free {
-            return;
-        }
-        // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
-        let was_eager = one.eager;
-        one.note(around.capturing);
-        if around.capturing {
-            if let Some(marks) = around.marks(stream) {
-                one.marks = marks;
-                one.at_free = false;
-            }
-            return;
-        }
-        if let Ok(recorded) = around.record(planted!(UseRecordedAtHome, stream, self.stream)) {
-            one.at_free = false;
-            one.eager = was_eager;
-            let kept = planted!(FirstUseKept, recorded, one.event.take().unwrap_or(recorded));
-            if let Some(before) = one.event.replace(kept) {
-                around.events.release_event(before.event);
-            }
-        }
-    }
-
-    /// Never gives the memory back: for a forked child, to which it does not belong, and where a drop could wait for a thread that is
-    /// not there. To be called before the drop, and no other call is to follow.
-    pub fn abandon(&mut self) {
-        std::mem::forget(self.arena.take());
-    }
-
-    /// Takes the block out of what is being dropped, so that its memory goes back later: for checks that hold freed memory back.
-    /// For those who watch it ([`Vigil`](crate::Vigil)) it dies now. No other call of what is left is to follow.
-    pub fn hold_back(&mut self) -> Self {
-        let arena = self.arena.take();
-        if let (Some(arena), Some(block)) = (&arena, self.block.some()) {
-            arena.lock().tell_vigils(block);
-        }
-        let uses = Mutex::new(self.uses().take());
-        Self { arena, uses, ..*self }
-    }
-
-    /// Its arena, and its name there.
-    pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
-        (self.arena(), self.block.some())
-    }
-
-    fn arena(&self) -> &Arc<Arena> {
-        self.arena.as_ref().expect("a block has its arena until it is dropped")
-    }
-
-    fn uses(&self) -> MutexGuard<'_, Option<Box<Uses>>> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Block {
-    #[inline]
-    fn drop(&mut self) {
-        let (Some(block), Some(arena)) = (self.block.some(), self.arena.take()) else { return };
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if uses.is_none() && self.stream == arena.home.stream {
-            Arena::take_back(arena, block, Uses::new());
-        } else {
-            let uses = uses.take().map(|uses| *uses).unwrap_or_default();
-            self.give_back_behind(arena, block, uses);
-        }
-    }
-}
-
-impl Block {
-    #[cold]
-    fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
-        if self.stream != arena.home.stream {
-            // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-            planted!(BorrowerForgotten, use_of(&mut uses, self.stream).note(false), ());
-            arena.forget_own_use(&mut uses);
-        }
-        Arena::take_back(arena, block, uses);
-    }
-}
-
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("size_bytes", &self.size_bytes)
-            .field("requested_bytes", &self.requested_bytes)
-            .field("stream", &self.stream)
-            .finish_non_exhaustive()
     }
 }

@@ -41,68 +41,23 @@ use thalweg_snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 use super::bins::{self, Bins, Entry};
 use super::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use super::common::Common;
-use super::expandable::{Hole, Idle, PageTable};
 use super::gauges::{Gauges, Quantity};
 use super::inbox::Inbox;
+use super::pages::{Hole, Idle, PageTable};
 use super::pending::{Order, Uses};
-use super::pools::{Owner, PoolId};
 use super::reentry::Outside;
 use crate::error::AllocationError;
 use crate::graph_pools::vigil::Vigil;
-use crate::policy::{self, Policy};
-use crate::statistics::stats::SizeClass;
+use crate::ids::{ArenaKey, Owner, SegmentKind, SizeClass, StreamId};
+use crate::policy::{self, Policy, Request};
 use crate::trace::history::StackId;
 use crate::trace::watch::Log;
-use crate::upstream::{SegmentSource, StreamId, UpstreamError};
-
-/// Whose an arena is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Home {
-    pub(crate) stream: StreamId,
-    pub(crate) owner: Owner,
-}
-
-impl Home {
-    /// What snapshots call the pool.
-    pub(crate) fn pool_id(self) -> (u64, u64) {
-        (0, self.owner.pool().map_or(0, PoolId::raw))
-    }
-}
-
-/// What a segment is; all its blocks carry it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tag {
-    pub(crate) class: SizeClass,
-    /// Its pages come and go one by one.
-    pub(crate) grows: bool,
-    /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
-    pub(crate) registration: u32,
-}
-
-/// A request with everything that is known of it before memory is looked for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) requested_bytes: u64,
-    pub(crate) size_bytes: u64,
-    pub(crate) class: SizeClass,
-    /// Where in the program it is made, if that is recorded.
-    pub(crate) stack: Option<StackId>,
-    /// Whether it asks for a certain address.
-    pub(crate) exact_address: bool,
-}
-
-impl Request {
-    /// The same request, rounded to whole granules only.
-    pub(crate) fn unrounded(self) -> Self {
-        let size_bytes = self.requested_bytes.next_multiple_of(policy::MIN_BLOCK_BYTES);
-        Self { size_bytes, class: policy::size_class(size_bytes), ..self }
-    }
-}
+use crate::upstream::{SegmentSource, UpstreamError};
 
 /// One pool's memory on one stream.
 pub(crate) struct Arena {
     pub(crate) number: u64,
-    pub(crate) home: Home,
+    pub(crate) home: ArenaKey,
     pub(crate) common: Arc<Common>,
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
@@ -113,7 +68,7 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new(
         common: &Arc<Common>,
-        home: Home,
+        home: ArenaKey,
         source: Option<Arc<dyn SegmentSource>>,
         policy: Policy,
     ) -> Arc<Self> {
@@ -380,7 +335,7 @@ impl Drop for Arena {
 /// What stands behind an arena's lock.
 pub(crate) struct ArenaState {
     pub(crate) policy: Policy,
-    pub(crate) blocks: Blocks<Tag>,
+    pub(crate) blocks: Blocks<SegmentKind>,
     /// By class, as the fields below.
     pub(crate) free: [Bins; 2],
     /// Unmapped blocks by address.
@@ -593,7 +548,7 @@ impl ArenaState {
     #[inline(always)]
     fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
-        let Tag { class, grows, registration } = self.blocks.tag(found.block);
+        let SegmentKind { class, grows, registration } = self.blocks.tag(found.block);
         let was_split = !grows && self.blocks.is_split(found.block);
         let rest_bytes = found.size_bytes - request.size_bytes;
         let mut span = found;
@@ -633,7 +588,7 @@ impl ArenaState {
 
     /// Takes a free block out of its bin.
     pub(crate) fn take_out(&mut self, span: Span) {
-        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        let SegmentKind { class, registration, .. } = self.blocks.tag(span.block);
         self.free[class as usize].remove(span, registration);
     }
 
@@ -668,7 +623,7 @@ impl ArenaState {
         if arena.common.watch.is_on() {
             self.tell_freed(arena, Action::FreeRequested, block, stack);
         }
-        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         let gauges = &mut self.gauges;
         if size_bytes >= self.policy.max_split_bytes {
             gauges.subtract(class, Quantity::OversizeAllocations, 1);
@@ -715,7 +670,7 @@ impl ArenaState {
                 if arena.common.watch.is_on() {
                     self.tell_freed(arena, Action::FreeCompleted, block, None);
                 }
-                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+                let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
                 self.gauges.passed(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, block);
             }
@@ -725,7 +680,7 @@ impl ArenaState {
     /// Puts a block that nothing uses into its bin, merged with its free neighbours.
     #[inline]
     pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
-        let Tag { class, grows, registration } = self.blocks.tag(block);
+        let SegmentKind { class, grows, registration } = self.blocks.tag(block);
         let now = self.now(arena, class);
         self.note_free(arena);
         let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
@@ -751,7 +706,7 @@ impl ArenaState {
     }
 
     /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
-    pub(crate) fn snapshot(&self, home: Home) -> Vec<SegmentSnapshot> {
+    pub(crate) fn snapshot(&self, home: ArenaKey) -> Vec<SegmentSnapshot> {
         let pending: FxHashSet<BlockId> = self.order.pending().chain(self.deferred.iter().copied()).collect();
         let mut shown: Vec<SegmentSnapshot> = Vec::new();
         for segment in self.blocks.segments() {

@@ -13,17 +13,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use rustc_hash::FxHashSet;
 
-use super::allocator::DeviceAllocator;
 use super::arena::Arena;
 use super::gauges::{Gauges, Quantity, Totals};
 use super::pending::Surroundings;
-use super::pools::Owner;
 use super::roll::Rolls;
 use super::spare::{SparePage, SparePages};
-use crate::ipc::imports::Imports;
-use crate::statistics::stats::SizeClass;
+use crate::ids::{Owner, SizeClass, StreamId};
 use crate::trace::watch::Watch;
-use crate::upstream::{PageId, StreamId, Upstream, UpstreamError, VirtualMemory};
+use crate::upstream::{PageId, Upstream, UpstreamError, VirtualMemory};
 
 /// What the arenas of one allocator share.
 pub(crate) struct Common {
@@ -44,8 +41,6 @@ pub(crate) struct Common {
     searches: [AtomicU64; 2],
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
-    /// Memory of other processes.
-    pub(crate) imports: Imports,
     /// Streams whose uses of memory may go unrecorded.
     unrecorded: RwLock<Vec<StreamId>>,
     arenas: RwLock<Arenas>,
@@ -74,7 +69,6 @@ impl Common {
             sequence: AtomicU64::new(1),
             searches: Default::default(),
             waits: AtomicU64::new(0),
-            imports: Imports::default(),
             unrecorded: RwLock::default(),
             arenas: RwLock::default(),
             numbered: AtomicU64::new(0),
@@ -220,6 +214,13 @@ impl Common {
         numbers.filter_map(|(_, number)| arenas.all.get(number)?.upgrade()).collect()
     }
 
+    pub(crate) fn add_unrecorded_user(&self, stream: StreamId) {
+        let mut unrecorded = self.unrecorded.write().unwrap_or_else(PoisonError::into_inner);
+        if !unrecorded.contains(&stream) {
+            unrecorded.push(stream);
+        }
+    }
+
     /// The streams whose uses of memory may go unrecorded.
     pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
         self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -263,20 +264,6 @@ impl Common {
     }
 }
 
-impl DeviceAllocator {
-    /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
-    /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
-    /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
-    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done. As soon as
-    /// one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream behind a wait for the device only.
-    pub fn add_unrecorded_user(&self, stream: StreamId) {
-        let mut unrecorded = self.common().unrecorded.write().unwrap_or_else(PoisonError::into_inner);
-        if !unrecorded.contains(&stream) {
-            unrecorded.push(stream);
-        }
-    }
-}
-
 impl Drop for Common {
     fn drop(&mut self) {
         // No arena is left, so no page is mapped. What is refused now is lost.
@@ -288,9 +275,10 @@ impl Drop for Common {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::pools::StreamFilter;
+    use super::super::allocator::DeviceAllocator;
     use super::*;
     use crate::fake::FakeUpstream;
+    use crate::ids::StreamFilter;
     use crate::settings::Settings;
 
     #[test]

@@ -15,13 +15,15 @@ use std::sync::Arc;
 use thalweg_snapshot::Action;
 
 use super::allocator::DeviceAllocator;
-use super::arena::{Arena, ArenaState, Request, Tag};
+use super::arena::{Arena, ArenaState};
 use super::bins;
 use super::blocks::{BlockId, BlockUse, Span};
 use super::expandable::found;
 use super::gauges::Quantity;
 use super::pending::Uses;
 use crate::error::AllocationError;
+use crate::ids::SegmentKind;
+use crate::policy::Request;
 use crate::statistics::stats::{ByPool, DeviceStatistics};
 
 impl DeviceAllocator {
@@ -91,7 +93,7 @@ impl DeviceAllocator {
         };
         let Some(address) = address else { return Ok(None) };
         let mut state = arena.lock();
-        let tag = Tag { class: request.class, grows: false, registration: 0 };
+        let tag = SegmentKind { class: request.class, grows: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
         state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
@@ -160,7 +162,7 @@ impl ArenaState {
         if arena.common.watch.is_on() {
             self.tell_freed(arena, Action::FreeCompleted, block, None);
         }
-        let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
+        let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(block);
         self.gauges.passed(class, size_bytes, requested_bytes);
         self.tell_lost(arena, Action::SegmentFree, self.blocks.span(block), None);
         self.blocks.release(block, 0);

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::arena::Arena;
-use crate::upstream::StreamId;
+use crate::ids::StreamId;
 
 /// Slots of the first table; each further one has four times as many.
 const FIRST_SLOTS: usize = 64;

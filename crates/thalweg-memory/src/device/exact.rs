@@ -15,12 +15,13 @@
 //!
 //! What is not here: waiting, and getting memory from the upstream. Either the memory is free and cached, or the call fails.
 
-use super::allocator::{Block, DeviceAllocator};
-use super::arena::{Arena, ArenaState, Request};
+use super::allocator::DeviceAllocator;
+use super::arena::{Arena, ArenaState};
+use super::block::Block;
 use super::blocks::{BlockId, BlockUse, Span};
 use crate::error::{AddressProblem, AllocationError, Kind};
-use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES};
-use crate::upstream::StreamId;
+use crate::ids::StreamId;
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Request};
 
 impl DeviceAllocator {
     /// A block of at least `bytes` that begins at `address`, a multiple of 512, where memory is free and cached: on

@@ -19,7 +19,7 @@
 //! The smallest free blocks give first: they are the least likely to serve anyone.
 //!
 //! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
-//! on the same stream, or the second stream waits for the first ([`Idle`]).
+//! on the same stream, or the second stream waits for the first ([`Idle`](super::pages::Idle)).
 //!
 //! Mapping costs, some 30 us a page on an H100 and as much to unmap it, whether the page is new or moves. A program that
 //! repeats itself may move the same pages in every step, and be slower for it for as long as it runs. So pages are made,
@@ -36,112 +36,20 @@
 
 use std::ops::Range;
 
-use smallvec::{SmallVec, smallvec};
 use thalweg_snapshot::Action;
 
-use super::allocator::Cold;
-use super::arena::{Arena, ArenaState, Request, Tag};
+use super::arena::{Arena, ArenaState};
 use super::bins;
 use super::blocks::{BlockId, BlockUse, Span};
 use super::gauges::Quantity;
 use super::ledger::Ledger;
+use super::pages::{Fence, Hole, PageTable};
 use super::pending::Use;
 use super::spare::SparePage;
 use crate::error::AllocationError;
-use crate::statistics::stats::SizeClass;
-use crate::upstream::{EventId, PageId, Upstream, UpstreamError, VirtualMemory};
-
-/// The physical pages of one segment that grows.
-#[derive(Debug)]
-pub(crate) struct PageTable {
-    address: u64,
-    page_bytes: u64,
-    /// As many as reach to the last that was ever there: a segment has addresses for far more.
-    pages: Vec<Option<PageId>>,
-}
-
-impl PageTable {
-    fn range(&self, span: Span) -> Range<usize> {
-        let page = |address: u64| ((address - self.address) / self.page_bytes) as usize;
-        debug_assert!((span.address - self.address).is_multiple_of(self.page_bytes));
-        page(span.address)..page(span.end())
-    }
-
-    fn put(&mut self, span: Span, pages: &[PageId]) {
-        let range = self.range(span);
-        if range.end > self.pages.len() {
-            self.pages.resize(range.end, None);
-        }
-        for (slot, page) in self.pages[range].iter_mut().zip(pages) {
-            assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
-        }
-    }
-
-    fn take(&mut self, span: Span) -> Vec<PageId> {
-        let range = self.range(span);
-        self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
-    }
-
-    /// The pages with their addresses.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (PageId, u64)> + '_ {
-        let places = (0u64..).map(|place| self.address + place * self.page_bytes);
-        self.pages.iter().zip(places).filter_map(|(page, address)| Some(((*page)?, address)))
-    }
-
-    /// The whole pages within a free block.
-    fn whole_pages(&self, span: Span) -> Option<Span> {
-        let from = (span.address - self.address).next_multiple_of(self.page_bytes);
-        let end = span.end() - self.address;
-        let to =
-            planted!(PageInUseMoves, end / self.page_bytes, end.div_ceil(self.page_bytes)) * self.page_bytes;
-        (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
-    }
-}
-
-/// How far the host knows this stream to be done.
-#[derive(Debug, Default)]
-pub(crate) struct Idle {
-    /// Events on the way, and the clocks of the classes when they were recorded.
-    fence: Option<Fence>,
-    /// What became free before these has passed.
-    passed: Option<[u64; 2]>,
-}
-
-#[derive(Debug)]
-struct Fence {
-    events: SmallVec<[EventId; 1]>,
-    searches: [u64; 2],
-}
-
-impl Fence {
-    /// Behind what the arena's stream, and all others that may touch what is free there, were given so far; `None` where there are
-    /// no events.
-    fn record(arena: &Arena, searches: [u64; 2]) -> Option<Self> {
-        let around = arena.common.surroundings();
-        let mut events = smallvec![around.record(arena.home.stream).ok()?.event];
-        let others =
-            arena.common.unrecorded_users().into_iter().filter(|stream| *stream != arena.home.stream);
-        events.extend(others.filter_map(|stream| Some(around.record(stream).ok()?.event)));
-        Some(Self { events, searches })
-    }
-
-    fn is_over(&self, upstream: &dyn Upstream) -> bool {
-        self.events.iter().all(|event| upstream.query_event(*event).unwrap_or(false))
-    }
-
-    fn release(self, upstream: &dyn Upstream) {
-        self.events.into_iter().for_each(|event| upstream.release_event(event));
-    }
-}
-
-/// A range whose pages have moved away. It is a taken block, which nobody has.
-#[derive(Debug)]
-pub(crate) struct Hole {
-    /// What is still mapped there.
-    pub(crate) pages: Vec<PageId>,
-    /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
-    pub(crate) is_alias: bool,
-}
+use crate::ids::{SegmentKind, SizeClass};
+use crate::policy::Request;
+use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
 /// Which blocks of an arena may serve another stream.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +112,7 @@ impl ArenaState {
             Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
             None => 0,
         };
-        let tag = Tag { class, grows: false, registration };
+        let tag = SegmentKind { class, grows: false, registration };
         let since = self.now(arena, class);
         let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
         let oversize = size_bytes >= self.policy.max_split_bytes;
@@ -220,7 +128,7 @@ impl ArenaState {
         span: Span,
     ) -> Result<(), AllocationError> {
         assert!(!self.blocks.is_split(span.block), "only whole segments go back");
-        let Tag { class, registration, .. } = self.blocks.tag(span.block);
+        let SegmentKind { class, registration, .. } = self.blocks.tag(span.block);
         arena
             .return_segment(span.address, span.size_bytes)
             .map_err(|error| AllocationError::upstream("free", error))?;
@@ -247,7 +155,7 @@ impl ArenaState {
         let checked = |address| bins::checked(address, bytes, || memory.free_addresses(address, bytes));
         let reserved = memory.reserve_addresses(bytes).and_then(checked);
         let Some(address) = found("reserve_addresses", reserved)? else { return Ok(false) };
-        let tag = Tag { class, grows: true, registration: 0 };
+        let tag = SegmentKind { class, grows: true, registration: 0 };
         let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
         let segment = self.blocks.segment_of(span.block).id;
         self.pages.insert(segment, PageTable { address, page_bytes, pages: Vec::new() });
@@ -422,7 +330,7 @@ impl ArenaState {
 
     /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
     pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
-        let Tag { class, grows, registration } = self.blocks.tag(whole.block);
+        let SegmentKind { class, grows, registration } = self.blocks.tag(whole.block);
         let was_split = self.blocks.is_split(whole.block);
         let bins = &mut self.free[class as usize];
         bins.remove(whole, registration);
@@ -580,7 +488,7 @@ impl ArenaState {
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
-        cold: &mut Cold,
+        ledger: &mut Ledger,
         whole: Span,
         bytes: u64,
         memory: &dyn VirtualMemory,
@@ -595,13 +503,13 @@ impl ArenaState {
             .map_err(|error| AllocationError::upstream("unmap", error))?;
         let class = self.blocks.tag(whole.block).class;
         let block = self.carve(whole, part);
-        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, cold.ledger.given_back_at);
+        self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
-        cold.ledger.bytes_spared(arena.home.owner, part.size_bytes);
+        ledger.bytes_spared(arena.home.owner, part.size_bytes);
         let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
         arena.common.spare.add(pages.into_iter().map(spare));
-        cold.ledger.statistics.num_device_free += 1;
+        ledger.statistics.num_device_free += 1;
         Ok(part.size_bytes)
     }
 
@@ -609,7 +517,7 @@ impl ArenaState {
     pub(crate) fn destroy_growing(
         &mut self,
         arena: &Arena,
-        segment: super::blocks::SegmentView<Tag>,
+        segment: super::blocks::SegmentView<SegmentKind>,
         memory: &dyn VirtualMemory,
     ) {
         let holes = self.blocks.blocks_of(segment).filter(|block| self.holes.contains_key(block));
@@ -677,7 +585,12 @@ impl ArenaState {
             let mut unknown =
                 bins.filter(|entry| !legal.is_some_and(|legal| self.is_legal(entry.block, legal)));
             if unknown.next().is_some()
-                && let Some(fence) = Fence::record(arena, self.searches)
+                && let Some(fence) = Fence::record(
+                    &arena.common.surroundings(),
+                    arena.home.stream,
+                    &arena.common.unrecorded_users(),
+                    self.searches,
+                )
             {
                 self.idle.fence = Some(fence);
                 // What becomes free from now on is free since later.
@@ -714,6 +627,18 @@ impl ArenaState {
         if let Some(fence) = self.idle.fence.take() {
             fence.release(&*arena.common.upstream);
         }
+    }
+
+    /// The blocks that wait for uses elsewhere and would serve, the oldest first.
+    pub(crate) fn waiting_for_uses(&self, request: &Request) -> Vec<BlockId> {
+        let serves = |block: &BlockId| {
+            let size_bytes = self.blocks.span(*block).size_bytes;
+            !self.holes.contains_key(block)
+                && self.blocks.tag(*block).class == request.class
+                && size_bytes >= request.size_bytes
+                && self.policy.may_serve(request.size_bytes, size_bytes)
+        };
+        self.order.pending().filter(serves).collect()
     }
 
     /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large

@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use thalweg_snapshot::Action;
 
-use super::allocator::{Cold, DeviceAllocator};
-use super::arena::{Arena, Request};
+use super::allocator::DeviceAllocator;
+use super::arena::Arena;
+use super::cold::Cold;
 use super::gauges::Quantity;
-use super::pools::Owner;
 use super::reentry;
 use crate::diagnose::advice::Situation;
 use crate::error::{AllocationError, Kind, OutOfMemory};
+use crate::ids::Owner;
+use crate::policy::Request;
 use crate::trace::history::Event;
 use crate::trace::observe::OutOfMemoryEvent;
 

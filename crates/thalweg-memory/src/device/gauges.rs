@@ -23,7 +23,8 @@
 use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
 
-use crate::statistics::stats::{ByPool, DeviceStatistics, SizeClass, Statistic};
+use crate::ids::SizeClass;
+use crate::statistics::stats::{ByPool, DeviceStatistics, Statistic};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, thread};
 
 /// How far a published sum of bytes may be above the true one, for each class of each arena.

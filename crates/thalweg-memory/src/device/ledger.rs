@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::pools::{Owner, PoolId};
-use crate::statistics::stats::{DeviceStatistics, SizeClass, Statistic};
+use crate::ids::{Owner, PoolId, SizeClass};
+use crate::statistics::stats::{DeviceStatistics, Statistic};
 use crate::trace::history::StackId;
 
 /// So many entries of private pools are kept, and more only of pools that have memory.

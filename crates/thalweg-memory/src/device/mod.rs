@@ -1,9 +1,20 @@
 //! The allocator of device memory, from the public face down to addresses.
+//!
+//! Two types have their methods in several files, each file a concern: a hub with spokes.
+//!
+//! | hub | spokes |
+//! |---|---|
+//! | `DeviceAllocator` (`allocator`) | `scopes`, `slow_path`, `release`, `failure`, `direct`, `exact`, `restore`, `recording`, `graph_pools`, `sharing` |
+//! | `Arena` with its `ArenaState` (`arena`), and what all arenas share (`common`, `roll`), which name each other | `expandable`, `exact`, `direct`, `restore`, `recording`, `graph_pools`, and [`graph_pools`](crate::graph_pools) |
+//!
+//! No other module uses one that uses it.
 
 pub(crate) mod allocator;
 pub(crate) mod arena;
 pub(crate) mod bins;
+pub(crate) mod block;
 pub(crate) mod blocks;
+pub(crate) mod cold;
 pub(crate) mod common;
 pub(crate) mod direct;
 pub(crate) mod directory;
@@ -11,15 +22,20 @@ pub(crate) mod exact;
 pub(crate) mod expandable;
 pub(crate) mod failure;
 pub(crate) mod gauges;
+mod graph_pools;
 pub(crate) mod inbox;
 pub(crate) mod ledger;
+pub(crate) mod pages;
 pub(crate) mod pending;
 pub(crate) mod pools;
 pub(crate) mod reach;
+mod recording;
 pub(crate) mod reentry;
 pub(crate) mod release;
 pub mod restore;
 pub(crate) mod roll;
+pub(crate) mod scopes;
+mod sharing;
 pub(crate) mod slots;
 pub(crate) mod slow_path;
 pub(crate) mod spare;

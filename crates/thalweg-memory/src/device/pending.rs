@@ -45,7 +45,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::reach::Reach;
-use crate::upstream::{Captures, EventId, Events, NodeId, StreamId, UpstreamError};
+use crate::ids::StreamId;
+use crate::upstream::{Captures, EventId, Events, NodeId, UpstreamError};
 
 /// An event, with its place among all events that one allocator recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,8 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::upstream::{CaptureId, Captures, NodeId, StreamId};
+use crate::ids::StreamId;
+use crate::upstream::{CaptureId, Captures, NodeId};
 
 /// The nodes that the next command of one stream is ordered behind.
 #[derive(Debug, Default)]

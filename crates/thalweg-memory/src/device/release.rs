@@ -11,14 +11,14 @@
 
 use std::sync::Arc;
 
-use super::allocator::{Cold, DeviceAllocator};
+use super::allocator::DeviceAllocator;
 use super::arena::Arena;
 use super::bins::Entry;
 use super::blocks::Span;
-use super::pools::{Owner, PoolId};
+use super::cold::Cold;
 use super::spare::SparePage;
 use crate::error::AllocationError;
-use crate::statistics::stats::SizeClass;
+use crate::ids::{Owner, PoolId, SizeClass};
 
 impl DeviceAllocator {
     /// Waits for all pending events, then gives all that is free back: what no private pool relies on, or what one pool has.
@@ -135,7 +135,7 @@ impl Arena {
         state.close_aliases(memory)?;
         for span in growing {
             if *bytes > 0 {
-                let released_bytes = state.release_pages(self, cold, span, *bytes, memory)?;
+                let released_bytes = state.release_pages(self, &mut cold.ledger, span, *bytes, memory)?;
                 *bytes = bytes.saturating_sub(released_bytes);
             }
         }

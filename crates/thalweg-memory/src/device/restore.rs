@@ -8,14 +8,14 @@
 
 use std::sync::Arc;
 
-use super::allocator::{Block, DeviceAllocator};
-use super::arena::{Arena, Request};
+use super::allocator::DeviceAllocator;
+use super::arena::Arena;
+use super::block::Block;
 use super::blocks::{BlockId, BlockUse};
 use crate::error::AllocationError;
-use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
+use crate::ids::{SizeClass, StreamId};
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy, Request};
 use crate::settings::Settings;
-use crate::statistics::stats::SizeClass;
-use crate::upstream::StreamId;
 
 /// Returns the rule by which `settings` round the size of a request.
 pub fn rounding(settings: &Settings) -> impl Fn(u64) -> u64 {

@@ -34,7 +34,7 @@ use std::sync::{Arc, PoisonError};
 
 use crate::device::arena::{Arena, ArenaState};
 use crate::device::common::Common;
-use crate::device::pools::Owner;
+use crate::ids::Owner;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::upstream::EventId;
 
@@ -217,10 +217,11 @@ impl ArenaState {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::device::allocator::{Block, DeviceAllocator};
+    use crate::device::allocator::DeviceAllocator;
+    use crate::device::block::Block;
     use crate::fake::FakeUpstream;
+    use crate::ids::StreamId;
     use crate::settings::Settings;
-    use crate::upstream::StreamId;
 
     fn allocator() -> (Arc<FakeUpstream>, Arc<DeviceAllocator>) {
         let upstream = Arc::new(FakeUpstream::new(1 << 40));

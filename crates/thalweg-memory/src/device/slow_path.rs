@@ -31,25 +31,25 @@ use std::sync::{Arc, MutexGuard};
 
 use thalweg_snapshot::Action;
 
-use super::allocator::{Cold, DeviceAllocator};
-use super::arena::{Arena, ArenaState, Home, Request};
+use super::allocator::DeviceAllocator;
+use super::arena::{Arena, ArenaState};
 use super::blocks::{BlockId, Span};
+use super::cold::Cold;
 use super::expandable::{Legal, PageOrder, found};
-use super::pools::Owner;
 use super::reentry::Outside;
 use super::roll::MOST_ASKED;
 use super::spare::SparePage;
 use crate::error::AllocationError;
-use crate::policy::Policy;
+use crate::ids::{ArenaKey, Owner, SizeClass, StreamId};
+use crate::policy::{Policy, Request};
 use crate::settings::CrossStreamReuse;
-use crate::statistics::stats::SizeClass;
-use crate::upstream::{EventId, PageId, StreamId, VirtualMemory};
+use crate::upstream::{EventId, PageId, VirtualMemory};
 
 /// A block in the caller's hands, and where it belongs.
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
 /// One climb.
-pub(crate) struct Climb<'a> {
+struct Climb<'a> {
     allocator: &'a DeviceAllocator,
     /// `None` only while the upstream is asked without the lock.
     cold: Option<MutexGuard<'a, Cold>>,
@@ -68,10 +68,21 @@ pub(crate) struct Climb<'a> {
     is_last_resort: bool,
 }
 
+impl DeviceAllocator {
+    /// Finds memory that nothing cached serves.
+    pub(crate) fn obtain_on_slow_path(
+        &self,
+        arena: &Arc<Arena>,
+        request: Request,
+    ) -> Result<Obtained, AllocationError> {
+        Climb::new(self, arena, request).obtain()
+    }
+}
+
 type Step = Result<Option<Obtained>, AllocationError>;
 
 impl<'a> Climb<'a> {
-    pub(crate) fn new(allocator: &'a DeviceAllocator, arena: &'a Arc<Arena>, request: Request) -> Self {
+    fn new(allocator: &'a DeviceAllocator, arena: &'a Arc<Arena>, request: Request) -> Self {
         let cold = Some(allocator.cold());
         let state = arena.lock();
         let policy = state.policy.clone();
@@ -87,7 +98,7 @@ impl<'a> Climb<'a> {
     }
 
     /// The whole climb; and once more, if others have freed enough meanwhile.
-    pub(crate) fn obtain(mut self) -> Result<Obtained, AllocationError> {
+    fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.cold().ledger.given_back_at = self.request.stack;
         let obtained = self.climb_twice();
         self.cold().ledger.given_back_at = None;
@@ -167,7 +178,7 @@ impl<'a> Climb<'a> {
     fn order_oldest(&mut self) -> Step {
         let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
         let mut state = self.arena.lock();
-        let candidates = waiting(&state, &self.request);
+        let candidates = state.waiting_for_uses(&self.request);
         if candidates.is_empty() || candidates.len() < depth || self.waits_left == 0 {
             return Ok(None);
         }
@@ -466,7 +477,7 @@ impl<'a> Climb<'a> {
         let mut lenders = vec![Arc::clone(self.arena)];
         // What makes another stream's memory legal is an event, and there are none while a capture is under way.
         if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
-            let Home { owner, .. } = self.arena.home;
+            let ArenaKey { owner, .. } = self.arena.home;
             let is_urgent = donors != Donors::Idle || self.is_last_resort;
             let most = if is_urgent { usize::MAX } else { MOST_ASKED };
             let others = self.arena.common.lenders(owner, most).into_iter();
@@ -677,7 +688,7 @@ impl<'a> Climb<'a> {
         }
         if self.policy.record_use_depth.is_some() {
             let mut state = self.arena.lock();
-            for block in waiting(&state, &self.request) {
+            for block in state.waiting_for_uses(&self.request) {
                 if let Some(obtained) = self.order_before(&mut state, block)? {
                     return Ok(Some(obtained));
                 }
@@ -784,16 +795,4 @@ enum Donors {
     Idle,
     /// Everybody; this stream waits for them.
     Anybody,
-}
-
-/// The blocks that wait for uses elsewhere and would serve, the oldest first.
-fn waiting(state: &ArenaState, request: &Request) -> Vec<BlockId> {
-    let serves = |block: &BlockId| {
-        let size_bytes = state.blocks.span(*block).size_bytes;
-        !state.holes.contains_key(block)
-            && state.blocks.tag(*block).class == request.class
-            && size_bytes >= request.size_bytes
-            && state.policy.may_serve(request.size_bytes, size_bytes)
-    };
-    state.order.pending().filter(serves).collect()
 }

@@ -14,10 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashSet;
 
-use super::arena::Home;
-use super::pools::{Owner, PoolId};
-use crate::statistics::stats::SizeClass;
-use crate::upstream::{PageId, StreamId, UpstreamError, VirtualMemory};
+use crate::ids::{ArenaKey, Owner, PoolId, SizeClass, StreamId};
+use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
 /// A page in no arena.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +32,7 @@ pub(crate) struct SparePage {
 
 impl SparePage {
     /// Whether the arena at `home` may use it as a page of `bytes`.
-    pub(crate) fn serves(&self, bytes: u64, home: Home) -> bool {
+    pub(crate) fn serves(&self, bytes: u64, home: ArenaKey) -> bool {
         self.bytes == bytes
             && self.after.is_none_or(|after| after == home.stream)
             && self.pool.is_none_or(|pool| home.owner == Owner::Private(pool))
@@ -62,12 +60,12 @@ impl SparePages {
     }
 
     /// How many pages there are, of up to `wanted`, that the arena at `home` may use.
-    pub(crate) fn count(&self, wanted: usize, bytes: u64, home: Home) -> usize {
+    pub(crate) fn count(&self, wanted: usize, bytes: u64, home: ArenaKey) -> usize {
         self.lock().iter().filter(|spare| spare.serves(bytes, home)).take(wanted).count()
     }
 
     /// Takes up to `wanted` of them out.
-    pub(crate) fn take(&self, wanted: usize, bytes: u64, home: Home) -> Vec<SparePage> {
+    pub(crate) fn take(&self, wanted: usize, bytes: u64, home: ArenaKey) -> Vec<SparePage> {
         let serves = |spare: &mut SparePage| spare.serves(bytes, home);
         self.lock().extract_if(.., serves).take(wanted).collect()
     }

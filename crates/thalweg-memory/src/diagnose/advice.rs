@@ -27,146 +27,20 @@
 //!
 //! What is not here: the figures of the error, and who is told of it.
 
-use std::fmt;
 use std::sync::Arc;
 
-use crate::device::allocator::{Cold, DeviceAllocator};
-use crate::device::arena::{Arena, ArenaState, Home, Request};
-use crate::device::blocks::{BlockId, BlockUse};
-use crate::device::pools::{Owner, PoolId};
+use crate::device::allocator::DeviceAllocator;
+use crate::device::arena::{Arena, ArenaState};
+use crate::device::blocks::{BlockId, BlockUse, SegmentView};
+use crate::device::cold::Cold;
 use crate::device::spare::SparePage;
-use crate::error::{OutOfMemory, Size};
-use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy};
+use crate::error::{Advice, OutOfMemory};
+use crate::ids::{ArenaKey, Owner, PoolId, SegmentKind, SizeClass};
+use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Policy, Request};
 use crate::settings::CrossStreamReuse;
-use crate::statistics::stats::SizeClass;
 use crate::upstream::MemoryInfo;
 
 const MIB: u64 = 1 << 20;
-
-/// A change with which a request would have been served. Sizes are in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Advice {
-    /// Let other streams finish with memory that was freed.
-    WaitForUses {
-        /// What they hold.
-        bytes: u64,
-    },
-    /// Give cached memory back, where that is not done by itself: before a capture begins, or before a request that
-    /// `throw_on_cudamalloc_oom` would refuse.
-    EmptyCache,
-    /// End the capture, which keeps what was freed during it.
-    EndCapture {
-        /// What it keeps.
-        bytes: u64,
-    },
-    /// Release a private pool that has free memory and nothing else.
-    ReleasePool {
-        /// Which.
-        pool: PoolId,
-        /// What it keeps.
-        bytes: u64,
-    },
-    /// Set `cross_stream_reuse:ordered`.
-    ReuseAcrossStreams,
-    /// Set `last_resort:True`.
-    LastResort,
-    /// Raise `max_split_size_mb`.
-    RaiseMaxSplitSize {
-        /// To this, in MiB.
-        mebibytes: u64,
-    },
-    /// Set `expandable_segments:True` from the start.
-    ExpandableSegments,
-    /// Set `expandable_page_mb:2` from the start.
-    SmallPages,
-    /// Raise the memory fraction.
-    RaiseMemoryFraction {
-        /// To this, in hundredths of the device.
-        percent: u32,
-    },
-    /// Free memory that others have on the device.
-    FreeOutside {
-        /// This much.
-        bytes: u64,
-    },
-    /// Ask for less.
-    AskForLess {
-        /// By this much.
-        bytes: u64,
-    },
-    /// Free memory that is in use here.
-    FreeLive {
-        /// This much.
-        bytes: u64,
-    },
-    /// Ask in parts: the request alone is larger than the device.
-    Divide,
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::WaitForUses { bytes } => write!(
-                f,
-                "It would fit when other streams are done with the {} that was freed: synchronise them first.",
-                Size(bytes)
-            ),
-            Self::EmptyCache => f.write_str(
-                "It would fit if empty_cache were called first, before the capture begins if there is one: cached \
-                 memory is not given back by itself here.",
-            ),
-            Self::EndCapture { bytes } => write!(
-                f,
-                "It would fit after the capture, which holds {} that was freed: capture less at a time.",
-                Size(bytes)
-            ),
-            Self::ReleasePool { pool, bytes } => write!(
-                f,
-                "It would fit without the {} that private pool (0, {}) caches and nobody uses: release the pool, or \
-                 call empty_pool_cache if no graph relies on it.",
-                Size(bytes),
-                pool.raw()
-            ),
-            Self::ReuseAcrossStreams => f.write_str(
-                "It would fit in memory that is free on another stream: set cross_stream_reuse:ordered.",
-            ),
-            Self::LastResort => f.write_str(
-                "It would fit in a free block that is kept for other sizes: set last_resort:True.",
-            ),
-            Self::RaiseMaxSplitSize { mebibytes } => write!(
-                f,
-                "It would fit in a free block that max_split_size_mb keeps whole: set it to {mebibytes} or more."
-            ),
-            Self::ExpandableSegments => f.write_str(
-                "It would fit if the free memory between live blocks were one piece: set expandable_segments:True \
-                 before the program begins to allocate.",
-            ),
-            Self::SmallPages => f.write_str(
-                "It would fit if live blocks kept smaller pages where they are: set expandable_page_mb:2 before the \
-                 program begins to allocate.",
-            ),
-            Self::RaiseMemoryFraction { percent } => write!(
-                f,
-                "It would fit under a larger limit: set per_process_memory_fraction to {}.{:02} or more.",
-                percent / 100,
-                percent % 100
-            ),
-            Self::FreeOutside { bytes } => write!(
-                f,
-                "It would fit if others on the device, processes or libraries, freed {}.",
-                Size(bytes)
-            ),
-            Self::AskForLess { bytes } => write!(f, "It would fit if it were {} less.", Size(bytes)),
-            Self::FreeLive { bytes } => {
-                write!(f, "It would fit if {} of what is in use here were freed first.", Size(bytes))
-            }
-            Self::Divide => f.write_str(
-                "No freeing helps, since the request alone is larger than the device: ask for it in parts.",
-            ),
-        }
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -210,7 +84,7 @@ pub(crate) struct Situation {
     size_bytes: u64,
     requested_bytes: u64,
     class: SizeClass,
-    home: Home,
+    home: ArenaKey,
     foreign: bool,
     policy: Policy,
     has_virtual_memory: bool,
@@ -283,7 +157,7 @@ fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
             BlockUse::Taken { .. } => State::Live,
         },
     };
-    let segment = |segment: crate::device::blocks::SegmentView<crate::device::arena::Tag>| SegmentCopy {
+    let segment = |segment: SegmentView<SegmentKind>| SegmentCopy {
         class: segment.tag.class,
         page_bytes: segment.tag.grows.then(|| state.policy.page_bytes[segment.tag.class as usize]),
         blocks: state.blocks.blocks_of(segment).map(block).collect(),

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::{FakeUpstream, Inner};
-use crate::upstream::{StreamId, StreamOrdered, UpstreamError};
+use crate::ids::StreamId;
+use crate::upstream::{StreamOrdered, UpstreamError};
 
 /// Memory that was freed and is not free yet.
 #[derive(Debug)]

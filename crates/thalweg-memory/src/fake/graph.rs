@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::FakeUpstream;
-use crate::upstream::{CaptureId, Captures, NodeId, StreamId, UpstreamError};
+use crate::ids::StreamId;
+use crate::upstream::{CaptureId, Captures, NodeId, UpstreamError};
 
 /// All captures that are under way.
 #[derive(Debug, Default)]

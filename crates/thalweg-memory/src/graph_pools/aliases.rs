@@ -18,7 +18,7 @@
 //! say. Such pages move to the pool for good, after the host has waited for the stream that had them. A capture is no place
 //! where that costs.
 //!
-//! Who compares addresses to see whether two graphs touch the same memory has to know the [aliases](DeviceAllocator::aliases).
+//! Who compares addresses to see whether two graphs touch the same memory has to know the [aliases](crate::DeviceAllocator::aliases).
 //!
 //! Invariants:
 //!
@@ -29,19 +29,16 @@
 //! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it; or
 //!   when a pool that nobody held is held again.
 
-use std::sync::Arc;
-
 use rustc_hash::FxHashMap;
+
+use crate::device::arena::ArenaState;
+use crate::device::blocks::{BlockId, Span};
+use crate::device::pages::Hole;
+use crate::error::AllocationError;
+use crate::upstream::{PageId, VirtualMemory};
 
 #[cfg(doc)]
 use crate::PoolOptions;
-use crate::device::allocator::DeviceAllocator;
-use crate::device::arena::{Arena, ArenaState};
-use crate::device::blocks::{BlockId, Span};
-use crate::device::expandable::{Hole, PageTable};
-use crate::device::pools::{Owner, PoolId};
-use crate::error::AllocationError;
-use crate::upstream::{PageId, VirtualMemory};
 
 /// An address of a pool whose memory is at another one by now: what is written through the one is read through the other
 /// ([`PoolOptions::may_alias`]).
@@ -55,40 +52,10 @@ pub struct Alias {
     pub now_at: u64,
 }
 
-impl DeviceAllocator {
-    /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
-    pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
-        // Pages move under this lock only.
-        let _cold = self.cold();
-        let arenas = self.common().arenas_of(Owner::Private(pool));
-        let places = |arena: &Arc<Arena>| {
-            arena.lock().pages.values().flat_map(PageTable::places).collect::<Vec<(PageId, u64)>>()
-        };
-        let now_at: FxHashMap<PageId, u64> = arenas.iter().flat_map(places).collect();
-        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases(&now_at)).collect();
-        aliases.sort_unstable();
-        aliases
-    }
-
-    /// Unmaps the aliases of a pool, whose addresses nobody relies on and which no work touches. What the upstream refuses stays
-    /// an alias.
-    pub(crate) fn close_aliases(&self, pool: PoolId) {
-        let Some(memory) = self.common().upstream.virtual_memory() else { return };
-        for arena in self.common().arenas_of(Owner::Private(pool)) {
-            let _ = arena.lock().close_aliases(memory);
-        }
-    }
-
-    /// From now on no page of a pool moves, even if it could stay mapped where it is. There may be aliases already.
-    pub fn keep_pool_in_place(&self, pool: PoolId) {
-        self.cold().pools.keep_in_place(pool);
-    }
-}
-
 impl ArenaState {
     /// Where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages of
     /// the pool are: one that was spare meanwhile may be on another stream.
-    fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
+    pub(crate) fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
         let of_hole = |(block, hole): (&BlockId, &Hole)| {
             let Span { address, size_bytes, .. } = self.blocks.span(*block);
             let page_bytes = size_bytes / hole.pages.len() as u64;

@@ -2,8 +2,8 @@
 //!
 //! Several graphs may be captured into one pool, and replayed in more than one order. What a replay leaves in the pool is
 //! what was live at the end of its capture, whatever has happened to the pool since. So the pool is *checkpointed* after
-//! the capture ([`checkpoint_pool`](DeviceAllocator::checkpoint_pool)), and *restored* before whatever relies on that state
-//! ([`restore_pool`](DeviceAllocator::restore_pool)): the blocks that are live now lose their memory, and those that
+//! the capture ([`checkpoint_pool`](crate::DeviceAllocator::checkpoint_pool)), and *restored* before whatever relies on that state
+//! ([`restore_pool`](crate::DeviceAllocator::restore_pool)): the blocks that are live now lose their memory, and those that
 //! were live then have it again, at the same addresses, with the same free memory between them.
 //!
 //! ```text
@@ -34,20 +34,19 @@
 //! allocate from the pool or free to it at that time are before or after it.
 
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_lock::BiasedMutexGuard;
 use thalweg_snapshot::Action;
 
-use thalweg_lock::BiasedMutexGuard;
-
-use crate::device::allocator::{Block, Cold, DeviceAllocator};
-use crate::device::arena::{Arena, ArenaState, Request, Tag};
+use crate::device::arena::{Arena, ArenaState};
+use crate::device::block::Block;
 use crate::device::blocks::{BlockId, BlockUse, SegmentView, Span};
 use crate::device::pending::Uses;
-use crate::device::pools::{Owner, PoolId};
 use crate::error::{AllocationError, Kind};
-use crate::upstream::StreamId;
+use crate::ids::{PoolId, SegmentKind, StreamId};
+use crate::policy::Request;
 
 /// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,7 +66,7 @@ struct SavedArena {
 struct SavedSegment {
     address: u64,
     size_bytes: u64,
-    tag: Tag,
+    tag: SegmentKind,
     /// The parts with memory, in address order. What is between the live ones is free.
     mapped: Vec<(u64, u64)>,
     /// The blocks that somebody had: address, size and what was asked for.
@@ -75,6 +74,61 @@ struct SavedSegment {
 }
 
 impl PoolCheckpoint {
+    /// Saves the state of a pool's arenas. *Blocks* until frees that wait for other streams are through.
+    pub(crate) fn of(pool: PoolId, of: &[Arc<Arena>]) -> Result<Self, AllocationError> {
+        let mut arenas = Vec::new();
+        for arena in of {
+            let state = settled(arena, "checkpoint_pool")?;
+            arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
+        }
+        Ok(Self { pool, arenas })
+    }
+
+    /// Puts a pool's arenas back. The lock of the slow path is held.
+    ///
+    /// # Errors
+    /// Those of [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool); nothing has changed then.
+    pub(crate) fn restore(&self, pool: PoolId, arenas: &[Arc<Arena>]) -> Result<Restored, AllocationError> {
+        let refused = |problem: String| AllocationError::from(Kind::Checkpoint { pool, problem });
+        if self.pool != pool {
+            return Err(refused(format!("the checkpoint is of {:?}", self.pool)));
+        }
+        let streams: FxHashMap<StreamId, &Vec<SavedSegment>> =
+            self.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
+        for arena in arenas {
+            // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
+            let state = settled(arena, "restore_pool")?;
+            if let Some(segments) = streams.get(&arena.home.stream) {
+                state.check(segments).map_err(refused)?;
+            }
+        }
+        for (stream, segments) in &streams {
+            let is_here = arenas.iter().any(|arena| arena.home.stream == *stream);
+            if !is_here && !segments.is_empty() {
+                return Err(refused(format!("it has no memory of {stream:?} any more")));
+            }
+        }
+        let mut restored = Restored { freed: Vec::new(), allocated: Vec::new() };
+        for arena in arenas {
+            let mut state = arena.lock();
+            state.revoke_live(arena, &mut restored.freed);
+            let live = streams.get(&arena.home.stream).into_iter().flat_map(|segments| segments.iter());
+            for (segment, &(address, size_bytes, requested_bytes)) in
+                live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
+            {
+                let class = segment.tag.class;
+                let request =
+                    Request { requested_bytes, size_bytes, class, stack: None, exact_address: false };
+                let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
+                let stream = arena.home.stream;
+                restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
+            }
+        }
+        restored.freed.sort_unstable();
+        restored.allocated.sort_by_key(Block::address);
+        Ok(restored)
+    }
+
     /// The pool.
     pub fn pool(&self) -> PoolId {
         self.pool
@@ -90,7 +144,7 @@ impl PoolCheckpoint {
     }
 }
 
-/// What [`DeviceAllocator::restore_pool`] did.
+/// What [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool) did.
 #[derive(Debug)]
 #[must_use = "the blocks in it are freed when it is dropped"]
 pub struct Restored {
@@ -121,131 +175,36 @@ impl fmt::Display for LiveDifference {
 
 impl std::error::Error for LiveDifference {}
 
-impl DeviceAllocator {
-    /// What a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
-    /// free in the checkpoint.
-    ///
-    /// # Errors
-    /// If the pool has no reference left, since its memory may then go away at any time; if there is something to wait for and a
-    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
-    /// upstream's, when it is waited for.
-    pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
-        let mut cold = self.cold();
-        let mut arenas = Vec::new();
-        for arena in self.arenas_of(&cold, pool)? {
-            let state = settled(&arena, "checkpoint_pool")?;
-            arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
-        }
-        // What is mapped now may be asked for again.
-        cold.pools.keep_in_place(pool);
-        Ok(PoolCheckpoint { pool, arenas })
+/// Compares the live blocks of a pool with those that begin at `expected`.
+///
+/// # Errors
+/// How they differ.
+pub(crate) fn check_live(
+    pool: PoolId,
+    arenas: &[Arc<Arena>],
+    expected: &[u64],
+) -> Result<(), LiveDifference> {
+    let mut live = FxHashSet::default();
+    for arena in arenas {
+        let state = arena.lock();
+        live.extend(state.live_blocks().map(|block| state.blocks.span(block).address));
     }
-
-    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
-    /// [`checkpoint_pool`](Self::checkpoint_pool) does.
-    ///
-    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`]), also those that it lent to others (`use_on_oom`):
-    /// their drop frees nothing from then on. New blocks are handed out for those that are live in the
-    /// checkpoint. Memory that the pool took since stays with it, and is free.
-    ///
-    /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
-    /// it, and that work on other streams which was given such memory is ordered before what comes: uses that were told of
-    /// on a revoked block are forgotten, not waited for.
-    ///
-    /// # Errors
-    /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
-    /// [`checkpoint_pool`](Self::checkpoint_pool). Nothing has changed then.
-    pub fn restore_pool(
-        &self,
-        pool: PoolId,
-        checkpoint: &PoolCheckpoint,
-    ) -> Result<Restored, AllocationError> {
-        let cold = self.cold();
-        let arenas = self.arenas_of(&cold, pool)?;
-        let refused = |problem: String| AllocationError::from(Kind::Checkpoint { pool, problem });
-        if checkpoint.pool != pool {
-            return Err(refused(format!("the checkpoint is of {:?}", checkpoint.pool)));
-        }
-        let streams: FxHashMap<StreamId, &Vec<SavedSegment>> =
-            checkpoint.arenas.iter().map(|saved| (saved.stream, &saved.segments)).collect();
-        for arena in &arenas {
-            // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
-            let state = settled(arena, "restore_pool")?;
-            if let Some(segments) = streams.get(&arena.home.stream) {
-                state.check(segments).map_err(refused)?;
-            }
-        }
-        for (stream, segments) in &streams {
-            let is_here = arenas.iter().any(|arena| arena.home.stream == *stream);
-            if !is_here && !segments.is_empty() {
-                return Err(refused(format!("it has no memory of {stream:?} any more")));
-            }
-        }
-        let mut restored = Restored { freed: Vec::new(), allocated: Vec::new() };
-        for arena in &arenas {
-            let mut state = arena.lock();
-            state.revoke_live(arena, &mut restored.freed);
-            let live = streams.get(&arena.home.stream).into_iter().flat_map(|segments| segments.iter());
-            for (segment, &(address, size_bytes, requested_bytes)) in
-                live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
-            {
-                let class = segment.tag.class;
-                let request =
-                    Request { requested_bytes, size_bytes, class, stack: None, exact_address: false };
-                let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
-                let stream = arena.home.stream;
-                restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
-            }
-        }
-        drop(cold);
-        restored.freed.sort_unstable();
-        restored.allocated.sort_by_key(Block::address);
-        Ok(restored)
+    let expected: FxHashSet<u64> = expected.iter().copied().collect();
+    let sorted = |one: &FxHashSet<u64>, other: &FxHashSet<u64>| {
+        let mut only: Vec<u64> = one.difference(other).copied().collect();
+        only.sort_unstable();
+        only
+    };
+    let (missing, unexpected) = (sorted(&expected, &live), sorted(&live, &expected));
+    if missing.is_empty() && unexpected.is_empty() {
+        return Ok(());
     }
-
-    /// Whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
-    ///
-    /// # Errors
-    /// How they differ.
-    pub fn check_pool_live_allocations(&self, pool: PoolId, expected: &[u64]) -> Result<(), LiveDifference> {
-        let mut live = FxHashSet::default();
-        for arena in self.common().arenas_of(Owner::Private(pool)) {
-            let state = arena.lock();
-            live.extend(state.live_blocks().map(|block| state.blocks.span(block).address));
-        }
-        let expected: FxHashSet<u64> = expected.iter().copied().collect();
-        let sorted = |one: &FxHashSet<u64>, other: &FxHashSet<u64>| {
-            let mut only: Vec<u64> = one.difference(other).copied().collect();
-            only.sort_unstable();
-            only
-        };
-        let (missing, unexpected) = (sorted(&expected, &live), sorted(&live, &expected));
-        if missing.is_empty() && unexpected.is_empty() {
-            return Ok(());
-        }
-        Err(LiveDifference { pool, missing, unexpected })
-    }
-
-    /// The arenas of a private pool that can be checkpointed now.
-    fn arenas_of(
-        &self,
-        cold: &MutexGuard<'_, Cold>,
-        pool: PoolId,
-    ) -> Result<Vec<Arc<Arena>>, AllocationError> {
-        if cold.pools.references(pool) == 0 {
-            return Err(Kind::UnknownPool(pool).into());
-        }
-        if !self.settings().is_cached_here() {
-            let problem = "the settings leave caching to the driver, or turn it off".to_owned();
-            return Err(Kind::Checkpoint { pool, problem }.into());
-        }
-        Ok(self.common().arenas_of(Owner::Private(pool)))
-    }
+    Err(LiveDifference { pool, missing, unexpected })
 }
 
 impl Block {
     /// Whether the memory was taken back, because its pool was put back to a checkpoint
-    /// ([`DeviceAllocator::restore_pool`]). Dropping the block then frees nothing.
+    /// ([`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool)). Dropping the block then frees nothing.
     pub fn is_revoked(&self) -> bool {
         let (arena, block) = self.place();
         block.is_some_and(|block| arena.lock().is_revoked(block))
@@ -317,7 +276,7 @@ impl ArenaState {
                 if arena.common.watch.is_on() {
                     self.tell_freed(arena, Action::FreeCompleted, heir, None);
                 }
-                let (Tag { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
+                let (SegmentKind { class, .. }, size_bytes, requested_bytes) = self.blocks.taken(heir);
                 self.gauges.passed(class, size_bytes, requested_bytes);
                 self.return_to_bins(arena, heir);
             }
@@ -331,7 +290,7 @@ impl ArenaState {
         segments
     }
 
-    fn save(&self, view: SegmentView<Tag>) -> SavedSegment {
+    fn save(&self, view: SegmentView<SegmentKind>) -> SavedSegment {
         let SegmentView { address, size_bytes, tag, .. } = view;
         let mut mapped: Vec<(u64, u64)> = Vec::new();
         let mut live = Vec::new();
@@ -353,7 +312,7 @@ impl ArenaState {
 
     /// Whether all the memory that `segments` had is here; if not, why not.
     fn check(&self, segments: &[SavedSegment]) -> Result<(), String> {
-        let here: FxHashMap<u64, SegmentView<Tag>> =
+        let here: FxHashMap<u64, SegmentView<SegmentKind>> =
             self.blocks.segments().map(|view| (view.address, view)).collect();
         for saved in segments {
             let SavedSegment { address, size_bytes, .. } = *saved;

@@ -14,7 +14,7 @@
 //! Invariants:
 //!
 //! - A block has died for its vigils when its arena takes it back, or takes it *from* its holder
-//!   ([`restore_pool`](DeviceAllocator::restore_pool)); so before anybody else has its memory. (A drop that finds its arena
+//!   ([`restore_pool`](crate::DeviceAllocator::restore_pool)); so before anybody else has its memory. (A drop that finds its arena
 //!   busy is taken in by the next call there, and counts from then on.)
 //! - An arena without watched blocks pays one look at an empty map for a drop.
 //! - A vigil that nobody keeps any more is forgotten when its block dies, or gets another one.
@@ -22,13 +22,10 @@
 //! What is not here: graphs, and what their owner does when a block has died.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use crate::device::allocator::DeviceAllocator;
-use crate::device::arena::ArenaState;
-use crate::device::blocks::{BlockId, Span};
-use crate::device::pools::{Owner, PoolId};
-use crate::upstream::StreamId;
+use crate::device::blocks::BlockId;
+use crate::ids::{PoolId, StreamId};
 
 /// A watch over blocks that somebody else holds.
 #[derive(Debug, Default)]
@@ -49,7 +46,7 @@ impl Vigil {
         self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn tell(&self, address: u64) {
+    pub(crate) fn tell(&self, address: u64) {
         self.died.lock().unwrap_or_else(PoisonError::into_inner).push(address);
         self.disturbed.store(true, Ordering::Release);
     }
@@ -68,68 +65,6 @@ pub struct LiveBlock {
     pub pool: Option<PoolId>,
     /// The stream of its arena.
     pub stream: StreamId,
-    arena: u64,
-    block: BlockId,
-}
-
-impl DeviceAllocator {
-    /// All blocks that are in callers' hands, in ascending order of their addresses. Takes time with the number of all
-    /// blocks: meant for a capture, not for an operator.
-    pub fn live_blocks(&self) -> Vec<LiveBlock> {
-        self.live_blocks_where(|_| true)
-    }
-
-    /// Those of one private pool.
-    pub fn live_blocks_of(&self, pool: PoolId) -> Vec<LiveBlock> {
-        self.live_blocks_where(|owner| owner == Owner::Private(pool))
-    }
-
-    fn live_blocks_where(&self, chosen: impl Fn(Owner) -> bool) -> Vec<LiveBlock> {
-        let mut live = Vec::new();
-        for arena in self.common().all_arenas().into_iter().filter(|arena| chosen(arena.home.owner)) {
-            let state = arena.lock();
-            live.extend(state.live_blocks().map(|block| {
-                let Span { address, size_bytes, .. } = state.blocks.span(block);
-                let requested_bytes = state.blocks.requested_bytes(block).unwrap_or(size_bytes);
-                let (pool, stream) = (arena.home.owner.pool(), arena.home.stream);
-                LiveBlock { address, size_bytes, requested_bytes, pool, stream, arena: arena.number, block }
-            }));
-        }
-        live.sort_unstable_by_key(|block| block.address);
-        live
-    }
-
-    /// Has `vigil` told when the block dies. `false` if it has died already.
-    pub fn watch_block(&self, block: &LiveBlock, vigil: &Arc<Vigil>) -> bool {
-        let Some(arena) = self.common().arena(block.arena) else { return false };
-        let mut state = arena.lock();
-        // The name may be another block's by now.
-        let is_here = state
-            .live_span(block.block)
-            .is_some_and(|span| (span.address, span.size_bytes) == (block.address, block.size_bytes));
-        if is_here {
-            let vigils = state.watched.entry(block.block).or_default();
-            vigils.retain(|vigil| Arc::strong_count(vigil) > 1);
-            vigils.push(Arc::clone(vigil));
-        }
-        is_here
-    }
-}
-
-impl ArenaState {
-    /// The span of a block, if it is in a caller's hands.
-    fn live_span(&self, block: BlockId) -> Option<Span> {
-        let is_taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
-        let is_live =
-            is_taken && !self.is_revoked(block) && !self.order.pending().any(|other| other == block);
-        is_live.then(|| self.blocks.span(block))
-    }
-
-    /// A watched block is given back, or taken away.
-    #[cold]
-    pub(crate) fn tell_vigils(&mut self, block: BlockId) {
-        for vigil in self.watched.remove(&block).into_iter().flatten() {
-            vigil.tell(self.blocks.span(block).address);
-        }
-    }
+    pub(crate) arena: u64,
+    pub(crate) block: BlockId,
 }

@@ -1,6 +1,6 @@
 //! Memory of other processes, opened in this one.
 //!
-//! [`DeviceAllocator::open_shared`] opens what another process exported ([`sharing`](super::sharing)). Many tensors may lie in
+//! [`DeviceAllocator::open_shared`](crate::DeviceAllocator::open_shared) opens what another process exported ([`sharing`](super::sharing)). Many tensors may lie in
 //! one exported piece, so a piece is opened once, however often it is asked for, and closed when its last owner goes. What
 //! is opened is not the allocator's: it is never cached, never handed out, and in no statistic.
 //!
@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 
 use super::sharing::MemoryHandle;
-use crate::device::allocator::DeviceAllocator;
 use crate::device::common::Common;
 use crate::error::{AllocationError, Kind};
-use crate::upstream::{PageHandle, PageId, Sharing, StreamId, VirtualMemory};
+use crate::ids::StreamId;
+use crate::upstream::{PageHandle, PageId, Sharing, VirtualMemory};
 
 /// What is open, by what it was opened from.
-pub(crate) type Imports = Mutex<FxHashMap<MemoryHandle, Weak<SharedMemory>>>;
+#[derive(Default)]
+pub(crate) struct Imports(Mutex<FxHashMap<MemoryHandle, Weak<SharedMemory>>>);
 
 /// Memory of another process. Dropping it closes it, and *blocks* until the streams that used it are through with that. If
 /// they cannot be waited for, or a capture is under way, it stays open for as long as the process lives.
@@ -40,17 +41,17 @@ struct Mapping {
     is_mapped: bool,
 }
 
-impl DeviceAllocator {
-    /// Opens what another process exported, or finds it open already. May block.
-    ///
-    /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the upstream shares no memory, or has no pages of
-    /// that size; or the upstream's, after which nothing is open that was not before.
-    pub fn open_shared(&self, handle: &MemoryHandle) -> Result<Arc<SharedMemory>, AllocationError> {
-        let sharing = self.common().upstream.sharing();
+impl Imports {
+    /// Opens what another process exported, or finds it open already.
+    pub(crate) fn open(
+        &self,
+        common: &Arc<Common>,
+        handle: &MemoryHandle,
+    ) -> Result<Arc<SharedMemory>, AllocationError> {
+        let sharing = common.upstream.sharing();
         let sharing = sharing.ok_or(Kind::Sharing("the upstream shares no memory"))?;
         // The lock is held meanwhile, so that nothing is opened twice at a time.
-        let mut imports = self.common().imports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = imports.get(handle).and_then(Weak::upgrade) {
             return Ok(open);
         }
@@ -60,31 +61,31 @@ impl DeviceAllocator {
                 let address = sharing
                     .import_allocation(bytes)
                     .map_err(|error| AllocationError::upstream("import_allocation", error))?;
-                SharedMemory::new(self.common(), address)
+                SharedMemory::new(common, address)
             }
             MemoryHandle::Pages { process, page_bytes, handles, .. } => {
-                self.open_pages(sharing, *process, *page_bytes, handles)?
+                SharedMemory::open_pages(common, sharing, *process, *page_bytes, handles)?
             }
         });
         imports.insert(handle.clone(), Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// Lets go of opened memory. If the caller was the last to have it, he is given it back, to keep it until work that may read it
-    /// is through: from then on it is not found open any more, since its handle may stand for other memory as soon as the other
-    /// process hears of this.
-    pub fn retire_shared(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
+    /// Forgets memory and returns it, if the caller is the last to have it.
+    pub(crate) fn retire(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
         // With the lock held nobody finds it, and of two that let go at once the second sees that he is the last.
-        let mut imports = self.common().imports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::strong_count(&memory) > 1 {
             return None;
         }
         imports.retain(|_, open| !std::ptr::eq(open.as_ptr(), Arc::as_ptr(&memory)));
         Some(memory)
     }
+}
 
+impl SharedMemory {
     fn open_pages(
-        &self,
+        common: &Arc<Common>,
         sharing: &dyn Sharing,
         process: u32,
         page_bytes: u64,
@@ -93,14 +94,14 @@ impl DeviceAllocator {
         let has_such_pages = |memory: &&dyn VirtualMemory| {
             page_bytes > 0 && page_bytes.is_multiple_of(memory.granularity_bytes())
         };
-        let memory = self.common().upstream.virtual_memory().filter(has_such_pages);
+        let memory = common.upstream.virtual_memory().filter(has_such_pages);
         let memory = memory.ok_or(Kind::Sharing("the device has no pages of that size"))?;
         let bytes = page_bytes.checked_mul(handles.len() as u64).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or(Kind::Sharing("there are no pages, or more than there are addresses"))?;
         let address = memory
             .reserve_addresses(bytes)
             .map_err(|error| AllocationError::upstream("reserve_addresses", error))?;
-        let mut shared = SharedMemory::new(self.common(), address);
+        let mut shared = SharedMemory::new(common, address);
         // From here on, a drop gives back what there is.
         let mapping = shared.mapping.insert(Mapping { bytes, pages: Vec::new(), is_mapped: false });
         for handle in handles {
@@ -115,9 +116,7 @@ impl DeviceAllocator {
         mapping.is_mapped = true;
         Ok(shared)
     }
-}
 
-impl SharedMemory {
     fn new(common: &Arc<Common>, address: u64) -> Self {
         Self { common: Arc::clone(common), address, mapping: None, users: Mutex::default() }
     }

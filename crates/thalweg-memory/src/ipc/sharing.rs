@@ -37,7 +37,7 @@
 
 use std::fmt;
 
-use crate::device::allocator::Block;
+use crate::device::block::Block;
 use crate::error::{AllocationError, Kind};
 use crate::upstream::{PageHandle, PageId};
 

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::HostAllocator;
-use super::bucket::{Freed, Home, Slab};
+use super::bucket::{Freed, Home};
 use super::captures::PrivatePool;
+use super::slab::Slab;
 use super::uses::Uses;
-use crate::upstream::StreamId;
+use crate::ids::StreamId;
 
 /// The streams and captures that use a block.
 #[derive(Default)]

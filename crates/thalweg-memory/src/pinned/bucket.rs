@@ -25,33 +25,15 @@ use smallvec::SmallVec;
 use thalweg_snapshot::Action;
 
 use super::captures::PrivatePool;
+use super::log::Log;
 use super::settings::{Request, Rounding};
 use super::statistics::Tally;
 use super::uses::{Outcome, Recorder, Uses, Waiting};
-use super::watch::Log;
 use crate::device::inbox::Inbox;
+use crate::pinned::slab::{Asked, Slab, Source};
 use crate::statistics::stats::Statistic;
 use crate::trace::history::{History, StackId};
-use crate::upstream::{HostMethod, HostUpstream};
-
-/// Where a slab came from, and so how it goes back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
-    /// The upstream, pinned in this way.
-    Upstream(HostMethod),
-    /// The reserve, which goes back as a whole.
-    Reserve,
-}
-
-/// A range of pinned memory. It is never split or merged.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slab {
-    pub(crate) address: u64,
-    pub(crate) size_bytes: u64,
-    /// What its last holder asked for.
-    pub(crate) requested_bytes: u64,
-    pub(crate) source: Source,
-}
+use crate::upstream::HostUpstream;
 
 /// Whose a slab is: where it was taken from, and where it comes back to.
 #[derive(Clone, Debug)]
@@ -91,14 +73,6 @@ pub(crate) struct Freed {
     pub(crate) stack: Option<StackId>,
     /// Whether the history was told that it was freed.
     pub(crate) told: bool,
-}
-
-/// A request on its way through the buckets.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) request: Request,
-    /// Where in the program, if that was asked for.
-    pub(crate) stack: Option<StackId>,
 }
 
 /// What all buckets look at.

@@ -28,9 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use super::bucket::Bucket;
-use crate::device::pools::{PoolId, StreamFilter};
 use crate::error::Kind;
-use crate::upstream::StreamId;
+use crate::ids::{PoolId, StreamFilter, StreamId};
 
 /// The pinned memory of some graphs.
 pub(crate) struct PrivatePool {

@@ -23,11 +23,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use super::bucket::{Arrival, Asked, Bucket, Common, Freed, Home, Shelf, Slab};
+use super::bucket::{Arrival, Bucket, Common, Freed, Home, Shelf};
 use super::captures::{Gate, PrivatePool, PrivatePools};
 use super::pinning::Pinning;
 use super::poller::Wake;
 use super::settings::{HostSettings, Rounding};
+use super::slab::{Asked, Slab};
 use super::statistics::{self, HostStatistics, Tally};
 use super::uses::Recorder;
 use crate::error::{AllocationError, Kind, OutOfMemory};

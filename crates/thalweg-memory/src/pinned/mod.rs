@@ -30,6 +30,7 @@
 //! | `bucket` | one lock, and the blocks of one size behind it | other buckets |
 //! | `captures` | which captures are under way, and their private pools | what is in a bucket |
 //! | `pinning` | the upstream, the reserve, their accounts | who asks |
+//! | `slab`, `log` | a range of pinned memory; what was recorded of it | who has it |
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
 //! | `watch` | the history: what happened to which slab; snapshots | how a slab is found |
@@ -53,9 +54,11 @@ mod block;
 mod bucket;
 mod captures;
 mod core;
+mod log;
 mod pinning;
 mod poller;
 mod settings;
+mod slab;
 mod statistics;
 mod uses;
 mod watch;
@@ -66,9 +69,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use self::bucket::Home;
 use self::core::Core;
 use self::poller::Poller;
-use crate::device::pools::{PoolId, StreamFilter};
 use crate::error::AllocationError;
-use crate::upstream::{HostUpstream, StreamId};
+use crate::ids::{PoolId, StreamFilter, StreamId};
+use crate::upstream::HostUpstream;
 
 pub use self::block::HostBlock;
 pub use self::settings::HostSettings;

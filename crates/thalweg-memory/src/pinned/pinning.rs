@@ -13,12 +13,13 @@ use std::time::Instant;
 
 use thalweg_snapshot::Action;
 
-use super::bucket::{Asked, Slab, Source};
 use super::settings::{HostSettings, Request};
+use super::slab::{Asked, Slab, Source};
 use super::statistics::HostStatistics;
 use crate::error::AllocationError;
+use crate::ids::StreamId;
 use crate::trace::history::{Event, History, Ring, StackId};
-use crate::upstream::{HostMethod, HostUpstream, StreamId, UpstreamError};
+use crate::upstream::{HostMethod, HostUpstream, UpstreamError};
 
 /// The reserve is handed out in multiples of this: a page, as far as most hosts go.
 const RESERVE_GRANULE_BYTES: u64 = 4096;

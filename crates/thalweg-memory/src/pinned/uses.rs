@@ -34,8 +34,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::bucket::Slab;
-use crate::upstream::{EventId, HostUpstream, StreamId, UpstreamError};
+use super::slab::Slab;
+use crate::ids::StreamId;
+use crate::upstream::{EventId, HostUpstream, UpstreamError};
 
 /// Records events, and numbers them in the order of recording.
 pub(crate) struct Recorder {

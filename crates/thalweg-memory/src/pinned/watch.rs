@@ -23,81 +23,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
-use thalweg_snapshot::{Action, BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
+use thalweg_snapshot::{BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 use super::HostAllocator;
-use super::bucket::{Home, Shelf, Slab};
+use super::bucket::{Home, Shelf};
 use super::core::Core;
-use crate::statistics::stats::SizeClass;
-use crate::trace::history::{Event, History, HistorySettings, Ring, StackId, StackSource, TextId};
-use crate::trace::watch::SnapshotOptions;
-use crate::upstream::StreamId;
+use super::slab::Slab;
+use crate::ids::SizeClass;
+use crate::pinned::log::NO_STREAM;
+use crate::trace::history::{HistorySettings, StackId, StackSource};
+use crate::trace::watch::{SnapshotOptions, SnapshotPart};
 
 /// What snapshots call the host.
 const HOST: i32 = -1;
-/// Pinned memory belongs to no stream.
-const NO_STREAM: StreamId = StreamId::from_raw(0);
-
-/// A slab that was handed out while something was recorded.
-#[derive(Clone, Copy, Debug)]
-struct Holding {
-    requested_bytes: u64,
-    /// Where, if that was asked for.
-    stack: Option<StackId>,
-}
-
-/// What a bucket remembers of its events.
-#[derive(Default, Debug)]
-pub(crate) struct Log {
-    pub(crate) pool_id: (u64, u64),
-    pub(crate) ring: Ring,
-    /// By address, those that are not free again.
-    held: FxHashMap<u64, Holding>,
-}
-
-impl Log {
-    /// A caller gets a slab.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn tell_allocated(&mut self, history: &History, slab: Slab, stack: Option<StackId>) {
-        self.held.insert(slab.address, Holding { requested_bytes: slab.requested_bytes, stack });
-        self.tell(history, Event { stack, ..event(Action::Alloc, slab, self.pool_id) });
-    }
-
-    /// A caller gave a slab back, or it is free. The stack is that of the free, if there is one.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn tell_freed(
-        &mut self,
-        history: &History,
-        action: Action,
-        slab: Slab,
-        pool_id: (u64, u64),
-        stack: Option<StackId>,
-    ) {
-        let holding = match action {
-            Action::FreeCompleted => self.held.remove(&slab.address),
-            _ => self.held.get(&slab.address).copied(),
-        };
-        let stack = stack.or_else(|| holding?.stack);
-        self.tell(history, Event { stack, ..event(action, slab, pool_id) });
-    }
-
-    fn annotate(&mut self, history: &History, slab: Slab, text: &str) {
-        let stack = self.held.get(&slab.address).and_then(|holding| holding.stack);
-        let metadata = TextId::of(text);
-        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, slab, self.pool_id) });
-    }
-
-    fn tell(&mut self, history: &History, event: Event) {
-        self.ring.push(history, &event);
-    }
-}
-
-fn event(action: Action, slab: Slab, pool_id: (u64, u64)) -> Event {
-    Event { pool_id, ..Event::new(action, slab.address, slab.requested_bytes, NO_STREAM) }
-}
-
 /// A slab as a snapshot sees it, before names are looked up.
 struct Seen {
     size_bytes: u64,
@@ -237,9 +175,10 @@ impl HostAllocator {
         self.add_to_snapshot(&mut snapshot, &SnapshotOptions::default());
         snapshot
     }
+}
 
-    /// Adds the same, or a part of it, to the snapshot of a device.
-    pub fn add_to_snapshot(&self, snapshot: &mut Snapshot, options: &SnapshotOptions) {
+impl SnapshotPart for HostAllocator {
+    fn add_to_snapshot(&self, snapshot: &mut Snapshot, options: &SnapshotOptions) {
         let (seen, traces) = self.core.see(options.include_traces);
         let history = &self.core.common.history;
         let mut known: FxHashMap<StackId, Frames> = FxHashMap::default();

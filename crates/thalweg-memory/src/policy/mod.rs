@@ -17,8 +17,9 @@
 //! (large blocks of plain segments). With `max_split_size` set, blocks of that size or more are *oversize*: they are never
 //! cut, serve only requests that are oversize themselves, and only when little is wasted.
 
+use crate::ids::SizeClass;
 use crate::settings::{Backend, CrossStreamReuse, Policy as PolicySetting, PowerTwoDivisions, Settings};
-use crate::statistics::stats::SizeClass;
+use crate::trace::history::StackId;
 
 /// Every block's size and address is a multiple of this.
 pub const MIN_BLOCK_BYTES: u64 = 512;
@@ -33,6 +34,26 @@ const SEGMENT_GRANULE_BYTES: u64 = 2 << 20;
 /// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the bins, and
 /// sums of sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
+
+/// A request with everything that is known of it before memory is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) requested_bytes: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) class: SizeClass,
+    /// Where in the program it is made, if that is recorded.
+    pub(crate) stack: Option<StackId>,
+    /// Whether it asks for a certain address.
+    pub(crate) exact_address: bool,
+}
+
+impl Request {
+    /// The same request, rounded to whole granules only.
+    pub(crate) fn unrounded(self) -> Self {
+        let size_bytes = self.requested_bytes.next_multiple_of(MIN_BLOCK_BYTES);
+        Self { size_bytes, class: size_class(size_bytes), ..self }
+    }
+}
 
 /// What the settings come to.
 #[derive(Clone, PartialEq, Debug)]

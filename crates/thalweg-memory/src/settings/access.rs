@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::keys::{self, Key};
 use super::values::{Backend, CrossStreamReuse, MIB, Policy, PowerTwoDivisions, Reserve};
 use super::{Settings, SettingsError};
-use crate::statistics::stats::SizeClass;
+use crate::ids::SizeClass;
 
 /// The page of expandable segments for small requests.
 const SMALL_PAGE_BYTES: u64 = 2 * MIB;

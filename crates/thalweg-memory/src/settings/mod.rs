@@ -87,15 +87,15 @@ mod values;
 use std::fmt;
 use std::ops::Range;
 
-pub use error::SettingsError;
-pub use keys::{Concerns, KeyDescription};
-pub use report::SnapshotValue;
-pub use values::{Backend, CrossStreamReuse, Policy, PowerTwoDivisions, Reserve};
-
 use error::{Fault, FaultKind};
 use grammar::{Cursor, TokenKind};
 use keys::{KEYS, Values};
 use values::MIB;
+
+pub use error::SettingsError;
+pub use keys::{Concerns, KeyDescription};
+pub use report::SnapshotValue;
+pub use values::{Backend, CrossStreamReuse, Policy, PowerTwoDivisions, Reserve};
 
 /// The variables that may hold a text, the most specific first.
 const TEXT_VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];

@@ -10,8 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::pools::PoolId;
-pub use thalweg_snapshot::SizeClass;
+use crate::ids::{PoolId, SizeClass};
 
 /// One quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -7,12 +7,10 @@
 //!
 //! [`SnapshotFiles`] is what nearly everybody does when memory runs out: it writes a snapshot, but not a thousand of them.
 
-use std::fmt;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, fs, io};
 
 use thalweg_snapshot::Snapshot;
 

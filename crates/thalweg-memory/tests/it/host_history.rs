@@ -5,7 +5,8 @@ use std::sync::Arc;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::history::{ContextLevel, Enabled, HistorySettings, set_user_metadata};
 use thalweg_memory::{
-    BlockState, DeviceAllocator, HostAllocator, HostSettings, PoolId, SnapshotOptions, StreamFilter,
+    BlockState, DeviceAllocator, HostAllocator, HostSettings, PoolId, SnapshotOptions, SnapshotPart,
+    StreamFilter,
 };
 use thalweg_snapshot::{Action, Snapshot, TraceEntry};
 

@@ -47,16 +47,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use ring::Entry;
+use texts::Held;
 use thalweg_snapshot::{Action, Annotation, Frame, Frames, TraceEntry};
 
-use ring::Entry;
+use crate::ids::StreamId;
+
 pub use ring::Ring;
 #[cfg(feature = "backtrace")]
 pub use rust_stacks::RustStacks;
-use texts::Held;
 pub use texts::{CompileRegion, TextId, set_user_metadata, user_metadata};
-
-use crate::upstream::StreamId;
 
 /// How much is recorded: `enabled` of PyTorch's `_record_memory_history`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]

@@ -7,7 +7,7 @@ use thalweg_snapshot::Action;
 
 use super::texts::{self, Held};
 use super::{Configured, Event, History, Mode, StackId};
-use crate::upstream::StreamId;
+use crate::ids::StreamId;
 
 /// How many events a piece has: 64 KiB.
 const PIECE: usize = 1024;

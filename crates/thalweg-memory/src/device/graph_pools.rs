@@ -1,0 +1,174 @@
+//! What an allocator does for captured graphs: their pools put back to what they were, memory at two addresses, and which
+//! blocks callers hold. How each works is said in [`graph_pools`](crate::graph_pools).
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::allocator::DeviceAllocator;
+use super::arena::{Arena, ArenaState};
+use super::blocks::{BlockId, Span};
+use super::cold::Cold;
+use super::pages::PageTable;
+use crate::error::{AllocationError, Kind};
+use crate::graph_pools::aliases::Alias;
+use crate::graph_pools::checkpoint::{LiveDifference, PoolCheckpoint, Restored, check_live};
+use crate::graph_pools::vigil::{LiveBlock, Vigil};
+use crate::ids::{Owner, PoolId};
+use crate::upstream::PageId;
+
+/// Checkpoints of private pools.
+impl DeviceAllocator {
+    /// What a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
+    /// free in the checkpoint.
+    ///
+    /// # Errors
+    /// If the pool has no reference left, since its memory may then go away at any time; if there is something to wait for and a
+    /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
+    /// upstream's, when it is waited for.
+    pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
+        let mut cold = self.cold();
+        let checkpoint = PoolCheckpoint::of(pool, &self.arenas_of(&cold, pool)?)?;
+        // What is mapped now may be asked for again.
+        cold.pools.keep_in_place(pool);
+        Ok(checkpoint)
+    }
+
+    /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
+    /// [`checkpoint_pool`](Self::checkpoint_pool) does.
+    ///
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`](crate::Block::is_revoked)), also those that it lent to others (`use_on_oom`):
+    /// their drop frees nothing from then on. New blocks are handed out for those that are live in the
+    /// checkpoint. Memory that the pool took since stays with it, and is free.
+    ///
+    /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
+    /// it, and that work on other streams which was given such memory is ordered before what comes: uses that were told of
+    /// on a revoked block are forgotten, not waited for.
+    ///
+    /// # Errors
+    /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
+    /// [`checkpoint_pool`](Self::checkpoint_pool). Nothing has changed then.
+    pub fn restore_pool(
+        &self,
+        pool: PoolId,
+        checkpoint: &PoolCheckpoint,
+    ) -> Result<Restored, AllocationError> {
+        let cold = self.cold();
+        let arenas = self.arenas_of(&cold, pool)?;
+        checkpoint.restore(pool, &arenas)
+    }
+
+    /// Whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
+    ///
+    /// # Errors
+    /// How they differ.
+    pub fn check_pool_live_allocations(&self, pool: PoolId, expected: &[u64]) -> Result<(), LiveDifference> {
+        check_live(pool, &self.common().arenas_of(Owner::Private(pool)), expected)
+    }
+
+    /// The arenas of a private pool that can be checkpointed now.
+    fn arenas_of(&self, cold: &Cold, pool: PoolId) -> Result<Vec<Arc<Arena>>, AllocationError> {
+        if cold.pools.references(pool) == 0 {
+            return Err(Kind::UnknownPool(pool).into());
+        }
+        if !self.settings().is_cached_here() {
+            let problem = "the settings leave caching to the driver, or turn it off".to_owned();
+            return Err(Kind::Checkpoint { pool, problem }.into());
+        }
+        Ok(self.common().arenas_of(Owner::Private(pool)))
+    }
+}
+
+/// Memory at two addresses.
+impl DeviceAllocator {
+    /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
+    pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
+        // Pages move under this lock only.
+        let _cold = self.cold();
+        let arenas = self.common().arenas_of(Owner::Private(pool));
+        let places = |arena: &Arc<Arena>| {
+            arena.lock().pages.values().flat_map(PageTable::places).collect::<Vec<(PageId, u64)>>()
+        };
+        let now_at: FxHashMap<PageId, u64> = arenas.iter().flat_map(places).collect();
+        let mut aliases: Vec<Alias> = arenas.iter().flat_map(|arena| arena.lock().aliases(&now_at)).collect();
+        aliases.sort_unstable();
+        aliases
+    }
+
+    /// Unmaps the aliases of a pool, whose addresses nobody relies on and which no work touches. What the upstream refuses stays
+    /// an alias.
+    pub(crate) fn close_aliases(&self, pool: PoolId) {
+        let Some(memory) = self.common().upstream.virtual_memory() else { return };
+        for arena in self.common().arenas_of(Owner::Private(pool)) {
+            let _ = arena.lock().close_aliases(memory);
+        }
+    }
+
+    /// From now on no page of a pool moves, even if it could stay mapped where it is. There may be aliases already.
+    pub fn keep_pool_in_place(&self, pool: PoolId) {
+        self.cold().pools.keep_in_place(pool);
+    }
+}
+
+/// Blocks in callers' hands.
+impl DeviceAllocator {
+    /// All blocks that are in callers' hands, in ascending order of their addresses. Takes time with the number of all
+    /// blocks: meant for a capture, not for an operator.
+    pub fn live_blocks(&self) -> Vec<LiveBlock> {
+        self.live_blocks_where(|_| true)
+    }
+
+    /// Those of one private pool.
+    pub fn live_blocks_of(&self, pool: PoolId) -> Vec<LiveBlock> {
+        self.live_blocks_where(|owner| owner == Owner::Private(pool))
+    }
+
+    fn live_blocks_where(&self, chosen: impl Fn(Owner) -> bool) -> Vec<LiveBlock> {
+        let mut live = Vec::new();
+        for arena in self.common().all_arenas().into_iter().filter(|arena| chosen(arena.home.owner)) {
+            let state = arena.lock();
+            live.extend(state.live_blocks().map(|block| {
+                let Span { address, size_bytes, .. } = state.blocks.span(block);
+                let requested_bytes = state.blocks.requested_bytes(block).unwrap_or(size_bytes);
+                let (pool, stream) = (arena.home.owner.pool(), arena.home.stream);
+                LiveBlock { address, size_bytes, requested_bytes, pool, stream, arena: arena.number, block }
+            }));
+        }
+        live.sort_unstable_by_key(|block| block.address);
+        live
+    }
+
+    /// Has `vigil` told when the block dies. `false` if it has died already.
+    pub fn watch_block(&self, block: &LiveBlock, vigil: &Arc<Vigil>) -> bool {
+        let Some(arena) = self.common().arena(block.arena) else { return false };
+        let mut state = arena.lock();
+        // The name may be another block's by now.
+        let is_here = state
+            .live_span(block.block)
+            .is_some_and(|span| (span.address, span.size_bytes) == (block.address, block.size_bytes));
+        if is_here {
+            let vigils = state.watched.entry(block.block).or_default();
+            vigils.retain(|vigil| Arc::strong_count(vigil) > 1);
+            vigils.push(Arc::clone(vigil));
+        }
+        is_here
+    }
+}
+
+impl ArenaState {
+    /// The span of a block, if it is in a caller's hands.
+    fn live_span(&self, block: BlockId) -> Option<Span> {
+        let is_taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
+        let is_live =
+            is_taken && !self.is_revoked(block) && !self.order.pending().any(|other| other == block);
+        is_live.then(|| self.blocks.span(block))
+    }
+
+    /// A watched block is given back, or taken away.
+    #[cold]
+    pub(crate) fn tell_vigils(&mut self, block: BlockId) {
+        for vigil in self.watched.remove(&block).into_iter().flatten() {
+            vigil.tell(self.blocks.span(block).address);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Which physical pages stand behind the addresses of a segment that grows, those that have moved away, and how far the host
+//! knows a stream to be done with what is free.
+//!
+//! What is not here: when pages are mapped, and when they move ([`expandable`](super::expandable)).
+
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::blocks::Span;
+use super::pending::Surroundings;
+use crate::ids::StreamId;
+use crate::upstream::{EventId, PageId, Upstream};
+
+/// The physical pages of one segment that grows.
+#[derive(Debug)]
+pub(crate) struct PageTable {
+    pub(super) address: u64,
+    pub(super) page_bytes: u64,
+    /// As many as reach to the last that was ever there: a segment has addresses for far more.
+    pub(super) pages: Vec<Option<PageId>>,
+}
+
+impl PageTable {
+    pub(super) fn range(&self, span: Span) -> Range<usize> {
+        let page = |address: u64| ((address - self.address) / self.page_bytes) as usize;
+        debug_assert!((span.address - self.address).is_multiple_of(self.page_bytes));
+        page(span.address)..page(span.end())
+    }
+
+    pub(super) fn put(&mut self, span: Span, pages: &[PageId]) {
+        let range = self.range(span);
+        if range.end > self.pages.len() {
+            self.pages.resize(range.end, None);
+        }
+        for (slot, page) in self.pages[range].iter_mut().zip(pages) {
+            assert!(slot.replace(*page).is_none(), "an unmapped address has no page");
+        }
+    }
+
+    pub(super) fn take(&mut self, span: Span) -> Vec<PageId> {
+        let range = self.range(span);
+        self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
+    }
+
+    /// The pages with their addresses.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (PageId, u64)> + '_ {
+        let places = (0u64..).map(|place| self.address + place * self.page_bytes);
+        self.pages.iter().zip(places).filter_map(|(page, address)| Some(((*page)?, address)))
+    }
+
+    /// The whole pages within a free block.
+    pub(super) fn whole_pages(&self, span: Span) -> Option<Span> {
+        let from = (span.address - self.address).next_multiple_of(self.page_bytes);
+        let end = span.end() - self.address;
+        let to =
+            planted!(PageInUseMoves, end / self.page_bytes, end.div_ceil(self.page_bytes)) * self.page_bytes;
+        (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
+    }
+}
+
+/// How far the host knows this stream to be done.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    /// Events on the way, and the clocks of the classes when they were recorded.
+    pub(super) fence: Option<Fence>,
+    /// What became free before these has passed.
+    pub(super) passed: Option<[u64; 2]>,
+}
+
+#[derive(Debug)]
+pub(super) struct Fence {
+    events: SmallVec<[EventId; 1]>,
+    pub(super) searches: [u64; 2],
+}
+
+impl Fence {
+    /// Records an event on an arena's stream, and on the others that may touch what is free there; `None` where there are no
+    /// events.
+    pub(super) fn record(
+        around: &Surroundings<'_>,
+        stream: StreamId,
+        others: &[StreamId],
+        searches: [u64; 2],
+    ) -> Option<Self> {
+        let mut events = smallvec![around.record(stream).ok()?.event];
+        let others = others.iter().filter(|other| **other != stream);
+        events.extend(others.filter_map(|other| Some(around.record(*other).ok()?.event)));
+        Some(Self { events, searches })
+    }
+
+    pub(super) fn is_over(&self, upstream: &dyn Upstream) -> bool {
+        self.events.iter().all(|event| upstream.query_event(*event).unwrap_or(false))
+    }
+
+    pub(super) fn release(self, upstream: &dyn Upstream) {
+        self.events.into_iter().for_each(|event| upstream.release_event(event));
+    }
+}
+
+/// A range whose pages have moved away. It is a taken block, which nobody has.
+#[derive(Debug)]
+pub(crate) struct Hole {
+    /// What is still mapped there.
+    pub(crate) pages: Vec<PageId>,
+    /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
+    pub(crate) is_alias: bool,
+}

@@ -1,0 +1,382 @@
+//! What an allocator records of its memory, and the snapshots that are made of that.
+//!
+//! An arena tells its events where they happen, under its lock, since only there is it known what came before what. Snapshots
+//! look at all arenas in turn.
+//!
+//! What is not here: what is kept of an event ([`history`](crate::history)), and whether anybody wants it
+//! ([`watch`](crate::trace::watch)).
+
+use std::sync::{Arc, PoisonError};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use thalweg_snapshot::{Action, Frames, Segment, SettingValue, Snapshot};
+
+use super::allocator::DeviceAllocator;
+use super::arena::{Arena, ArenaState};
+use super::block::Block;
+use super::blocks::{BlockId, SegmentId, Span};
+use super::gauges::Quantity;
+use crate::ids::StreamId;
+use crate::policy::Request;
+use crate::settings::SnapshotValue;
+use crate::trace::history::{
+    Event, History, HistorySettings, Merge, Ring, ScopeStage, StackId, StackSource, TextId,
+};
+use crate::trace::observe::{ObserverId, OutOfMemoryEvent, SnapshotFiles};
+use crate::trace::watch::{SnapshotOptions, SnapshotPart};
+
+/// The events of an arena. All are told only if somebody wants to know.
+impl ArenaState {
+    /// A caller gets a block.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_allocated(&mut self, arena: &Arena, span: Span, request: &Request) {
+        let Request { requested_bytes, stack, exact_address, .. } = *request;
+        match stack {
+            Some(stack) => self.log.allocations.insert(span.block, stack),
+            None => self.log.allocations.remove(&span.block),
+        };
+        let event = Event {
+            exact_address,
+            stack,
+            ..Event::new(Action::Alloc, span.address, requested_bytes, arena.home.stream)
+        };
+        self.tell_event(arena, event);
+    }
+
+    /// A caller gave a block back, or it is free. The stack is that of the free, if there is one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_freed(
+        &mut self,
+        arena: &Arena,
+        action: Action,
+        block: BlockId,
+        stack: Option<StackId>,
+    ) {
+        let Span { address, .. } = self.blocks.span(block);
+        let bytes = self.blocks.requested_bytes(block).expect("what is freed was taken");
+        let stack = stack.or_else(|| self.log.allocations.get(&block).copied());
+        if action == Action::FreeCompleted {
+            self.log.allocations.remove(&block);
+        }
+        self.tell(arena, action, address, bytes, stack);
+    }
+
+    /// Memory was taken from the upstream, or moved here.
+    pub(crate) fn tell_gained(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
+        if !arena.common.watch.is_on() {
+            return;
+        }
+        let segment = self.blocks.segment_of(span.block).id;
+        // Of the state alone, PyTorch tells where live blocks were allocated, and nothing of what is free.
+        match stack.filter(|_| arena.common.watch.history.keeps_stacks_of_events()) {
+            Some(stack) => self.log.segments.insert(segment, stack),
+            None => self.log.segments.remove(&segment),
+        };
+        self.tell(arena, action, span.address, span.size_bytes, stack);
+    }
+
+    /// Memory is about to go back to the upstream, or moved away. The block is still there. The stack is that of who gives it
+    /// back, or of who took it.
+    pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
+        if !arena.common.watch.is_on() {
+            return;
+        }
+        let segment = self.blocks.segment_of(span.block).id;
+        let taken_at = match action {
+            Action::SegmentFree => self.log.segments.remove(&segment),
+            _ => self.log.segments.get(&segment).copied(),
+        };
+        self.tell(arena, action, span.address, span.size_bytes, stack.or(taken_at));
+    }
+
+    fn tell(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
+        let event = Event { stack, ..Event::new(action, address, bytes, arena.home.stream) };
+        self.tell_event(arena, event);
+    }
+
+    fn tell_event(&mut self, arena: &Arena, event: Event) {
+        let event = Event { pool_id: arena.home.pool_id(), ..event };
+        arena.common.watch.tell(&mut self.log.ring, &event);
+    }
+
+    /// Puts words to a block that is taken.
+    fn annotate(&mut self, arena: &Arena, block: BlockId, text: &str) {
+        let (span, bytes) = (self.blocks.span(block), self.blocks.requested_bytes(block));
+        let event = Event {
+            stack: self.log.allocations.get(&block).copied(),
+            metadata: TextId::of(text),
+            ..Event::new(Action::Annotate, span.address, bytes.unwrap_or(0), arena.home.stream)
+        };
+        self.tell_event(arena, event);
+    }
+
+    /// The block in a caller's hands that `address` is in.
+    fn live_block_at(&self, address: u64) -> Option<BlockId> {
+        let within = |from: u64, bytes: u64| (from..from + bytes).contains(&address);
+        let segment = self.blocks.segments().find(|segment| within(segment.address, segment.size_bytes))?;
+        let block = self.blocks.blocks_of(segment).find(|block| {
+            let Span { address: from, size_bytes, .. } = self.blocks.span(*block);
+            within(from, size_bytes)
+        })?;
+        let waits =
+            || self.order.pending().chain(self.deferred.iter().copied()).any(|pending| pending == block);
+        let taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
+        (taken && !waits()).then_some(block)
+    }
+
+    /// A segment without memory is gone.
+    pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
+        self.log.segments.remove(&segment);
+    }
+
+    fn forget_stacks(&mut self) {
+        self.log.allocations.clear();
+        self.log.segments.clear();
+    }
+}
+
+/// Stacks by address, as they are noted while a snapshot is taken; names are looked up later.
+#[derive(Default)]
+struct Stacks {
+    blocks: FxHashMap<u64, StackId>,
+    /// Segments as the upstream gave them: first address, end, stack.
+    segments: Vec<(u64, u64, StackId)>,
+}
+
+impl Stacks {
+    fn add(&mut self, state: &ArenaState) {
+        let address = |block: &BlockId| state.blocks.span(*block).address;
+        self.blocks.extend(state.log.allocations.iter().map(|(block, stack)| (address(block), *stack)));
+        self.segments.extend(state.blocks.segments().filter_map(|segment| {
+            let stack = *state.log.segments.get(&segment.id)?;
+            Some((segment.address, segment.address + segment.size_bytes, stack))
+        }));
+    }
+
+    fn write(mut self, segments: &mut [Segment], history: &History) {
+        self.segments.sort_unstable_by_key(|(from, ..)| *from);
+        let mut known: FxHashMap<StackId, Frames> = FxHashMap::default();
+        let mut frames = |stack| known.entry(stack).or_insert_with(|| history.frames(stack)).clone();
+        for segment in segments {
+            let behind = self.segments.partition_point(|(from, ..)| *from <= segment.address);
+            if let Some((_, end, stack)) = behind.checked_sub(1).map(|index| self.segments[index])
+                && segment.address < end
+            {
+                segment.frames = frames(stack);
+            }
+            for block in &mut segment.blocks {
+                if let Some(stack) = self.blocks.get(&block.address) {
+                    block.frames = frames(*stack);
+                }
+            }
+        }
+    }
+}
+
+/// History, snapshots and observers.
+impl DeviceAllocator {
+    /// From now on, records what happens to the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs
+    /// less than 100 ns an event. When recording ends, everything that was recorded is forgotten.
+    pub fn record_memory_history(&self, settings: HistorySettings) {
+        let ((), remembers) = self.common().watch.switch(|watch| watch.history.configure(settings));
+        if !remembers {
+            for arena in self.common().all_arenas() {
+                arena.lock().forget_stacks();
+            }
+        }
+    }
+
+    /// Where the stacks in the history come from, from now on and for good.
+    ///
+    /// # Errors
+    /// Gives `source` back if there is one already.
+    pub fn set_stack_source(&self, source: Arc<dyn StackSource>) -> Result<(), Arc<dyn StackSource>> {
+        self.common().watch.history.set_stack_source(source)
+    }
+
+    /// From now on, and for good, snapshots contain the pinned memory of `host` too, also those that are written when memory
+    /// runs out. What is recorded of it is that allocator's own matter
+    /// ([`HostAllocator::record_memory_history`](crate::HostAllocator::record_memory_history)).
+    ///
+    /// # Errors
+    /// Gives `host` back if there is one already.
+    pub fn attach_host_allocator(&self, host: Arc<dyn SnapshotPart>) -> Result<(), Arc<dyn SnapshotPart>> {
+        self.common().watch.pinned.set(host)
+    }
+
+    /// Everything that is known of the memory, as PyTorch's `_snapshot()` has it: segments and blocks, with the stacks of their
+    /// allocation as far as they were recorded, what happened, settings and annotations. The snapshot itself is an event too,
+    /// the last one of the next snapshot's past. Pinned memory is part of it if its allocator is
+    /// [attached](Self::attach_host_allocator).
+    pub fn memory_snapshot(&self) -> Snapshot {
+        self.memory_snapshot_with(&SnapshotOptions::default())
+    }
+
+    /// The same, or a part of it.
+    pub fn memory_snapshot_with(&self, options: &SnapshotOptions) -> Snapshot {
+        let watch = &self.common().watch;
+        let device = self.settings().device_number();
+        let mut cold = self.cold();
+        let mut merge = options.include_traces.then(|| watch.history.merge());
+        let (mut segments, mut stacks) = (Vec::new(), Stacks::default());
+        let mut active_bytes = 0;
+        let add = |merge: &mut Option<Merge<'_>>, ring: &Ring| {
+            if let Some(merge) = merge {
+                merge.add(ring);
+            }
+        };
+        for arena in self.common().all_arenas() {
+            let state = arena.lock();
+            add(&mut merge, &state.log.ring);
+            active_bytes += state.gauges.current(Quantity::ActiveBytes);
+            if options.pool.is_none() || options.pool == arena.home.owner.pool() {
+                segments.extend(state.snapshot(arena.home));
+                stacks.add(&state);
+            }
+        }
+        add(&mut merge, &watch.retired());
+        add(&mut merge, &cold.ring);
+        if watch.is_on() {
+            let event = Event::new(Action::Snapshot, 0, active_bytes, StreamId::from_raw(0));
+            watch.tell(&mut cold.ring, &event);
+        }
+        drop(cold);
+        segments.sort_by_key(|segment| segment.address);
+        let mut snapshot = Snapshot {
+            allocator_settings: self.settings().allocator_settings().into_iter().map(setting).collect(),
+            external_annotations: watch.history.annotations(),
+            ..Snapshot::default()
+        };
+        snapshot.add_segments(device, &segments);
+        stacks.write(&mut snapshot.segments, &watch.history);
+        if let Some(merge) = merge {
+            // The list has a place for each device up to this one.
+            snapshot.device_traces.resize_with(usize::try_from(device).unwrap_or(0), Vec::new);
+            snapshot.device_traces.push(merge.finish());
+        }
+        if let Some(host) = watch.pinned.get() {
+            host.add_to_snapshot(&mut snapshot, options);
+        }
+        snapshot
+    }
+
+    /// The stacks that live blocks, segments and events refer to: a source that keeps more of them may forget the rest. Locks all
+    /// memory in turn.
+    pub fn stacks_in_use(&self) -> FxHashSet<StackId> {
+        let history = &self.common().watch.history;
+        let cold = self.cold();
+        let mut used: FxHashSet<StackId> = history.stacks_in(&cold.ring).collect();
+        used.extend(history.stacks_in(&self.common().watch.retired()));
+        for arena in self.common().all_arenas() {
+            let state = arena.lock();
+            used.extend(state.log.allocations.values().chain(state.log.segments.values()));
+            used.extend(history.stacks_in(&state.log.ring));
+        }
+        used
+    }
+
+    /// Where the live block that `address` is in was allocated; `None` if there is none, or nothing was recorded then. Looks
+    /// through all blocks.
+    pub fn allocation_traceback(&self, address: u64) -> Option<Frames> {
+        let stack = self.common().all_arenas().into_iter().find_map(|arena| {
+            let state = arena.lock();
+            let block = state.live_block_at(address)?;
+            state.log.allocations.get(&block).copied()
+        })?;
+        Some(self.common().watch.history.frames(stack))
+    }
+
+    /// Puts `text` to the live block that `address` is in, in the history; whether there is such a block. Looks through all
+    /// blocks, which [`Block::annotate`] does not.
+    pub fn annotate(&self, address: u64, text: &str) -> bool {
+        self.common().all_arenas().into_iter().any(|arena| {
+            let mut state = arena.lock();
+            let Some(block) = state.live_block_at(address) else { return false };
+            if arena.common.watch.is_on() {
+                state.annotate(&arena, block, text);
+            }
+            true
+        })
+    }
+
+    /// Notes the start or the end of a scope of the program, if the history's `record_annotations` is set.
+    pub fn annotate_scope(&self, name: &str, stage: ScopeStage) {
+        self.common().watch.history.annotate_scope(name, stage, self.settings().device_number());
+    }
+
+    /// Tells `observer` of every event from now on, recorded or not, with the lock of its memory held. It may drop blocks. Other
+    /// calls of an allocator are refused, with an error ([`is_invalid_argument`](crate::AllocationError::is_invalid_argument)) or,
+    /// where a call has none, by a panic. A panic of the observer goes no further than to the panic hook.
+    pub fn add_event_observer(&self, observer: impl Fn(&Event) + Send + Sync + 'static) -> ObserverId {
+        self.common().watch.note_calls_out();
+        self.common().watch.switch(|watch| watch.events.add(observer)).0
+    }
+
+    /// Tells that observer no more; whether it was there.
+    pub fn remove_event_observer(&self, observer: ObserverId) -> bool {
+        self.common().watch.switch(|watch| watch.events.remove(observer)).0
+    }
+
+    /// Tells `observer` of every request that fails for want of memory, when all has been tried, on the thread that asked, with
+    /// no lock held.
+    pub fn add_out_of_memory_observer(
+        &self,
+        observer: impl Fn(&OutOfMemoryEvent) + Send + Sync + 'static,
+    ) -> ObserverId {
+        self.common().watch.failures.add(observer)
+    }
+
+    /// Tells that observer no more; whether it was there.
+    pub fn remove_out_of_memory_observer(&self, observer: ObserverId) -> bool {
+        self.common().watch.failures.remove(observer)
+    }
+
+    /// Tells `observer` of every request that is refused for the memory fraction before anything is tried
+    /// (`throw_on_cudamalloc_oom`), as [`add_out_of_memory_observer`](Self::add_out_of_memory_observer) does.
+    pub fn add_rejection_observer(
+        &self,
+        observer: impl Fn(&OutOfMemoryEvent) + Send + Sync + 'static,
+    ) -> ObserverId {
+        self.common().watch.rejections.add(observer)
+    }
+
+    /// Tells that observer no more; whether it was there.
+    pub fn remove_rejection_observer(&self, observer: ObserverId) -> bool {
+        self.common().watch.rejections.remove(observer)
+    }
+
+    /// Writes a snapshot into these files when a request fails for want of memory; `None` ends that. The error says where it is,
+    /// or why it is not there.
+    pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {
+        *self.common().watch.files.lock().unwrap_or_else(PoisonError::into_inner) = files.map(Arc::new);
+    }
+}
+
+impl Block {
+    /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
+    pub fn annotate(&self, text: &str) {
+        let (arena, block) = self.place();
+        if !arena.common.watch.is_on() {
+            return;
+        }
+        let mut state = arena.lock();
+        if let Some(block) = block.filter(|block| !state.is_revoked(*block)) {
+            state.annotate(arena, block, text);
+        }
+    }
+}
+
+fn setting((name, value): (&'static str, SnapshotValue)) -> (Arc<str>, SettingValue) {
+    let value = match value {
+        SnapshotValue::Boolean(value) => SettingValue::Bool(value),
+        SnapshotValue::Integer(value) => SettingValue::Int(value),
+        SnapshotValue::Number(value) => SettingValue::Float(value),
+        SnapshotValue::Text(text) => SettingValue::Text(text.into()),
+        SnapshotValue::Table(rows) => {
+            SettingValue::Table(rows.into_iter().map(|(name, value)| (name.into(), value)).collect())
+        }
+    };
+    (name.into(), value)
+}

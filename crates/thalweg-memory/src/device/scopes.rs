@@ -1,0 +1,108 @@
+//! Sending requests to a private pool for a while, and saying that a capture is under way.
+
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use super::allocator::DeviceAllocator;
+use super::cold::Cold;
+use super::pools::Requests;
+use crate::error::AllocationError;
+use crate::ids::{PoolId, StreamFilter};
+
+impl DeviceAllocator {
+    /// Retains a pool and opens a scope that allocates to it.
+    pub(crate) fn open_scope(
+        &self,
+        cold: &mut Cold,
+        pool: PoolId,
+        requests: Requests,
+    ) -> Result<(), AllocationError> {
+        cold.pools.retain(pool)?;
+        if let Err(error) = self.scopes.begin(pool, requests) {
+            cold.pools.release(pool)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
+    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
+    ///
+    /// # Errors
+    /// If there is no such pool, or it has no reference left.
+    pub fn use_pool(self: &Arc<Self>, pool: PoolId) -> Result<PoolScope, AllocationError> {
+        let thread = std::thread::current().id();
+        self.open_scope(&mut *self.enter()?, pool, Requests::OfThread(thread))?;
+        Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
+    }
+
+    /// The same for requests that match `filter`, until [`end_use_pool`](Self::end_use_pool). If it is for a capture, that is to be
+    /// said too ([`begin_capture`](Self::begin_capture)).
+    ///
+    /// # Errors
+    /// If there is no such pool, or requests on streams go to it already.
+    pub fn begin_use_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
+        self.open_scope(&mut *self.enter()?, pool, Requests::OnStreams(filter))
+    }
+
+    /// Ends what [`begin_use_pool`](Self::begin_use_pool) began.
+    ///
+    /// # Errors
+    /// If no requests on streams go to this pool.
+    pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
+        let mut cold = self.enter()?;
+        self.scopes.end_streams(pool)?;
+        Ok(cold.pools.release(pool)?)
+    }
+
+    /// Until the answer is dropped a capture counts as under way, with what that means
+    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
+    /// begins, and dropped after it has ended.
+    pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
+        self.announce_capture(&mut self.cold());
+        CaptureScope { allocator: Arc::clone(self) }
+    }
+
+    /// From now on a capture is under way. If it is the first, what is left of pools that nobody holds goes back before.
+    pub(crate) fn announce_capture(&self, cold: &mut Cold) {
+        if !self.common.is_capturing() {
+            self.release_pools_of_nobody(cold);
+        }
+        self.common.begin_capture();
+    }
+}
+
+/// While it lives, requests of one thread go to a private pool. See [`DeviceAllocator::use_pool`].
+#[derive(Debug)]
+pub struct PoolScope {
+    allocator: Arc<DeviceAllocator>,
+    pool: PoolId,
+    thread: ThreadId,
+}
+
+impl Drop for PoolScope {
+    fn drop(&mut self) {
+        let ended = self.allocator.scopes.end_thread(self.pool, self.thread);
+        debug_assert!(ended.is_ok(), "a scope ends once: {ended:?}");
+        let released = self.allocator.release_pool(self.pool);
+        debug_assert!(released.is_ok(), "a scope holds its pool: {released:?}");
+    }
+}
+
+/// While it lives, a capture counts as under way. See [`DeviceAllocator::begin_capture`].
+#[derive(Debug)]
+#[must_use = "the capture ends when it is dropped"]
+pub struct CaptureScope {
+    allocator: Arc<DeviceAllocator>,
+}
+
+impl Drop for CaptureScope {
+    fn drop(&mut self) {
+        // Held to the end, so that no other capture begins before the events are recorded.
+        let _cold = self.allocator.enter();
+        let common = &self.allocator.common;
+        if common.end_capture() {
+            common.end_captures();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Names of what the allocators handle: streams, pools, arenas, and which requests go where.
+//!
+//! Every other module of the crate may use this one; it uses none of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use thalweg_snapshot::{PoolId, SizeClass, StreamId};
+
+/// Which requests a private pool serves while allocations go to it.
+#[derive(Clone)]
+pub enum StreamFilter {
+    /// Those on every stream. Memory that a bystander allocates meanwhile is overwritten by the next replay, if the capture
+    /// had used it before: choose this only if there is no bystander.
+    All,
+    /// Those on one stream.
+    Stream(StreamId),
+    /// Those on the streams for which the function holds: the streams that a capture has spread to, say. It is called
+    /// with the allocator's lock held and must not call the allocator.
+    Matching(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
+}
+
+impl StreamFilter {
+    pub(crate) fn matches(&self, stream: StreamId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Stream(one) => *one == stream,
+            Self::Matching(matches) => matches(stream),
+        }
+    }
+}
+
+impl fmt::Debug for StreamFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("All"),
+            Self::Stream(stream) => f.debug_tuple("Stream").field(stream).finish(),
+            Self::Matching(_) => f.write_str("Matching(..)"),
+        }
+    }
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) enum Owner {
+    Shared,
+    Private(PoolId),
+}
+
+impl Owner {
+    pub(crate) fn pool(self) -> Option<PoolId> {
+        match self {
+            Self::Shared => None,
+            Self::Private(id) => Some(id),
+        }
+    }
+}
+
+/// The key of an arena: whose memory it is, and on which stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ArenaKey {
+    pub(crate) stream: StreamId,
+    pub(crate) owner: Owner,
+}
+
+impl ArenaKey {
+    /// What snapshots call the pool.
+    pub(crate) fn pool_id(self) -> (u64, u64) {
+        (0, self.owner.pool().map_or(0, PoolId::raw))
+    }
+}
+
+/// The kind of a segment; all its blocks carry it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentKind {
+    pub(crate) class: SizeClass,
+    /// Its pages come and go one by one.
+    pub(crate) grows: bool,
+    /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
+    pub(crate) registration: u32,
+}

@@ -1,0 +1,71 @@
+//! What a bucket remembers of the events of its slabs.
+
+use rustc_hash::FxHashMap;
+use thalweg_snapshot::Action;
+
+use super::slab::Slab;
+use crate::ids::StreamId;
+use crate::trace::history::{Event, History, Ring, StackId, TextId};
+
+/// Pinned memory belongs to no stream.
+pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
+
+/// A slab that was handed out while something was recorded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holding {
+    pub(crate) requested_bytes: u64,
+    /// Where, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+}
+
+/// What a bucket remembers of its events.
+#[derive(Default, Debug)]
+pub(crate) struct Log {
+    pub(crate) pool_id: (u64, u64),
+    pub(crate) ring: Ring,
+    /// By address, those that are not free again.
+    pub(crate) held: FxHashMap<u64, Holding>,
+}
+
+impl Log {
+    /// A caller gets a slab.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_allocated(&mut self, history: &History, slab: Slab, stack: Option<StackId>) {
+        self.held.insert(slab.address, Holding { requested_bytes: slab.requested_bytes, stack });
+        self.tell(history, Event { stack, ..event(Action::Alloc, slab, self.pool_id) });
+    }
+
+    /// A caller gave a slab back, or it is free. The stack is that of the free, if there is one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell_freed(
+        &mut self,
+        history: &History,
+        action: Action,
+        slab: Slab,
+        pool_id: (u64, u64),
+        stack: Option<StackId>,
+    ) {
+        let holding = match action {
+            Action::FreeCompleted => self.held.remove(&slab.address),
+            _ => self.held.get(&slab.address).copied(),
+        };
+        let stack = stack.or_else(|| holding?.stack);
+        self.tell(history, Event { stack, ..event(action, slab, pool_id) });
+    }
+
+    pub(crate) fn annotate(&mut self, history: &History, slab: Slab, text: &str) {
+        let stack = self.held.get(&slab.address).and_then(|holding| holding.stack);
+        let metadata = TextId::of(text);
+        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, slab, self.pool_id) });
+    }
+
+    fn tell(&mut self, history: &History, event: Event) {
+        self.ring.push(history, &event);
+    }
+}
+
+fn event(action: Action, slab: Slab, pool_id: (u64, u64)) -> Event {
+    Event { pool_id, ..Event::new(action, slab.address, slab.requested_bytes, NO_STREAM) }
+}

@@ -1,0 +1,32 @@
+//! A range of pinned memory, and a request for one.
+
+use super::settings::Request;
+use crate::trace::history::StackId;
+use crate::upstream::HostMethod;
+
+/// Where a slab came from, and so how it goes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Source {
+    /// The upstream, pinned in this way.
+    Upstream(HostMethod),
+    /// The reserve, which goes back as a whole.
+    Reserve,
+}
+
+/// A range of pinned memory. It is never split or merged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slab {
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    /// What its last holder asked for.
+    pub(crate) requested_bytes: u64,
+    pub(crate) source: Source,
+}
+
+/// A request on its way through the buckets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    /// Where in the program, if that was asked for.
+    pub(crate) stack: Option<StackId>,
+}

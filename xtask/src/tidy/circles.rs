@@ -1,0 +1,169 @@
+//! Modules that use each other in a circle.
+//!
+//! A circle of modules can only be understood as a whole, so it is kept small: a hub with spokes at most. What counts is what
+//! a module names by `use`, and by paths from `crate` and `super`, outside of its tests and its documentation. A name that another
+//! module hands on (`pub use`) counts as a use of where it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::scan;
+
+/// The most files that may use each other.
+const MOST: usize = 6;
+
+/// Crates that do not keep to it yet, with the size of their largest circle, which may not grow.
+const NOT_YET: [(&str, usize); 5] = [
+    ("thalweg-driver", 11),
+    ("thalweg-runtime", 23),
+    ("thalweg-sim", 18),
+    ("thalweg-snapshot", 10),
+    ("thalweg-tensor", 12),
+];
+
+/// A module by its names from the root of the crate: `[]` is the root.
+type Name = Vec<String>;
+
+/// The largest circle of a crate's modules that is larger than allowed, and what is allowed.
+pub fn too_large(package: &str, sources: &[(String, String)]) -> Option<(Vec<String>, usize)> {
+    let most = NOT_YET.iter().find(|(name, _)| *name == package).map_or(MOST, |(_, most)| *most);
+    let uses: BTreeMap<Name, Vec<Use>> =
+        sources.iter().map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect();
+    let edges: BTreeMap<&Name, BTreeSet<Name>> = uses
+        .iter()
+        .map(|(name, of)| {
+            let targets = of.iter().filter(|one| !one.handed_on).map(|one| target(&uses, &one.path, 0));
+            (name, targets.filter(|target| target != name).collect())
+        })
+        .collect();
+    let reaches = |from: &Name| {
+        let (mut seen, mut left) = (BTreeSet::new(), vec![from.clone()]);
+        while let Some(name) = left.pop() {
+            let next = edges.get(&name).into_iter().flatten();
+            left.extend(next.filter(|next| seen.insert((*next).clone())).cloned());
+        }
+        seen
+    };
+    let reached: BTreeMap<&Name, BTreeSet<Name>> = uses.keys().map(|name| (name, reaches(name))).collect();
+    let circle = |name: &Name| -> Vec<String> {
+        let both =
+            reached[name].iter().filter(|other| reached.get(other).is_some_and(|back| back.contains(name)));
+        both.map(|other| other.join("::")).collect()
+    };
+    let largest = uses.keys().map(circle).max_by_key(Vec::len)?;
+    (largest.len() > most).then_some((largest, most))
+}
+
+fn name_of(file: &str) -> Name {
+    let mut name: Name = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if name.last().is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str())) {
+        name.pop();
+    }
+    name
+}
+
+/// A path that a module uses, from the root of the crate.
+struct Use {
+    path: Name,
+    /// What others call it here.
+    called: String,
+    handed_on: bool,
+}
+
+fn uses(module: &Name, text: &str) -> Vec<Use> {
+    let code = String::from_utf8_lossy(&scan::blank(text)).into_owned();
+    let tests = code.find("\nmod tests").or_else(|| code.find("\nmod loom_tests")).unwrap_or(code.len());
+    let code = &code[..tests];
+    let mut found = Vec::new();
+    for (place, _) in code.match_indices("use ") {
+        let line = code[..place].rsplit('\n').next().unwrap_or_default().trim();
+        if !line.is_empty() && !line.starts_with("pub") {
+            continue;
+        }
+        let tree = code[place + 4..].split(';').next().unwrap_or_default();
+        for leaf in leaves(tree) {
+            let (path, called) =
+                leaf.split_once(" as ").unwrap_or((&leaf, leaf.rsplit("::").next().unwrap_or_default()));
+            let path = path.trim().trim_end_matches("::self");
+            let called = called.trim().to_owned();
+            found.push(Use { path: absolute(module, path), called, handed_on: line.starts_with("pub") });
+        }
+    }
+    let is_path = |character: char| character.is_alphanumeric() || "_:".contains(character);
+    for path in code.split(|character| !is_path(character)) {
+        if (path.starts_with("crate::") || path.starts_with("super::")) && !path.ends_with(':') {
+            found.push(Use { path: absolute(module, path), called: String::new(), handed_on: false });
+        }
+    }
+    found
+}
+
+/// The paths of `a::{b, c::{d, e}}`.
+fn leaves(tree: &str) -> Vec<String> {
+    let Some((prefix, rest)) = tree.split_once('{') else { return vec![tree.trim().to_owned()] };
+    let inside = rest.rsplit_once('}').map_or(rest, |(inside, _)| inside);
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for character in inside.chars() {
+        match character {
+            ',' if depth == 0 => parts.push(String::new()),
+            other => {
+                depth += i32::from(other == '{') - i32::from(other == '}');
+                parts.last_mut().expect("there is one").push(other);
+            }
+        }
+    }
+    let parts = parts.iter().filter(|part| !part.trim().is_empty());
+    parts.flat_map(|part| leaves(part)).map(|leaf| format!("{}{leaf}", prefix.trim())).collect()
+}
+
+/// A path from the root of the crate; one into another crate is taken for one into the module itself.
+fn absolute(module: &Name, path: &str) -> Name {
+    let mut names = path.split("::").map(str::to_owned).collect::<Vec<_>>();
+    let mut base = match names[0].as_str() {
+        "crate" => Vec::new(),
+        _ => module.clone(),
+    };
+    if ["crate", "self"].contains(&names[0].as_str()) {
+        names.remove(0);
+    }
+    while names.first().is_some_and(|name| name == "super") {
+        names.remove(0);
+        base.pop();
+    }
+    [base, names].concat()
+}
+
+/// The module that a path leads to.
+fn target(uses: &BTreeMap<Name, Vec<Use>>, path: &[String], depth: usize) -> Name {
+    let (module, rest) = (0..=path.len())
+        .rev()
+        .map(|end| path.split_at(end))
+        .find(|(module, _)| uses.contains_key(*module))
+        .unwrap_or((&[], path));
+    let handed = rest.first().and_then(|name| uses.get(module)?.iter().find(|one| one.called == *name));
+    match handed {
+        Some(one) if depth < 8 => target(uses, &[&one.path, &rest[1..]].concat(), depth + 1),
+        _ => module.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_circle_is_found_through_what_is_handed_on() {
+        let mut sources: Vec<(String, String)> = (0..7)
+            .map(|number| {
+                (format!("part/m{number}.rs"), format!("use super::{{m{}::X, other}};", (number + 1) % 7))
+            })
+            .collect();
+        sources.push(("part.rs".into(), String::new()));
+        sources.push(("lib.rs".into(), "pub use part::m0::X;\nuse crate::part::m1;".into()));
+        let (circle, most) = too_large("a", &sources).expect("seven use each other");
+        assert_eq!((circle.len(), circle[0].as_str(), most), (7, "part::m0", MOST));
+        sources[6].1 = "//! [`m0`](super::m0)\nuse std::fmt; // use super::m0;\n#[cfg(test)]\nmod tests { use super::super::m0; }".into();
+        assert_eq!(too_large("a", &sources), None);
+        sources[6].1 = "use crate::X;".into();
+        assert!(too_large("a", &sources).is_some() && too_large("thalweg-sim", &sources).is_none());
+    }
+}
