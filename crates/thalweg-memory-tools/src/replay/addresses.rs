@@ -19,7 +19,7 @@
 //!
 //! What the driver keeps for itself is not known, so an invented address can be one that a real driver would have skipped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Reservations are multiples of this, in size and place.
 const PIECE_BYTES: u64 = 32 << 20;
@@ -33,6 +33,7 @@ const FLOOR: u64 = 0x5000_0000_0000;
 pub(crate) struct Addresses {
     live: BTreeMap<u64, u64>,
     reserved: BTreeMap<u64, u64>,
+    gaps: Gaps,
     /// Where the lowest reservation since the top begins.
     lowest: Option<u64>,
 }
@@ -55,7 +56,7 @@ impl Addresses {
 
     /// Puts a segment where a driver would, and returns its address.
     pub(crate) fn invent(&mut self, bytes: u64) -> u64 {
-        let address = self.lowest_gap(bytes).unwrap_or_else(|| self.below_all(bytes));
+        let address = self.gaps.lowest(bytes).unwrap_or_else(|| self.below_all(bytes));
         self.put(address, bytes);
         address
     }
@@ -66,8 +67,12 @@ impl Addresses {
         let end = address + bytes;
         let mut before = end;
         while let Some((start, size)) = overlapping(&self.reserved, address, before) {
-            if overlapping(&self.live, start, start + size).is_none() {
+            let reserved_end = start + size;
+            if overlapping(&self.live, start, reserved_end).is_none() {
                 self.reserved.remove(&start);
+                self.gaps.cut(start, reserved_end);
+            } else {
+                self.gaps.widen(address.max(start), end.min(reserved_end), start, reserved_end);
             }
             before = start;
         }
@@ -84,27 +89,14 @@ impl Addresses {
                 None => {
                     let next = self.reserved.range(start..end).next().map_or(end, |(&next, _)| next);
                     self.reserved.insert(start, next - start);
+                    self.gaps.add(start, next);
                     self.lowest = Some(self.lowest.map_or(start, |lowest| lowest.min(start)));
                     next
                 }
             };
             start = next;
         }
-    }
-
-    fn lowest_gap(&self, bytes: u64) -> Option<u64> {
-        self.reserved.iter().find_map(|(&start, &size)| {
-            let end = start + size;
-            let mut gap = start;
-            // A segment that begins before the reservation may reach into it.
-            while let Some((segment, size)) = overlapping(&self.live, gap, end.min(gap + bytes)) {
-                gap = segment + size;
-                if gap >= end {
-                    return None;
-                }
-            }
-            (end - gap >= bytes).then_some(gap)
-        })
+        self.gaps.cut(address, address + bytes);
     }
 
     fn below_all(&mut self, bytes: u64) -> u64 {
@@ -121,6 +113,66 @@ impl Addresses {
                 None => return end - size,
             }
         }
+    }
+}
+
+/// What is reserved and has no segment: ranges, none of which goes from one reservation into the next.
+#[derive(Debug, Default)]
+struct Gaps {
+    /// Sizes by address.
+    sizes: BTreeMap<u64, u64>,
+    /// Addresses by size. There are few sizes: as many different ones as add up to no more than what is reserved.
+    places: BTreeMap<u64, BTreeSet<u64>>,
+}
+
+impl Gaps {
+    /// Returns the lowest address of a gap of so many bytes.
+    fn lowest(&self, bytes: u64) -> Option<u64> {
+        self.places.range(bytes..).filter_map(|(_, places)| places.first().copied()).min()
+    }
+
+    /// Adds a range that has no part in any gap and is one of its own.
+    fn add(&mut self, start: u64, end: u64) {
+        if start < end {
+            self.sizes.insert(start, end - start);
+            self.places.entry(end - start).or_default().insert(start);
+        }
+    }
+
+    fn remove(&mut self, start: u64) -> Option<u64> {
+        let size = self.sizes.remove(&start)?;
+        if let Some(places) = self.places.get_mut(&size) {
+            places.remove(&start);
+            if places.is_empty() {
+                self.places.remove(&size);
+            }
+        }
+        Some(start + size)
+    }
+
+    /// Takes a range away from all gaps.
+    fn cut(&mut self, start: u64, end: u64) {
+        while let Some((gap, size)) = overlapping(&self.sizes, start, end) {
+            self.remove(gap);
+            self.add(gap, start);
+            self.add(end, gap + size);
+        }
+    }
+
+    /// Adds a range of the reservation from `first` to `last`: one gap with those right before and behind it there.
+    fn widen(&mut self, mut start: u64, mut end: u64, first: u64, last: u64) {
+        if let Some((gap, size)) = overlapping(&self.sizes, first, start)
+            && gap + size == start
+        {
+            self.remove(gap);
+            start = gap;
+        }
+        if end < last
+            && let Some(behind) = self.remove(end)
+        {
+            end = behind;
+        }
+        self.add(start, end);
     }
 }
 
@@ -183,5 +235,71 @@ mod tests {
         let first = addresses.invent(20 * MIB);
         assert!(addresses.take_recorded(FLOOR, 32 * MIB));
         assert_eq!(addresses.invent(20 * MIB), first - 32 * MIB);
+    }
+
+    /// Segments of a few sizes, most of them short-lived, at invented and at recorded addresses, before one that looks at every
+    /// reservation and every segment.
+    #[test]
+    fn gaps_are_those_that_are_found_by_looking_at_everything() {
+        let mut random = 7_u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let (mut addresses, mut live) = (Addresses::default(), Vec::new());
+        for step in 0..6000 {
+            let bytes = [2, 2, 6, 20, 34, 70][next(6) as usize] * MIB + 512 * next(2);
+            match next(8) {
+                0..3 if !live.is_empty() => {
+                    addresses.give_back(live.swap_remove(next(live.len() as u64) as usize));
+                }
+                3 => {
+                    let address = TOP - (1 + next(3000)) * MIB;
+                    if addresses.take_recorded(address, bytes) {
+                        live.push(address);
+                    }
+                }
+                _ => {
+                    let expected = lowest_gap(&addresses, bytes);
+                    let address = addresses.invent(bytes);
+                    assert_eq!(expected.unwrap_or(address), address, "step {step}");
+                    live.push(address);
+                }
+            }
+            if step % 1000 == 999 {
+                live.drain(..).for_each(|address| addresses.give_back(address));
+                assert!(addresses.reserved.is_empty() && addresses.gaps.sizes.is_empty());
+                assert!(addresses.gaps.places.is_empty());
+            }
+        }
+    }
+
+    fn lowest_gap(addresses: &Addresses, bytes: u64) -> Option<u64> {
+        addresses.reserved.iter().find_map(|(&start, &size)| {
+            let end = start + size;
+            let mut gap = start;
+            // A segment that begins before the reservation may reach into it.
+            for (&segment, &size) in addresses.live.iter().filter(|(segment, size)| *segment + *size > start)
+            {
+                if segment >= gap.saturating_add(bytes) || segment >= end {
+                    break;
+                }
+                gap = segment + size;
+            }
+            (gap + bytes <= end).then_some(gap)
+        })
+    }
+
+    /// As many as a card of 600 GB could have.
+    #[test]
+    fn three_hundred_thousand_segments_lie_side_by_side() {
+        let mut addresses = Addresses::default();
+        let mut last = 0;
+        for _ in 0..300_000 {
+            last = addresses.invent(2 * MIB);
+        }
+        assert_eq!(last, TOP - 300_000_u64.next_multiple_of(16) * 2 * MIB + 15 * 2 * MIB);
     }
 }
