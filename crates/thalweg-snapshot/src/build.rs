@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::ids::Ids;
-use super::recording::{Context, Entry, RecordedBlock, RecordedFrame, RecordedSegment, Recording, Trace};
+use super::frames::{FrameIds, Function};
+use super::recording::{Context, Entry, RecordedBlock, RecordedSegment, Recording, Trace};
 use super::stacks::StackIds;
 use super::{Action, BlockState};
 use crate::SizeClass;
@@ -42,6 +42,8 @@ pub(super) enum Value {
     Float(f64),
     Text(u32),
     Object(u32),
+    /// A frame that was read whole, without an object for its dictionary.
+    Frame(u32),
     /// What no snapshot has a use for: bytes, a number of more than 64 bits.
     Opaque,
 }
@@ -116,7 +118,7 @@ impl Object {
 pub(super) struct Builder {
     pub(super) recording: Recording,
     text_ids: FxHashMap<Arc<str>, u32>,
-    frame_ids: Ids,
+    frame_ids: FrameIds,
     stack_ids: StackIds,
     /// The frames of the stack that is being read.
     stack: Vec<u32>,
@@ -240,7 +242,7 @@ fn name_of(value: Value) -> &'static str {
         Value::Int(_) => "a whole number",
         Value::Float(_) => "a number with a fraction",
         Value::Text(_) => "a text",
-        Value::Object(_) => "a list or a dictionary",
+        Value::Object(_) | Value::Frame(_) => "a list or a dictionary",
         Value::Opaque => "bytes, or a number of more than 64 bits",
     }
 }
@@ -250,7 +252,7 @@ impl Builder {
         let mut this = Self {
             recording: Recording::default(),
             text_ids: FxHashMap::default(),
-            frame_ids: Ids::default(),
+            frame_ids: FrameIds::default(),
             stack_ids: StackIds::default(),
             stack: Vec::new(),
             context_ids: FxHashMap::default(),
@@ -338,6 +340,7 @@ impl Builder {
     fn kind(&self, value: Value) -> Option<Object> {
         match value {
             Value::Object(id) => Some(self.objects[id as usize].object()),
+            Value::Frame(index) => Some(Object { kind: Kind::Frame, index }),
             _ => None,
         }
     }
@@ -552,19 +555,42 @@ impl Builder {
             Value::Text(text) => text,
             _ => unreachable!("a text is a text"),
         };
-        let frame = RecordedFrame {
+        let function = Function {
             filename: pairs.text(Key::Filename)?.unwrap_or(empty),
-            line: pairs.int(Key::Line)?.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
             name: pairs.text(Key::Name)?.unwrap_or(empty),
         };
-        let frames = &mut self.recording.frames;
-        if let Some(id) = self.frame_ids.find(hash(&frame), |id| frames[id as usize] == frame) {
-            return Ok(id);
+        self.frame_at(function, pairs.int(Key::Line)?.unwrap_or(0))
+    }
+
+    fn frame_at(&mut self, function: Function, line: i64) -> BuildResult<u32> {
+        let line = u32::try_from(line).unwrap_or(0);
+        let id = self.recording.frames.intern(&mut self.frame_ids, function, line);
+        number(id.map_or(usize::MAX, |id| id as usize))
+    }
+
+    /// Returns whether a value is one of the three keys of a frame.
+    #[inline]
+    pub(super) fn is_key_of_frame(value: Value) -> bool {
+        let keys = Key::Filename as u32..=Key::Name as u32;
+        matches!(value, Value::Text(text) if keys.contains(&text))
+    }
+
+    /// Returns the frame of a dictionary with these pairs, if it has its three texts and numbers and nothing else.
+    #[inline]
+    pub(super) fn whole_frame(&mut self, pairs: &[[Value; 2]; 3]) -> BuildResult<Option<Value>> {
+        let (mut filename, mut line, mut name) = (None, None, None);
+        for pair in pairs {
+            match *pair {
+                [Value::Text(key), Value::Text(value)] if key == Key::Filename as u32 => {
+                    filename = Some(value)
+                }
+                [Value::Text(key), Value::Text(value)] if key == Key::Name as u32 => name = Some(value),
+                [Value::Text(key), Value::Int(value)] if key == Key::Line as u32 => line = Some(value),
+                _ => return Ok(None),
+            }
         }
-        let id = number(frames.len())?;
-        frames.push(frame);
-        self.frame_ids.insert(id, |id| hash(&frames[id as usize]));
-        Ok(id)
+        let (Some(filename), Some(line), Some(name)) = (filename, line, name) else { return Ok(None) };
+        self.frame_at(Function { filename, name }, line).map(|frame| Some(Value::Frame(frame)))
     }
 
     /// The stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
@@ -598,7 +624,7 @@ impl Builder {
 
     /// The frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
     #[inline]
-    fn frame_of(&mut self, item: Value) -> BuildResult<u32> {
+    pub(super) fn frame_of(&mut self, item: Value) -> BuildResult<u32> {
         match self.kind(item) {
             Some(Object { kind: Kind::Frame, index }) => Ok(index),
             Some(Object { kind: Kind::Dict, index }) if self.dicts[index as usize].len() <= MOST_KEYS => {
@@ -711,6 +737,11 @@ impl Builder {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn objects(&self) -> usize {
+        self.objects.len()
+    }
+
     /// The items of a list or a tuple that holds neither entries nor blocks.
     pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
         match self.kind(value)? {
@@ -759,11 +790,4 @@ fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
 fn number(value: usize) -> BuildResult<u32> {
     let small = u32::try_from(value).ok().filter(|&value| value < 1 << 30);
     small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())
-}
-
-fn hash(frame: &RecordedFrame) -> u64 {
-    use std::hash::{Hash, Hasher};
-    let mut hasher = rustc_hash::FxHasher::default();
-    frame.hash(&mut hasher);
-    hasher.finish()
 }

@@ -30,6 +30,7 @@
 
 mod build;
 mod dump;
+mod frames;
 mod ids;
 mod json;
 mod json_reader;

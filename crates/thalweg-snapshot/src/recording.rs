@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::build::Builder;
+use super::frames::{self, Function};
 use super::mend::{Gap, Mended};
 use super::source::Source;
 use super::stacks;
@@ -24,7 +25,7 @@ use crate::StreamId;
 #[derive(Default, Debug)]
 pub struct Recording {
     pub(super) texts: Vec<Arc<str>>,
-    pub(super) frames: Vec<RecordedFrame>,
+    pub(super) frames: frames::Frames,
     pub(super) stacks: stacks::Stacks,
     pub(super) contexts: Vec<Context>,
     pub(super) entries: Vec<Entry>,
@@ -94,13 +95,6 @@ impl Entry {
     pub(super) fn stack(&self) -> Option<u32> {
         self.stack.checked_sub(1)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct RecordedFrame {
-    pub(super) filename: u32,
-    pub(super) line: u32,
-    pub(super) name: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -377,7 +371,7 @@ impl Recording {
 
     /// A frame by its name.
     pub fn frame(&self, frame: FrameId) -> FrameView<'_> {
-        let RecordedFrame { filename, line, name } = self.frames[frame.0 as usize];
+        let (Function { filename, name }, line) = self.frames.get(frame.0);
         FrameView { filename: &self.texts[filename as usize], line, name: &self.texts[name as usize] }
     }
 
@@ -386,9 +380,20 @@ impl Recording {
         self.frames.len()
     }
 
+    /// Returns the number of a frame's function, from 0 and below [`function_count`](Self::function_count). Frames of one function have
+    /// the same file and name.
+    pub fn function(&self, frame: FrameId) -> u32 {
+        self.frames.function(frame.0)
+    }
+
+    /// Returns how many distinct functions the frames belong to.
+    pub fn function_count(&self) -> usize {
+        self.frames.functions()
+    }
+
     pub(super) fn heap_bytes(&self) -> usize {
         size_of_val(&self.texts[..])
-            + size_of_val(&self.frames[..])
+            + self.frames.heap_bytes()
             + self.stacks.heap_bytes()
             + size_of_val(&self.contexts[..])
             + size_of_val(&self.entries[..])
@@ -463,7 +468,7 @@ impl Stacks<'_> {
         let text = |id: u32| Arc::clone(&self.recording.texts[id as usize]);
         let build = || {
             let frames = self.recording.stacks.frames(stack).map(|frame| {
-                let RecordedFrame { filename, line, name } = self.recording.frames[frame as usize];
+                let (Function { filename, name }, line) = self.recording.frames.get(frame);
                 Frame { filename: text(filename), line, name: text(name) }
             });
             frames.collect()

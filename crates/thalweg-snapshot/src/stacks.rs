@@ -27,14 +27,15 @@ impl Stacks {
     pub(super) fn intern(&mut self, known: &mut StackIds, frames: &[u32]) -> Option<u32> {
         let StackIds { ids, wanted } = known;
         encode(frames, wanted);
-        if let Some(id) = ids.find(hash(wanted), |id| self.slice(id) == &**wanted) {
-            return Some(id);
-        }
+        let vacant = match ids.find(hash(wanted), |id| self.slice(id) == &**wanted) {
+            Ok(id) => return Some(id),
+            Err(vacant) => vacant,
+        };
         let end = u32::try_from(self.bytes.len() + wanted.len()).ok()?;
-        let id = u32::try_from(self.ends.len()).ok().filter(|id| *id < u32::MAX - 1)?;
+        let id = u32::try_from(self.ends.len()).ok().filter(|id| *id < Ids::MOST)?;
         self.bytes.extend_from_slice(wanted);
         self.ends.push(end);
-        ids.insert(id, |id| hash(self.slice(id)));
+        ids.insert(vacant, id, |id| hash(self.slice(id)));
         Some(id)
     }
 

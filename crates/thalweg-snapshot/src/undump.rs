@@ -180,7 +180,7 @@ impl<'b> Reader<'b> {
                 };
                 SettingValue::Table(pairs.iter().filter_map(entry).collect())
             }
-            Value::Opaque => return Ok(None),
+            Value::Frame(_) | Value::Opaque => return Ok(None),
         }))
     }
 }

@@ -52,19 +52,21 @@ impl Categories {
 
     /// Sorts what a recording has.
     pub fn over<'c>(&'c self, recording: &'c Recording) -> Sorting<'c> {
-        Sorting { categories: self, recording, votes: vec![None; recording.frame_count()] }
+        let ruled = if self.rules.is_empty() { 0 } else { recording.frame_count() };
+        Sorting {
+            categories: self,
+            recording,
+            by_function: vec![None; recording.function_count()],
+            by_frame: vec![None; ruled],
+        }
     }
 
-    fn of_frame(&self, frame: &FrameView<'_>) -> Vote {
-        let rule = if self.rules.is_empty() {
-            None
-        } else {
-            let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
-            self.rules.iter().position(|(_, part)| text.contains(part))
-        };
+    /// Returns the first rule that a frame fits, by its place in the list, or what is above all of them.
+    fn rule(&self, frame: &FrameView<'_>) -> u16 {
+        let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
+        let rule = self.rules.iter().position(|(_, part)| text.contains(part));
         // More rules than that are no rules that anybody wrote.
-        let rule = rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX);
-        Vote { rule, built_in: built_in(frame) as u8 }
+        rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX)
     }
 
     /// The category that the frames of a stack vote for.
@@ -89,29 +91,36 @@ struct Vote {
     built_in: u8,
 }
 
-/// [`Categories`] of the stacks of one recording. Each frame is looked at once, however many stacks it is in.
+/// [`Categories`] of the stacks of one recording. Each function is looked at once, however many stacks its lines are in; and each frame,
+/// if the user has rules, which can name a line.
 #[derive(Debug)]
 pub struct Sorting<'c> {
     categories: &'c Categories,
     recording: &'c Recording,
-    votes: Vec<Option<Vote>>,
+    by_function: Vec<Option<u8>>,
+    /// Empty if there are no rules.
+    by_frame: Vec<Option<u16>>,
 }
 
 impl Sorting<'_> {
     /// The number of the category of what was allocated at a stack.
     pub fn category(&mut self, stack: Option<StackId>) -> usize {
-        let Self { categories, recording, votes } = self;
+        let Self { categories, recording, by_function, by_frame } = self;
         let Some(stack) = stack else { return 0 };
         let votes = recording.stack_frames(stack).map(|frame| {
-            let vote = &mut votes[frame.number() as usize];
-            *vote.get_or_insert_with(|| categories.of_frame(&recording.frame(frame)))
+            let built_in = &mut by_function[recording.function(frame) as usize];
+            let built_in = *built_in.get_or_insert_with(|| built_in_of(&recording.frame(frame)) as u8);
+            let rule = by_frame.get_mut(frame.number() as usize).map_or(u16::MAX, |rule| {
+                *rule.get_or_insert_with(|| categories.rule(&recording.frame(frame)))
+            });
+            Vote { rule, built_in }
         });
         categories.elected(votes)
     }
 }
 
 /// The built-in category that one frame speaks for, by its place among them.
-fn built_in(frame: &FrameView<'_>) -> usize {
+fn built_in_of(frame: &FrameView<'_>) -> usize {
     let FrameView { filename: file, name, .. } = *frame;
     let is_in = |part: &str| file.contains(part) || file.replace('\\', "/").contains(part);
     let category = if is_in("/optim/") || is_in("optimizer") {
@@ -135,11 +144,29 @@ fn built_in(frame: &FrameView<'_>) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_snapshot::{Action, Frame, Snapshot, StreamId, TraceEntry};
+
     use super::*;
 
+    /// The category of a stack in a recording that also has the same functions at another line.
     fn named(categories: &Categories, frames: &[(&'static str, &'static str)]) -> String {
-        let frames = frames.iter().map(|&(filename, name)| FrameView { filename, line: 7, name });
-        categories.names()[categories.elected(frames.map(|frame| categories.of_frame(&frame)))].clone()
+        let stack = |line| {
+            frames.iter().map(move |&(filename, name)| Frame {
+                filename: filename.into(),
+                line,
+                name: name.into(),
+            })
+        };
+        let entry = |number: u64, line| TraceEntry {
+            frames: Some(stack(line).collect()),
+            ..TraceEntry::new(Action::Alloc, number << 20, 512, StreamId::from_raw(0))
+        };
+        let snapshot =
+            Snapshot { device_traces: vec![vec![entry(1, 6), entry(2, 7)]], ..Snapshot::default() };
+        let recording = Recording::read(&snapshot.to_pickle()[..]).expect("it was just written");
+        let mut sorting = categories.over(&recording);
+        let found = recording.trace(0).map(|event| sorting.category(event.stack)).last();
+        categories.names()[found.expect("it has entries")].clone()
     }
 
     #[test]

@@ -6,26 +6,26 @@
 
 use thalweg_snapshot::{FrameId, FrameView, Recording, StackId};
 
-/// The frames of a recording's stacks that tell a reader most: see [`telling`]. Each frame is looked at once, however many stacks it
-/// is in, since a recording can have a million stacks of a few thousand frames.
+/// The frames of a recording's stacks that tell a reader most: see [`telling`]. Each function is looked at once, however many stacks
+/// its lines are in, since a recording can have a million stacks.
 #[derive(Debug)]
 pub struct Telling<'r> {
     recording: &'r Recording,
-    /// The kind of each frame plus one; 0 where it is not known yet.
+    /// The kind of each function plus one; 0 where it is not known yet.
     kinds: Vec<u8>,
 }
 
 impl<'r> Telling<'r> {
     /// Those of a recording.
     pub fn of(recording: &'r Recording) -> Self {
-        Self { recording, kinds: vec![0; recording.frame_count()] }
+        Self { recording, kinds: vec![0; recording.function_count()] }
     }
 
     /// That of a stack, and which of its frames it is, counted from the innermost; `None` if it has no frames.
     pub fn frame(&mut self, stack: StackId) -> Option<(usize, FrameId)> {
         let mut best: Option<(u8, usize, FrameId)> = None;
         for (at, frame) in self.recording.stack_frames(stack).enumerate() {
-            let kind = &mut self.kinds[frame.number() as usize];
+            let kind = &mut self.kinds[self.recording.function(frame) as usize];
             if *kind == 0 {
                 *kind = kind_of(&self.recording.frame(frame)) + 1;
             }

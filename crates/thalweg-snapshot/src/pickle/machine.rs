@@ -46,6 +46,14 @@ struct Machine<'m, R> {
 
 type ReadResult<T> = Result<T, SnapshotError>;
 
+/// A dictionary of three pairs that can be read at once.
+struct FrameAhead {
+    /// What it is remembered as.
+    number: Option<u32>,
+    pairs: [[Value; 2]; 3],
+    bytes: usize,
+}
+
 impl<R: Read> Machine<'_, R> {
     /// One instruction; the root after the last.
     fn step(&mut self) -> ReadResult<Option<Value>> {
@@ -120,6 +128,7 @@ impl<R: Read> Machine<'_, R> {
     fn container(&mut self, code: u8) -> ReadResult<()> {
         match code {
             opcode::EMPTY_LIST => self.made(|builder| builder.list())?,
+            opcode::EMPTY_DICT if self.frame()? => {}
             opcode::EMPTY_DICT => self.made(|builder| builder.dict())?,
             opcode::EMPTY_TUPLE => self.tuple(self.stack.len())?,
             opcode::TUPLE => {
@@ -169,6 +178,66 @@ impl<R: Read> Machine<'_, R> {
             }
         }
         Ok(())
+    }
+
+    /// Runs what makes a frame as one instruction, if that follows an empty dictionary and all its texts were written before: a file
+    /// in which frames are not shared has one for each frame of each stack. False if something else follows, which then is not passed.
+    fn frame(&mut self) -> ReadResult<bool> {
+        let Some(FrameAhead { number, pairs, bytes }) = self.frame_ahead() else { return Ok(false) };
+        let made = self.builder.whole_frame(&pairs).map_err(|what| self.source.error(&what))?;
+        let Some(value) = made else { return Ok(false) };
+        self.source.pass(bytes);
+        self.stack.push(value);
+        if let Some(number) = number {
+            self.memo.remember(number, value);
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    fn frame_ahead(&self) -> Option<FrameAhead> {
+        let ahead = self.source.ahead();
+        let (number, rest) = match *ahead {
+            [opcode::MEMOIZE, ref rest @ ..] => (Some(self.memo.used), rest),
+            [opcode::BINPUT, number, ref rest @ ..] => (Some(number.into()), rest),
+            [opcode::LONG_BINPUT, a, b, c, d, ref rest @ ..] => {
+                (Some(u32::from_le_bytes([a, b, c, d])), rest)
+            }
+            _ => (None, ahead),
+        };
+        if number.is_some_and(|number| u64::from(number) >= self.source.offset()) {
+            return None;
+        }
+        let mut rest = rest.strip_prefix(&[opcode::MARK])?;
+        let mut pairs = [[Value::None; 2]; 3];
+        for pair in &mut pairs {
+            let (key, value);
+            (key, rest) = self.small_ahead(rest)?;
+            if !Builder::is_key_of_frame(key) {
+                return None;
+            }
+            (value, rest) = self.small_ahead(rest)?;
+            *pair = [key, value];
+        }
+        rest = rest.strip_prefix(&[opcode::SETITEMS])?;
+        Some(FrameAhead { number, pairs, bytes: ahead.len() - rest.len() })
+    }
+
+    /// Returns what an instruction pushes that recalls something or is a small number, and what follows it.
+    #[inline]
+    fn small_ahead<'a>(&self, ahead: &'a [u8]) -> Option<(Value, &'a [u8])> {
+        Some(match *ahead {
+            [opcode::BINGET, number, ref rest @ ..] => (self.memo.recall(number.into())?, rest),
+            [opcode::LONG_BINGET, a, b, c, d, ref rest @ ..] => {
+                (self.memo.recall(u32::from_le_bytes([a, b, c, d]))?, rest)
+            }
+            [opcode::BININT1, value, ref rest @ ..] => (Value::Int(value.into()), rest),
+            [opcode::BININT2, a, b, ref rest @ ..] => (Value::Int(u16::from_le_bytes([a, b]).into()), rest),
+            [opcode::BININT, a, b, c, d, ref rest @ ..] => {
+                (Value::Int(i32::from_le_bytes([a, b, c, d]).into()), rest)
+            }
+            _ => return None,
+        })
     }
 
     fn made(&mut self, make: impl FnOnce(&mut Builder) -> Result<Value, String>) -> ReadResult<()> {
@@ -305,7 +374,7 @@ struct Memo {
     slots: Vec<u32>,
     /// How many numbers are in use.
     used: u32,
-    /// Values that do not fit a slot: numbers, which no known writer remembers.
+    /// Values that do not fit a slot: numbers, which no known writer remembers. Theirs count from 1, since a slot of 0 is empty.
     odd: Vec<Value>,
 }
 
@@ -319,8 +388,8 @@ impl Memo {
         match slot >> Self::KIND_SHIFT {
             1 => Some(Value::Text(index)),
             2 => Some(Value::Object(index)),
-            3 => self.odd.get(index as usize).copied(),
-            _ => None,
+            3 => Some(Value::Frame(index)),
+            _ => self.odd.get((index as usize).checked_sub(1)?).copied(),
         }
     }
 
@@ -328,9 +397,10 @@ impl Memo {
         let (kind, index) = match value {
             Value::Text(text) => (1, text),
             Value::Object(object) => (2, object),
+            Value::Frame(frame) => (3, frame),
             other => {
                 self.odd.push(other);
-                (3, self.odd.len() as u32 - 1)
+                (0, self.odd.len() as u32)
             }
         };
         let number = number as usize;
@@ -383,6 +453,7 @@ mod tests {
             Value::Bool(value) => value.to_string(),
             Value::Int(value) => value.to_string(),
             Value::Float(value) => format!("{value:?}"),
+            Value::Frame(_) => "record".into(),
             Value::Opaque => "?".into(),
         }
     }
@@ -435,8 +506,56 @@ mod tests {
     fn what_was_taken_apart_is_not_changed() {
         let frame = b"}\x94(\x8c\x08filename\x8c\x01au";
         assert_eq!(read(&[&frame[..], b"."].concat()), "record");
-        let changed = read(&[&frame[..], b"\x8c\x04nameNs."].concat());
-        assert!(changed.contains("dictionary that was complete"), "{changed}");
+        let whole =
+            b"(\x8c\x08filenameq\x01\x8c\x04lineq\x02\x8c\x04nameq\x031}(h\x01h\x01h\x02K\x01h\x03h\x01u";
+        assert_eq!(read(&[&whole[..], b"."].concat()), "record");
+        for frame in [&frame[..], whole] {
+            let changed = read(&[frame, b"\x8c\x04nameNs."].concat());
+            assert!(changed.contains("dictionary that was complete"), "{changed}");
+        }
+    }
+
+    /// A list of frames whose texts were written before, each in one of the ways of the protocols. A reader that gives a byte at a time
+    /// never has a whole one at hand.
+    #[test]
+    fn frames_that_are_read_whole_are_those_that_are_read_in_parts() {
+        struct Drops<'b>(&'b [u8]);
+        impl Read for Drops<'_> {
+            fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+                self.0.read(&mut into[..1])
+            }
+        }
+        let texts = b"\x80\x04(\x8c\x08filenameq\x00\x8c\x04lineq\x01\x8c\x04nameq\x02\x8c\x01aq\x031";
+        let plain: &[u8] = b"}\x94(h\x00h\x03h\x01K\x07h\x02h\x03u";
+        let other: &[u8] = b"}q\x20(h\x00h\x03h\x01M\x00\x01h\x02j\x03\x00\x00\x00u";
+        let same: &[u8] = b"}(h\x02h\x03h\x01J\x07\x00\x00\x00h\x00h\x03u";
+        let negative: &[u8] = b"}r\x21\x00\x00\x00(h\x00h\x03h\x01J\xff\xff\xff\xffh\x02h\x03u";
+        let nameless: &[u8] = b"}(h\x00h\x03h\x01K\x07u";
+        let twice: &[u8] = b"}(h\x00h\x03h\x01K\x08h\x01K\x07u";
+        let recalls: &[u8] = b"h\x20h\x21";
+        let file =
+            [texts, &b"]("[..], plain, other, same, negative, nameless, twice, recalls, b"e."].concat();
+
+        let run = |reader: &mut dyn Read| {
+            let mut builder = Builder::new();
+            let root = run(&mut Source::new(reader), &mut builder).expect("it is right");
+            let items = builder.items(root).expect("a list").to_vec();
+            let frames: Vec<u32> =
+                items.into_iter().map(|item| builder.frame_of(item).expect("a frame")).collect();
+            let told =
+                (0..builder.recording.frames.len()).map(|frame| builder.recording.frames.get(frame as u32));
+            (frames, told.collect::<Vec<_>>(), builder.objects())
+        };
+        let (frames, told, objects) = run(&mut &file[..]);
+        assert_eq!(frames, [0, 1, 0, 2, 3, 3, 1, 2]);
+        assert_eq!(told.iter().map(|(_, line)| *line).collect::<Vec<_>>(), [7, 256, 0, 7]);
+        let (in_parts, same_told, more_objects) = run(&mut Drops(&file));
+        assert_eq!((in_parts, same_told), (frames, told));
+        assert_eq!(
+            (objects, more_objects),
+            (3, 7),
+            "a frame that is read whole has no object: the list, and the last two"
+        );
     }
 
     #[test]
