@@ -1,31 +1,40 @@
 //! [`ForeachKernel`]: one body over a list of tensors, in place and in one launch (PyTorch's `_foreach_` and fused optimizers).
 //!
 //! An optimizer has a hundred parameters, most of them small: a launch each costs more than the work. Here the addresses of up to
-//! [`CAPACITY`] tensors travel in the arguments of one launch, and each block of threads finds the tensor that its part belongs
-//! to.
+//! [`capacity`](ForeachKernel::capacity) tensors travel in the arguments of one launch, and each block of threads finds the
+//! tensor that its part belongs to.
 //!
-//! The body is elementwise, over rows alone. Some of its inputs are *shared*: one element, the same for all tensors (a step
-//! number). The others are *listed*: every tensor of the list brings its own, all of one number of elements, contiguous. Each
-//! output is written where a listed input was read.
+//! The body is elementwise, over rows alone. An [`ForeachOperand`] says of each input whether every tensor of the list brings its own
+//! elements, one element, or shares one element with all others. Each output is written where an input of elements was read.
 //!
 //! # Arguments
 //! 8-byte words, in this order: the address of each shared input; each scalar; the number of tensors; the number of elements
-//! of each tensor; the number of the first block of each; then, listed input by listed input, the address for each tensor.
-//! The three tables have [`CAPACITY`] words each time, whatever the number of tensors.
+//! of each tensor; the number of the first block of each; then, input by input of those that are not shared, the address for
+//! each tensor. Each table has as many words as the kernel has capacity, whatever the number of tensors.
 
 use smallvec::SmallVec;
 
 use crate::{Body, Class, Dimensions, Geometry, Kernel, OperandGeometry};
 
-/// The most tensors of one launch: as many as fit, with four listed inputs and a dozen other words, into the 4 KiB that the
-/// arguments of a CUDA kernel may always have.
-pub const CAPACITY: usize = 80;
+/// Words of a launch's arguments: the 4 KiB that a CUDA kernel may always have.
+const WORDS: usize = 512;
 
 /// Threads of a block.
 pub const BLOCK: u32 = 256;
 
 /// Elements that a block handles.
 pub const CHUNK: u64 = 2048;
+
+/// What an input is to the tensors of a list.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ForeachOperand {
+    /// As many elements as the tensor has, contiguous: its own.
+    Elements,
+    /// One element: the tensor's own (its number of steps).
+    PerTensor,
+    /// One element, the same for all tensors (a learning rate).
+    Shared,
+}
 
 /// A body over a list of tensors. See the [module](self).
 #[derive(Clone, PartialEq, Debug)]
@@ -34,18 +43,18 @@ pub struct ForeachKernel {
     pub name: String,
     /// What it computes for an element.
     pub body: Body,
-    /// Which inputs are shared; the others are listed.
-    pub shared: SmallVec<[bool; 8]>,
-    /// For each output the listed input in whose place it is written.
+    /// What each input is.
+    pub operands: SmallVec<[ForeachOperand; 8]>,
+    /// For each output the input of elements in whose place it is written.
     pub targets: SmallVec<[u16; 4]>,
 }
 
 /// One tensor of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeachItem {
-    /// How many elements its operands have.
+    /// How many elements it has.
     pub elements: u64,
-    /// The address of each listed input, in order.
+    /// The address of each input that is not shared, in order.
     pub addresses: SmallVec<[u64; 4]>,
 }
 
@@ -56,19 +65,40 @@ pub struct ForeachArguments {
     pub shared: SmallVec<[u64; 4]>,
     /// The bits of each scalar.
     pub scalars: SmallVec<[u64; 8]>,
-    /// The tensors: up to [`CAPACITY`].
+    /// The tensors: up to [`ForeachKernel::capacity`].
     pub items: Vec<ForeachItem>,
 }
 
 impl ForeachKernel {
-    /// The numbers of the listed inputs.
-    pub fn listed(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.shared.len()).filter(|&input| !self.shared[input])
+    /// Returns how many tensors a launch takes: as many as fit into its arguments.
+    pub fn capacity(&self) -> usize {
+        let listed = self.listed().count();
+        (WORDS - self.header()) / (2 + listed)
     }
 
-    /// The place of an input among the shared or among the listed ones.
+    /// Returns how many words stand before the tables.
+    fn header(&self) -> usize {
+        self.operands.len() - self.listed().count() + self.body.scalars.len() + 1
+    }
+
+    /// Returns whether all tensors share an input's one element.
+    pub fn is_shared(&self, input: usize) -> bool {
+        self.operands[input] == ForeachOperand::Shared
+    }
+
+    /// Returns the numbers of the inputs of which each tensor has its own.
+    pub fn listed(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.operands.len()).filter(|&input| !self.is_shared(input))
+    }
+
+    /// Returns the place of an input among the shared ones or among the others.
     pub fn place(&self, input: usize) -> usize {
-        self.shared[..input].iter().filter(|&&shared| shared == self.shared[input]).count()
+        (0..input).filter(|&other| self.is_shared(other) == self.is_shared(input)).count()
+    }
+
+    /// Returns how many elements an input has for a tensor of so many.
+    pub fn elements(&self, input: usize, of_tensor: u64) -> u64 {
+        if self.operands[input] == ForeachOperand::Elements { of_tensor } else { 1 }
     }
 
     /// Whether an input's place is written.
@@ -79,11 +109,11 @@ impl ForeachKernel {
     /// The words of a launch.
     ///
     /// # Panics
-    /// If there are more tensors than [`CAPACITY`], or other operands than the kernel has.
+    /// If there are more tensors than the [`capacity`](Self::capacity), or other operands than the kernel has.
     pub fn pack(&self, arguments: &ForeachArguments) -> Vec<u64> {
         let ForeachArguments { shared, scalars, items } = arguments;
-        let listed = self.listed().count();
-        assert!(items.len() <= CAPACITY, "{}: {} tensors in one launch", self.name, items.len());
+        let (listed, capacity) = (self.listed().count(), self.capacity());
+        assert!(items.len() <= capacity, "{}: {} tensors in one launch", self.name, items.len());
         assert_eq!(shared.len() + listed, self.body.inputs.len(), "{}: one address an input", self.name);
         assert_eq!(scalars.len(), self.body.scalars.len(), "{}: one word a scalar", self.name);
         assert!(
@@ -94,7 +124,7 @@ impl ForeachKernel {
         let mut words: Vec<u64> = shared.iter().chain(scalars).copied().collect();
         words.push(items.len() as u64);
         let mut table = |values: &mut dyn Iterator<Item = u64>| {
-            let end = words.len() + CAPACITY;
+            let end = words.len() + capacity;
             words.extend(values);
             words.resize(end, 0);
         };
@@ -114,14 +144,13 @@ impl ForeachKernel {
     pub fn unpack(&self, bytes: &[u8]) -> Option<ForeachArguments> {
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let (listed, scalars) = (self.listed().count(), self.body.scalars.len());
-        let shared = self.shared.len() - listed;
-        let header = shared + scalars + 1;
-        if !rest.is_empty() || words.len() != header + CAPACITY * (2 + listed) {
+        let (listed, header, capacity) = (self.listed().count(), self.header(), self.capacity());
+        let shared = self.operands.len() - listed;
+        if !rest.is_empty() || words.len() != header + capacity * (2 + listed) {
             return None;
         }
-        let count = usize::try_from(words[header - 1]).ok().filter(|&count| count <= CAPACITY)?;
-        let table = |number: usize| &words[header + number * CAPACITY..][..count];
+        let count = usize::try_from(words[header - 1]).ok().filter(|&count| count <= capacity)?;
+        let table = |number: usize| &words[header + number * capacity..][..count];
         let items = (0..count)
             .map(|item| ForeachItem {
                 elements: table(0)[item],
@@ -130,7 +159,7 @@ impl ForeachKernel {
             .collect();
         Some(ForeachArguments {
             shared: words[..shared].into(),
-            scalars: words[shared..shared + scalars].into(),
+            scalars: words[shared..header - 1].into(),
             items,
         })
     }
@@ -161,7 +190,8 @@ impl ForeachKernel {
             row_strides: Dimensions::from_slice(&[stride]),
             inner_strides: Dimensions::new(),
         };
-        let inputs = self.shared.iter().map(|&shared| strided(u64::from(!shared)));
+        let inputs =
+            self.operands.iter().map(|&operand| strided(u64::from(operand == ForeachOperand::Elements)));
         Geometry {
             row_shape: Dimensions::from_slice(&[elements]),
             inner_shape: Dimensions::new(),

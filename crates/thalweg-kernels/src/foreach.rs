@@ -5,18 +5,18 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
-use thalweg_ir::foreach::{BLOCK, CAPACITY, ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_ir::foreach::{BLOCK, ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_ir::host::{Cells, Fault, Program, Source};
 
 use crate::{Accesses, NativeKernel, Placed, Words, cells, slice};
 
-/// Returns the launches of a kernel over a list of tensors: one for each [`CAPACITY`] of them. Outputs of different tensors must
+/// Returns the launches of a kernel over a list of tensors: one for each [`capacity`](ForeachKernel::capacity) of them. Outputs of different tensors must
 /// not overlap.
 pub fn launches<'a>(
     kernel: &'a Arc<ForeachKernel>,
     arguments: &'a ForeachArguments,
 ) -> impl Iterator<Item = Placed<&'a Arc<ForeachKernel>, ForeachArguments>> {
-    arguments.items.chunks(CAPACITY).map(move |items| Placed {
+    arguments.items.chunks(kernel.capacity()).map(move |items| Placed {
         kernel,
         at: ForeachArguments { items: items.to_vec(), ..arguments.clone() },
     })
@@ -65,14 +65,14 @@ fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
             list.push(access);
         }
     };
-    for input in (0..kernel.shared.len()).filter(|&input| kernel.shared[input]) {
+    for input in (0..kernel.operands.len()).filter(|&input| kernel.is_shared(input)) {
         let pointer = DevicePointer::new(arguments.shared[kernel.place(input)]);
         add(Access::read(pointer, bytes(input, 1)));
     }
     for ForeachItem { elements, addresses } in &arguments.items {
         for input in kernel.listed() {
             let pointer = DevicePointer::new(addresses[kernel.place(input)]);
-            let bytes = bytes(input, *elements);
+            let bytes = bytes(input, kernel.elements(input, *elements));
             add(match kernel.is_written(input) {
                 true => Access::read_write(pointer, bytes),
                 false => Access::read(pointer, bytes),
@@ -98,15 +98,16 @@ impl ForeachHost {
         let kernel = &self.kernel;
         let dtype = |input: usize| kernel.body.inputs[input].dtype;
         let address = |input: usize| item.addresses[kernel.place(input)];
-        let inputs = (0..kernel.shared.len())
+        let inputs = (0..kernel.operands.len())
             .map(|input| {
-                Ok(if kernel.shared[input] {
+                let elements = kernel.elements(input, item.elements);
+                Ok(if kernel.is_shared(input) {
                     let address = arguments.shared[kernel.place(input)];
-                    Source::Slice(slice(launch, dtype(input), address, 1)?)
+                    Source::Slice(slice(launch, dtype(input), address, elements)?)
                 } else if kernel.is_written(input) {
-                    Source::Cells(cells(launch, dtype(input), address(input), item.elements)?)
+                    Source::Cells(cells(launch, dtype(input), address(input), elements)?)
                 } else {
-                    Source::Slice(slice(launch, dtype(input), address(input), item.elements)?)
+                    Source::Slice(slice(launch, dtype(input), address(input), elements)?)
                 })
             })
             .collect::<Result<SmallVec<[Source<'_>; 8]>, HostFault>>()?;

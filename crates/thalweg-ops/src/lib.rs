@@ -1,7 +1,8 @@
 //! Operators as data: the table, and the planner that makes kernels of it.
 //!
 //! - [`elementwise_operators`]: the elementwise operators, an entry each, from which everything else is derived.
-//! - [`structured`]: creation, reductions, losses, windows, optimizer steps.
+//! - [`structured`]: creation, reductions, losses, windows.
+//! - [`optimizer`]: fused optimizers, an entry each.
 //! - [`gradient()`]: gradients, derived from the same bodies.
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
 //! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
@@ -16,6 +17,7 @@
 mod definition;
 mod elementwise;
 mod gradient;
+pub mod optimizer;
 mod plan;
 pub mod schema;
 pub mod structured;

@@ -1,5 +1,5 @@
 //! The loop operators that are more than elementwise: creation, conversion, reductions, losses, normalization, attention's
-//! softmax, indexing, random numbers, windows, optimizer steps.
+//! softmax, indexing, random numbers, windows.
 //!
 //! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers and scatters are derived like
 //! the elementwise ones; `unfold2d` and `fold2d` are each other's gradient, and an operator `x` with a gradient of its own has
@@ -9,7 +9,6 @@ mod attention;
 mod indexing;
 mod loss;
 mod normalization;
-mod optimizer;
 mod random;
 
 pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
@@ -19,7 +18,6 @@ pub use normalization::{
     LAYER_NORM, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LAYER_NORM_BACKWARD_ADD,
     LAYER_NORM_PARAMETERS_BACKWARD,
 };
-pub use optimizer::{ADAM_STEP, ADAM_TICK, ADAMW_STEP, adam_foreach};
 pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
 
 use smallvec::SmallVec;
@@ -62,9 +60,6 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &FOLD2D,
     &MAX_POOL2D,
     &MAX_POOL2D_BACKWARD,
-    &ADAM_TICK,
-    &ADAM_STEP,
-    &ADAMW_STEP,
 ];
 
 /// The elements, in another layout or dtype.

@@ -10,7 +10,7 @@ use thalweg_ir::DType;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::functional::{self, AttentionOptions};
 use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
-use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::optim::{AdamW, AdamWOptions};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -134,7 +134,7 @@ fn main() -> Result<()> {
     let _current = stream.make_current();
     let mut generator = Generator::new(1);
     let model = Transformer::new(OPTIONS, &mut generator, &device)?;
-    let optimizer = Adam::new(model.parameters(), AdamOptions::adamw())?;
+    let optimizer = AdamW::new(model.parameters(), AdamWOptions::default())?;
     let mut tokens = || -> Result<Tensor> {
         let values: Vec<i64> =
             (0..BATCH * TOKENS).map(|_| generator.below(OPTIONS.vocabulary as u32).unwrap().into()).collect();

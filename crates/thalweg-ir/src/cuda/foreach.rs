@@ -1,7 +1,7 @@
 //! Kernels over lists of tensors: a block finds its tensor, then its threads walk over their part of it.
 
 use crate::body::Output;
-use crate::foreach::{BLOCK, CAPACITY, CHUNK, ForeachKernel};
+use crate::foreach::{BLOCK, CHUNK, ForeachKernel, ForeachOperand};
 use crate::{ExprId, Node};
 
 use super::expression::{Statements, memory_type, scalar_type, stored};
@@ -9,7 +9,7 @@ use super::prelude;
 use super::writer::Writer;
 
 /// The translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as one
-/// structure by value. What shared inputs and scalars determine is computed once a thread.
+/// structure by value. What inputs of one element and scalars determine is computed once per thread.
 ///
 /// # Panics
 /// Where the kernel is none: a body with reductions, coordinates, gathers or scatters, or an output whose dtype is not that of
@@ -23,7 +23,8 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
     for (output, &target) in body.outputs.iter().zip(&kernel.targets) {
         let input = body.inputs[usize::from(target)];
         assert_eq!(output.dtype, input.dtype, "{}: an output has its place's dtype", kernel.name);
-        assert!(!kernel.shared[usize::from(target)], "{}: a shared input is not written", kernel.name);
+        let is_elements = kernel.operands[usize::from(target)] == ForeachOperand::Elements;
+        assert!(is_elements, "{}: what is written has elements", kernel.name);
     }
     let mut writer = Writer::default();
     print_arguments(kernel, &mut writer);
@@ -36,19 +37,19 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
 const AT_ONCE: u32 = 4;
 
 fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
-    let body = &kernel.body;
+    let (body, capacity) = (&kernel.body, kernel.capacity());
     writer.open(&format!("struct {}_arguments", kernel.name));
-    for (number, input) in body.inputs.iter().enumerate().filter(|(number, _)| kernel.shared[*number]) {
+    for (number, input) in body.inputs.iter().enumerate().filter(|(number, _)| kernel.is_shared(*number)) {
         writer.line(&format!("const {}* input{number};", memory_type(input.dtype)));
     }
     for (number, &dtype) in body.scalars.iter().enumerate() {
         writer.line(&format!("{} scalar{number};", scalar_type(dtype)));
     }
     writer.line("u64 tensors;");
-    writer.line(&format!("u64 elements[{CAPACITY}];"));
-    writer.line(&format!("u64 first_block[{CAPACITY}];"));
+    writer.line(&format!("u64 elements[{capacity}];"));
+    writer.line(&format!("u64 first_block[{capacity}];"));
     for number in kernel.listed() {
-        writer.line(&format!("{}* input{number}[{CAPACITY}];", memory_type(body.inputs[number].dtype)));
+        writer.line(&format!("{}* input{number}[{capacity}];", memory_type(body.inputs[number].dtype)));
     }
     writer.close(";");
     writer.blank();
@@ -75,16 +76,20 @@ fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
         ));
     }
     // Outputs may be any input's memory, so a compiler loads nothing before an earlier store: several elements' loads come first.
-    let load = |number: usize| {
-        if kernel.shared[number] { format!("*a.input{number}") } else { format!("loaded{number}[part]") }
+    let load = |number: usize| match kernel.operands[number] {
+        ForeachOperand::Shared => format!("*a.input{number}"),
+        ForeachOperand::PerTensor => format!("*input{number}"),
+        ForeachOperand::Elements => format!("loaded{number}[part]"),
     };
+    let has_elements = |number: usize| kernel.operands[number] == ForeachOperand::Elements;
     let statements = Statements::new(body, load);
-    let at_elements = body.point_dependent(|input| !kernel.shared[input]);
+    let at_elements = body.point_dependent(has_elements);
     let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
     let mut defined = statements.nothing();
     statements.define(&values, &mut defined, |index| !at_elements[index], writer);
     writer.open(&format!("for (u64 first = start + threadIdx.x; first < end; first += {})", BLOCK * AT_ONCE));
-    let used: Vec<usize> = kernel.listed().filter(|&number| body.uses_input(number)).collect();
+    let used: Vec<usize> =
+        kernel.listed().filter(|&number| has_elements(number) && body.uses_input(number)).collect();
     for &number in &used {
         writer.line(&format!("{} loaded{number}[{AT_ONCE}] = {{}};", memory_type(body.inputs[number].dtype)));
     }

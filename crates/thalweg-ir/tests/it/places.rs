@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use smallvec::smallvec;
-use thalweg_ir::foreach::{CAPACITY, CHUNK, ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_ir::foreach::{CHUNK, ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
 use thalweg_ir::host::Program;
 use thalweg_ir::{
     Arguments, Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, OperandGeometry, Place, philox,
@@ -90,15 +90,20 @@ fn random_words_are_philoxs() {
     assert!(thalweg_ir::cuda::print(&kernel).contains("u32 philox_word("));
 }
 
-/// x ← x + step · g, with a shared step.
+/// x ← x + step · (g + bias), with a shared step and a bias per tensor.
 fn foreach() -> ForeachKernel {
     let b = BodyBuilder::new();
-    let [x, step, g] = [0; 3].map(|_| b.input(DType::F32));
-    b.output(x + step * g, DType::F32, Place::Row);
+    let [x, step, g, bias] = [0; 4].map(|_| b.input(DType::F32));
+    b.output(x + step * (g + bias), DType::F32, Place::Row);
     ForeachKernel {
         name: "foreach_step".to_owned(),
         body: b.finish(),
-        shared: SmallVec::from_slice(&[false, true, false]),
+        operands: SmallVec::from_slice(&[
+            ForeachOperand::Elements,
+            ForeachOperand::Shared,
+            ForeachOperand::Elements,
+            ForeachOperand::PerTensor,
+        ]),
         targets: SmallVec::from_slice(&[0]),
     }
 }
@@ -106,9 +111,10 @@ fn foreach() -> ForeachKernel {
 #[test]
 fn a_lists_arguments_are_read_back() {
     let kernel = foreach();
-    for count in [0, 1, CAPACITY] {
+    assert_eq!(kernel.capacity(), 102, "510 words for five tables");
+    for count in [0, 1, kernel.capacity()] {
         let items: Vec<ForeachItem> = (0..count as u64)
-            .map(|n| ForeachItem { elements: n * 1000, addresses: smallvec![n, n + 500] })
+            .map(|n| ForeachItem { elements: n * 1000, addresses: smallvec![n, n + 500, n + 700] })
             .collect();
         let blocks: u64 = items.iter().map(|item| item.elements.div_ceil(CHUNK)).sum();
         assert_eq!(ForeachKernel::blocks(&items), blocks);
@@ -124,7 +130,7 @@ fn a_lists_arguments_are_read_back() {
 #[test]
 fn a_list_runs_tensor_by_tensor() {
     let kernel = foreach();
-    let (step, gradient) = ([0.5f32], [2.0f32, 4.0, 6.0]);
+    let (step, gradient, bias) = ([0.5f32], [2.0f32, 4.0, 6.0], [-2.0f32]);
     let mut x = [1.0f32; 3];
     {
         let cells = std::cell::Cell::from_mut(x.as_mut_slice()).as_slice_of_cells();
@@ -132,11 +138,15 @@ fn a_list_runs_tensor_by_tensor() {
             thalweg_ir::host::Source::Cells(cells.into()),
             step.as_slice().into(),
             gradient.as_slice().into(),
+            bias.as_slice().into(),
         ];
         let program = Program::compile(&kernel.single());
         program.run(&kernel.geometry(3), &[], &inputs, &[cells.into()]).unwrap();
     }
-    assert_eq!(x, [2.0, 3.0, 4.0]);
+    assert_eq!(x, [1.0, 2.0, 3.0]);
     let code = thalweg_ir::cuda::print_foreach(&kernel);
-    assert!(code.contains("input0[i] = ") && code.contains("*a.input1"), "{code}");
+    assert!(
+        code.contains("input0[i] = ") && code.contains("*a.input1") && code.contains("*input3"),
+        "{code}"
+    );
 }

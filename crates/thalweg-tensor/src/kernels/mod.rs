@@ -18,10 +18,7 @@ mod reductions;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
-use thalweg_ops::structured::{
-    ADAM_STEP, ADAM_TICK, ADAMW_STEP, AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, STACK3, STRUCTURED,
-    SUM,
-};
+use thalweg_ops::structured::{AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, STACK3, STRUCTURED, SUM};
 
 use crate::operators::Body::{Kernel, Pair};
 use crate::operators::OpDef;
@@ -30,7 +27,7 @@ use loops::{LoopCall, autograd, run};
 /// Returns the entries whose kernel is their loop, which are parts of other operators.
 pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
-    let in_place = [&ADAM_TICK, &ADAM_STEP, &ADAMW_STEP, &STACK3];
+    let in_place = [&STACK3];
     let others = [&FULL, &SUM, &MEAN, &AMAX, &AMIN, &DROPOUT, &LAYER_NORM_AFFINE];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);

@@ -9,7 +9,7 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 
-use super::{Adam, GradientScale};
+use super::{GradientScale, Optimizer, OptimizerOptions};
 use crate::autograd::no_grad;
 use crate::caller::at_line;
 use crate::tensor::Tensor;
@@ -104,7 +104,7 @@ impl GradientScaler {
 
     /// Looks whether the gradients are finite, and updates the optimizer's parameters if they are. Asynchronous.
     #[track_caller]
-    pub fn step(&self, optimizer: &Adam) -> Result<()> {
+    pub fn step<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
             self.stays_for_current_stream();
             no_grad(|| {

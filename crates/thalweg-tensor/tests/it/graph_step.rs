@@ -7,7 +7,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::functional::{cross_entropy, dropout};
 use thalweg_tensor::graph::{StepOptions, capture_step};
 use thalweg_tensor::module::{Linear, Module};
-use thalweg_tensor::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
+use thalweg_tensor::optim::{Adam, AdamOptions, AdamW, AdamWOptions, GradientScaler, GradientScalerOptions};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use crate::support::own_device as device;
@@ -29,7 +29,7 @@ type State = (Vec<Vec<u32>>, (u64, u64));
 struct Training {
     first: Linear,
     second: Linear,
-    optimizer: Adam,
+    optimizer: AdamW,
     random: DeviceGenerator,
     scaler: GradientScaler,
     images: Tensor,
@@ -42,9 +42,9 @@ impl Training {
         let first = Linear::new(6, 10, &mut generator, device)?;
         let second = Linear::new(10, 4, &mut generator, device)?;
         let parameters = first.parameters().into_iter().chain(second.parameters()).collect();
-        let options = AdamOptions { learning_rate: 0.01, ..AdamOptions::adamw() };
+        let options = AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() };
         Ok(Self {
-            optimizer: Adam::new(parameters, options)?,
+            optimizer: AdamW::new(parameters, options)?,
             random: DeviceGenerator::new(11, device)?,
             scaler: GradientScaler::new(SCALING, device)?,
             images: Tensor::zeros(&[BATCH, 6], DType::F32, device)?,
@@ -79,7 +79,8 @@ impl Training {
         let bits = |tensor: Tensor| {
             Ok(tensor.detach().to_vec::<f32>()?.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
         };
-        let tensors = parameters.chain([self.optimizer.steps().clone(), self.scaler.state().scale.clone()]);
+        let steps = self.optimizer.param_groups()[0].steps(0).clone();
+        let tensors = parameters.chain([steps, self.scaler.state().scale.clone()]);
         Ok((tensors.map(bits).collect::<Result<_>>()?, self.random.state()?))
     }
 }
@@ -117,7 +118,7 @@ fn as_many_runs_are_as_many_eager_steps() {
     let (expected, eager) = eager(&device, 9).unwrap();
     let expected_state = eager.state().unwrap();
     assert!(f32::from_bits(expected[8]).is_finite());
-    let counted = eager.optimizer.steps().item::<f32>().unwrap();
+    let counted = eager.optimizer.param_groups()[0].steps(0).item::<f32>().unwrap();
     assert!(
         counted > 0.0 && counted < 9.0,
         "some steps count, those with infinite gradients do not: {counted}"
@@ -248,7 +249,8 @@ fn the_scale_shrinks_where_gradients_are_infinite_and_grows_where_they_are_not()
         scaler.scale(&loss).unwrap().backward().unwrap();
         scaler.step(&optimizer).unwrap();
         scaler.update().unwrap();
-        [&scaler.state().scale, optimizer.steps()].map(|tensor| tensor.item::<f32>().unwrap())
+        [&scaler.state().scale, optimizer.param_groups()[0].steps(0)]
+            .map(|tensor| tensor.item::<f32>().unwrap())
     };
     // What PyTorch's `_amp_update_scale_` gives.
     let expected = [(1.0, [8.0, 1.0]), (1.0, [16.0, 2.0]), (1.0, [16.0, 3.0]), (f32::INFINITY, [8.0, 3.0])];

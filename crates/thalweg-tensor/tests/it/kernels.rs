@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc};
+use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{DType, Kernel, Place};
+use thalweg_ops::optimizer::{OPTIMIZERS, count_kernel, step_kernel};
 use thalweg_ops::{
     ELEMENTWISE, Iteration, LoopOp, PARTS, Placement, Signature, Space, forward, gradient, kernel, plan,
     structured,
@@ -95,9 +97,6 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
                 vec![dtype, DType::I64]
             }
             "max_pool2d_backward" => vec![dtype, DType::I64],
-            "adam_step" | "adamw_step" => {
-                vec![dtype, dtype, dtype, dtype, DType::F32, DType::F32, DType::F32]
-            }
             "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
             "dropout" => vec![dtype, DType::I64, DType::I64],
             "embedding" | "index_copy" => vec![dtype, DType::I64],
@@ -122,9 +121,7 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let mut bodies = vec![(operator.name.to_owned(), forward(operator, &signature).body.clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
-        let own = matches!(operator.space, Space::Coordinates)
-            || operator.name.starts_with("adam")
-            || operator.name.starts_with("layer_norm_");
+        let own = matches!(operator.space, Space::Coordinates) || operator.name.starts_with("layer_norm_");
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
                 gradient(operator, &signature, wanted).expect("the table's operators are differentiable");
@@ -193,17 +190,24 @@ fn the_optimizers_kernels_compile() {
         }
     };
     let extra: Vec<String> = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-    for operator in [&structured::ADAM_STEP, &structured::ADAMW_STEP] {
-        for dtypes in [[DType::F32; 2], [DType::F64; 2], [DType::F16; 2], [DType::Bf16, DType::F32]] {
-            let kernel = structured::adam_foreach(operator, dtypes).expect("the operator takes floats");
-            let source = thalweg_ir::cuda::print_foreach(&kernel);
-            for architecture in ARCHITECTURES {
-                let options =
-                    CompileOptions { fmad: false, extra: extra.clone(), ..CompileOptions::new(architecture) };
-                let compiled = compiler.compile(&source, &kernel.name, &options);
-                let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
-                assert!(!compiled.cubin.is_empty());
+    let compile = |kernel: &ForeachKernel, architecture: &str| {
+        let source = thalweg_ir::cuda::print_foreach(kernel);
+        let options =
+            CompileOptions { fmad: false, extra: extra.clone(), ..CompileOptions::new(architecture) };
+        let compiled = compiler.compile(&source, &kernel.name, &options);
+        let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
+        assert!(!compiled.cubin.is_empty());
+    };
+    for rule in OPTIMIZERS {
+        for values in rule.variants() {
+            compile(&count_kernel(rule, &values), ARCHITECTURES[0]);
+            for dtypes in [[DType::F32; 2], [DType::Bf16, DType::F32]] {
+                compile(&step_kernel(rule, &values, dtypes), ARCHITECTURES[0]);
             }
+        }
+        let [defaults, _] = rule.variants();
+        for dtypes in [[DType::F64; 2], [DType::F16; 2]] {
+            compile(&step_kernel(rule, &defaults, dtypes), ARCHITECTURES[1]);
         }
     }
 }

@@ -21,6 +21,7 @@ mod layouts;
 mod leaves;
 mod linear;
 mod networks;
+mod optimizer_goldens;
 mod optimizers;
 mod reductions;
 mod rules;

@@ -1,11 +1,17 @@
-//! Fused Adam: against its definition in f64, over more tensors than one launch takes, with gradient scaling.
+//! Fused optimizers: Adam against its definition in f64, over more tensors than one launch takes; gradient scaling, groups,
+//! learning rates, and what is saved and loaded.
+
+use std::collections::BTreeMap;
 
 use thalweg_ir::DType;
-use thalweg_ir::foreach::CAPACITY;
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::optim::{Adam, AdamOptions, GradientScale};
+use thalweg_tensor::optim::{
+    Adam, AdamOptions, AdamW, AdamWOptions, GradientScale, NAdam, NAdamOptions, OptimizerState, Sgd,
+    SgdOptions,
+};
 
-use crate::support::{assert_close, device, random, values};
+use crate::support::{assert_close, device, own_device, random, values};
 
 /// A parameter with a gradient.
 fn parameter(elements: usize, seed: u64, dtype: DType) -> Tensor {
@@ -14,14 +20,14 @@ fn parameter(elements: usize, seed: u64, dtype: DType) -> Tensor {
     leaf
 }
 
-/// Adam by its definition, for a gradient that stays the same.
-fn expected(start: &[f64], gradient: &[f64], options: AdamOptions, steps: i32) -> Vec<f64> {
-    let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay, decoupled_weight_decay } = options;
+/// Adam by its definition, for a gradient that stays the same; with the weight decay taken from the parameter, if it is AdamW.
+fn expected(start: &[f64], gradient: &[f64], options: AdamOptions, is_adamw: bool, steps: i32) -> Vec<f64> {
+    let AdamOptions { learning_rate, beta1, beta2, epsilon, weight_decay, .. } = options;
     let one = |(&start, &gradient): (&f64, &f64)| {
         let (mut value, mut first, mut second) = (start, 0.0, 0.0);
         for step in 1..=steps {
             let mut gradient = gradient;
-            if decoupled_weight_decay {
+            if is_adamw {
                 value *= 1.0 - learning_rate * weight_decay;
             } else {
                 gradient += weight_decay * value;
@@ -36,32 +42,57 @@ fn expected(start: &[f64], gradient: &[f64], options: AdamOptions, steps: i32) -
     start.iter().zip(gradient).map(one).collect()
 }
 
+/// More parameters than a launch takes, one of more elements than a block handles, some of one element, and one of none.
+fn many_parameters() -> Vec<Tensor> {
+    let size = |number: usize| match number {
+        3 => 5000,
+        4 => 0,
+        5 => 2048,
+        _ => 1 + number % 9,
+    };
+    (0..150).map(|number| parameter(size(number), number as u64, DType::F64)).collect()
+}
+
 #[test]
 fn many_parameters_of_all_sizes_follow_the_definition() {
-    for decoupled_weight_decay in [false, true] {
-        let options = AdamOptions {
-            learning_rate: 0.1,
-            weight_decay: 0.2,
-            decoupled_weight_decay,
-            ..AdamOptions::default()
-        };
-        // More than a launch takes, more than a block handles, one element, and none.
-        let sizes = (0..CAPACITY + 7).map(|number| match number {
-            3 => 5000,
-            4 => 0,
-            5 => 2048,
-            _ => 1 + number % 9,
-        });
-        let parameters: Vec<Tensor> =
-            sizes.enumerate().map(|(seed, size)| parameter(size, seed as u64, DType::F64)).collect();
+    let options = AdamOptions { learning_rate: 0.1, weight_decay: 0.2, ..AdamOptions::default() };
+    let check = |is_adamw: bool, parameters: Vec<Tensor>, step: &dyn Fn()| {
         let starts: Vec<Vec<f64>> = parameters.iter().map(values).collect();
-        let adam = Adam::new(parameters.clone(), options).unwrap();
-        (0..3).for_each(|_| adam.step().unwrap());
+        (0..3).for_each(|_| step());
         for (parameter, start) in parameters.iter().zip(&starts) {
             let gradient = values(&parameter.grad().unwrap());
-            assert_close(&values(parameter), &expected(start, &gradient, options, 3), 1e-12);
+            assert_close(&values(parameter), &expected(start, &gradient, options, is_adamw, 3), 1e-12);
         }
+    };
+    let parameters = many_parameters();
+    let adam = Adam::new(parameters.clone(), options).unwrap();
+    check(false, parameters, &|| adam.step().unwrap());
+    let parameters = many_parameters();
+    let AdamOptions { learning_rate, weight_decay, .. } = options;
+    let options = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::default() };
+    let adamw = AdamW::new(parameters.clone(), options).unwrap();
+    check(true, parameters, &|| adamw.step().unwrap());
+}
+
+#[test]
+fn each_parameter_counts_its_own_steps() {
+    let [always, later] = [1, 2].map(|seed| parameter(5, seed, DType::F64));
+    let [start, later_start] = [&always, &later].map(values);
+    let gradient = later.grad();
+    later.zero_grad();
+    let options = AdamOptions { learning_rate: 0.1, ..AdamOptions::default() };
+    let adam = Adam::new(vec![later.clone(), always.clone()], options).unwrap();
+    adam.step().unwrap();
+    adam.step().unwrap();
+    assert_eq!(values(&later), later_start);
+    later.set_grad(gradient).unwrap();
+    adam.step().unwrap();
+    for (parameter, start, steps) in [(&always, &start, 3), (&later, &later_start, 1)] {
+        let gradient = values(&parameter.grad().unwrap());
+        assert_close(&values(parameter), &expected(start, &gradient, options, false, steps), 1e-12);
     }
+    let group = &adam.param_groups()[0];
+    assert_eq!([0, 1].map(|number| group.steps(number).item::<f32>().unwrap()), [1.0, 3.0]);
 }
 
 #[test]
@@ -73,7 +104,7 @@ fn parameters_of_several_dtypes_and_without_gradients() {
     adam.step().unwrap();
     for (parameter, start) in parameters[..3].iter().zip(&starts) {
         let gradient = values(&parameter.grad().unwrap());
-        assert_close(&values(parameter), &expected(start, &gradient, AdamOptions::default(), 1), 5e-3);
+        assert_close(&values(parameter), &expected(start, &gradient, AdamOptions::default(), false, 1), 5e-3);
     }
     assert_eq!(values(&parameters[3]), starts[3]);
 }
@@ -93,7 +124,7 @@ fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
     let finite = scaled.grad().unwrap();
     scaled.set_grad(Some(Tensor::full(&[100], f64::NAN, DType::F64, &device()).unwrap())).unwrap();
     scaled_adam.step_scaled(&GradientScale { found_inf: number(1.0), ..scale.clone() }).unwrap();
-    assert_eq!(scaled_adam.steps().item::<f32>().unwrap(), 1.0);
+    assert_eq!(scaled_adam.param_groups()[0].steps(0).item::<f32>().unwrap(), 1.0);
     assert_eq!(values(&plain), values(&scaled));
     scaled.set_grad(Some(finite)).unwrap();
     plain_adam.step().unwrap();
@@ -102,4 +133,116 @@ fn scaled_gradients_are_divided_and_infinite_ones_skip_the_step() {
     let wrong = GradientScale { scale: Tensor::ones(&[2], DType::F32, &device()).unwrap(), ..scale };
     assert!(scaled_adam.step_scaled(&wrong).is_err());
     assert!(Adam::new(vec![], AdamOptions::default()).is_err());
+}
+
+#[test]
+fn groups_have_options_of_their_own() {
+    let [a, b] = [1, 2].map(|seed| parameter(3, seed, DType::F64));
+    let [start_a, start_b] = [&a, &b].map(values);
+    let options = |learning_rate| SgdOptions { learning_rate, ..SgdOptions::default() };
+    let mut sgd = Sgd::new(vec![a.clone()], options(0.5)).unwrap();
+    sgd.add_param_group(vec![b.clone()], options(0.25)).unwrap();
+    let moved = |start: &[f64], tensor: &Tensor, rate: f64| {
+        let gradient = values(&tensor.grad().unwrap());
+        let expected: Vec<f64> = start.iter().zip(&gradient).map(|(x, g)| x - rate * g).collect();
+        assert_close(&values(tensor), &expected, 1e-12);
+    };
+    sgd.step().unwrap();
+    moved(&start_a, &a, 0.5);
+    moved(&start_b, &b, 0.25);
+    sgd.set_learning_rates(&[0.0, 1.0]).unwrap();
+    sgd.step().unwrap();
+    moved(&start_a, &a, 0.5);
+    moved(&start_b, &b, 1.25);
+    assert_eq!(sgd.param_groups()[1].options().learning_rate, 1.0);
+    let refused = |result: thalweg_runtime::Result<()>, text: &str| {
+        let error = result.unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(text), "{error}");
+    };
+    refused(sgd.add_param_group(vec![a.clone()], options(0.1)), "share memory");
+    refused(sgd.add_param_group(vec![], options(0.1)), "no parameter");
+    refused(sgd.add_param_group(vec![parameter(1, 3, DType::F32)], options(-0.1)), "learning_rate is -0.1");
+    refused(sgd.set_learning_rates(&[0.1]), "1 learning rates for 2 groups");
+    refused(sgd.set_learning_rate(f64::NAN), "learning_rate is NaN");
+    assert_eq!(sgd.param_groups().len(), 2);
+}
+
+#[test]
+fn a_captured_step_follows_the_learning_rate() {
+    let device = own_device();
+    let stream = Stream::new(&device).unwrap();
+    let _current = stream.make_current();
+    let weight = Tensor::zeros(&[2], DType::F32, &device).unwrap().requires_grad_().unwrap();
+    weight.set_grad(Some(Tensor::ones(&[2], DType::F32, &device).unwrap())).unwrap();
+    let options = SgdOptions { learning_rate: 1.0, momentum: 0.5, ..SgdOptions::default() };
+    let sgd = Sgd::new(vec![weight.clone()], options).unwrap();
+    sgd.step().unwrap();
+    let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || sgd.step()).unwrap();
+    sgd.set_learning_rate(0.5).unwrap();
+    graph.replay().unwrap();
+    sgd.set_learning_rate(0.25).unwrap();
+    graph.replay().unwrap();
+    // Buffers of 1, 1.5 and 1.75.
+    assert_eq!(values(&weight), [-1.0 - 0.75 - 0.4375; 2]);
+}
+
+#[test]
+fn a_loaded_optimizer_goes_on_as_the_saved_one() {
+    let options = NAdamOptions { learning_rate: 0.1, ..NAdamOptions::default() };
+    let make = |options| NAdam::new(vec![parameter(9, 1, DType::F32), parameter(4, 2, DType::F32)], options);
+    let saved = make(options).unwrap();
+    (0..3).for_each(|_| saved.step().unwrap());
+    saved.set_learning_rate(0.05).unwrap();
+    let state = saved.state_dict();
+    let names: Vec<&str> = state.state[&1].keys().map(String::as_str).collect();
+    assert_eq!(names, ["exp_avg", "exp_avg_sq", "mu_product", "step"]);
+    assert_eq!(state.param_groups[0].options["lr"], 0.05);
+    assert_eq!(state.param_groups[0].options["betas.1"], 0.999);
+    let mut loaded = make(NAdamOptions { beta1: 0.5, ..NAdamOptions::default() }).unwrap();
+    loaded.load_state_dict(&state).unwrap();
+    assert_eq!(loaded.param_groups()[0].options(), saved.param_groups()[0].options());
+    loaded.parameters().zip(saved.parameters()).for_each(|(to, from)| {
+        thalweg_tensor::no_grad(|| to.copy_(&from.detach()).unwrap());
+    });
+    for optimizer in [&saved, &loaded] {
+        optimizer.step().unwrap();
+        optimizer.step().unwrap();
+    }
+    for (found, expected) in loaded.parameters().zip(saved.parameters()) {
+        assert_eq!(values(found), values(expected));
+    }
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let options = AdamOptions { amsgrad: true, ..AdamOptions::default() };
+    let mut adam = Adam::new(vec![parameter(3, 1, DType::F32)], options).unwrap();
+    adam.step().unwrap();
+    let before = adam.state_dict();
+    let first = values(&before.state[&0]["exp_avg"]);
+    let mut refused = |change: &dyn Fn(&mut OptimizerState), text: &str| {
+        let mut state = before.clone();
+        let zeros = Tensor::zeros(&[3], DType::F32, &device()).unwrap();
+        state.state.get_mut(&0).unwrap().insert("exp_avg".into(), zeros);
+        change(&mut state);
+        let error = adam.load_state_dict(&state).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(text), "{error}");
+        assert_eq!(values(&adam.state_dict().state[&0]["exp_avg"]), first);
+    };
+    refused(&|state| state.param_groups.clear(), "the saved groups have [] parameters");
+    refused(&|state| _ = state.param_groups[0].options.insert("amsgrad".into(), 0.0), "other states");
+    refused(&|state| _ = state.param_groups[0].options.insert("eps".into(), -1.0), "epsilon is -1");
+    refused(
+        &|state| drop(state.state.get_mut(&0).unwrap().remove("max_exp_avg_sq")),
+        "no saved max_exp_avg_sq",
+    );
+    let wrong = Tensor::zeros(&[4], DType::F32, &device()).unwrap();
+    refused(
+        &|state| drop(state.state.get_mut(&0).unwrap().insert("exp_avg_sq".into(), wrong.clone())),
+        "must be [3]",
+    );
+    // Without states a parameter starts anew.
+    adam.load_state_dict(&OptimizerState { state: BTreeMap::new(), ..before.clone() }).unwrap();
+    assert_eq!(values(&adam.state_dict().state[&0]["exp_avg"]), [0.0; 3]);
+    assert_eq!(adam.param_groups()[0].steps(0).item::<f32>().unwrap(), 0.0);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
-use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_tensor::optim::{AdamW, AdamWOptions};
 use thalweg_tensor::random::Generator;
 
 use crate::support::device;
@@ -22,7 +22,7 @@ fn a_training_step_of_a_transformer_takes_few_commands() {
     let mut generator = Generator::new(1);
     let options = TransformerOptions { vocabulary: 16, context: 8, layers: 4, features: 16, heads: 4 };
     let model = Transformer::new(options, &mut generator, &device).unwrap();
-    let optimizer = Adam::new(model.parameters(), AdamOptions::adamw()).unwrap();
+    let optimizer = AdamW::new(model.parameters(), AdamWOptions::default()).unwrap();
     let mut tokens = || {
         let values: Vec<i64> = (0..16).map(|_| generator.below(16).unwrap().into()).collect();
         Tensor::from_slice(&values, &[2, 8], &device).unwrap()

@@ -1,0 +1,327 @@
+//! Fused optimizers as data: an [`OptimizerRule`] is an entry of the table in `optimizer/table.rs`, and from it come the options
+//! with their checks, the state tensors and the kernels that step all parameters of a list in one launch.
+//!
+//! # A step
+//! Two kernels over a list of parameters (`thalweg_ir::foreach`): [`count_kernel`] advances what there is one number of per
+//! parameter (how often it was stepped), [`step_kernel`] updates the parameters and the states that have their shape. What
+//! changes from step to step lies in device memory, so that a captured step goes on when it is replayed: step counts, the
+//! learning rate, and of gradient scaling the scale and whether a gradient was not finite, in which case nothing changes.
+//!
+//! # Adding an optimizer
+//! An entry of the table, and a type alias in `thalweg_tensor::optim`.
+
+mod number;
+mod table;
+
+use smallvec::SmallVec;
+use thalweg_ir::foreach::{ForeachKernel, ForeachOperand};
+use thalweg_ir::{BodyBuilder, DType, Place, Value};
+
+pub use number::Number;
+pub use table::*;
+
+/// The values that a number of an optimizer may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// At least 0.
+    AtLeastZero,
+    /// Above 0.
+    Positive,
+    /// At least 0 and less than 1.
+    BelowOne,
+    /// Any number.
+    Any,
+}
+
+impl Bound {
+    /// Returns what a value must be if it is out of bounds.
+    pub fn violated(self, value: f64) -> Option<&'static str> {
+        let (holds, text) = match self {
+            Self::AtLeastZero => (value >= 0.0, "must be at least 0"),
+            Self::Positive => (value > 0.0, "must be above 0"),
+            Self::BelowOne => ((0.0..1.0).contains(&value), "must be in [0, 1)"),
+            Self::Any => (!value.is_nan(), "must be a number"),
+        };
+        (!holds).then_some(text)
+    }
+}
+
+/// A number that an optimizer takes beside its learning rate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NumberRule {
+    /// Its name, which is that of the options' field.
+    pub name: &'static str,
+    /// The values that it may have.
+    pub bound: Bound,
+}
+
+/// A fused optimizer: names, and the bodies of its two kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct OptimizerRule {
+    /// The first part of its kernels' names: letters, digits and underscores.
+    pub name: &'static str,
+    /// The name of a step in labels, traces and reports (`adam_step`).
+    pub step_label: &'static str,
+    /// The name of counting a step there (`adam_count`).
+    pub count_label: &'static str,
+    /// PyTorch's name of its class, where PyTorch has it.
+    pub title: &'static str,
+    /// The numbers that it takes beside the learning rate.
+    pub numbers: &'static [NumberRule],
+    /// What is decided when a kernel is made: the names of the bits of [`OptimizerValues::flags`].
+    pub flags: &'static [&'static str],
+    /// The states of a parameter's shape and dtype, by PyTorch's names.
+    pub states: &'static [&'static str],
+    /// The states of one number per parameter, beside the number of steps, by PyTorch's names, with what they start as.
+    pub scalar_states: &'static [(&'static str, f64)],
+    /// Returns the default options.
+    pub defaults: fn() -> OptimizerValues,
+    /// Writes the body of a step.
+    step: fn(&mut StepBody<'_>),
+    /// Writes what the scalar states are next.
+    count: fn(&mut StepBody<'_>),
+}
+
+/// The options of an optimizer with values for all of them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OptimizerValues {
+    /// The step size.
+    pub learning_rate: f64,
+    /// In the order of [`OptimizerRule::numbers`].
+    pub numbers: SmallVec<[f64; 8]>,
+    /// In the order of [`OptimizerRule::flags`], from the lowest bit on.
+    pub flags: u32,
+    /// What each of [`OptimizerRule::states`] starts as; `None` for one that these options do not need.
+    pub states: SmallVec<[Option<f64>; 4]>,
+}
+
+/// The options of an optimizer: a struct that the table makes of its entry.
+pub trait OptimizerOptions:
+    Clone + Copy + PartialEq + std::fmt::Debug + Default + Send + Sync + 'static
+{
+    /// The optimizer.
+    const RULE: &'static OptimizerRule;
+
+    /// Returns all values, in the rule's order.
+    fn values(&self) -> OptimizerValues;
+
+    /// Returns the options by the names of their fields; a flag is 1 or 0.
+    fn named(&self) -> Vec<(&'static str, f64)>;
+
+    /// Sets the option of this name; of a flag, whether the value is not 0. A name that is none's is passed over.
+    fn set(&mut self, name: &str, value: f64);
+
+    /// Returns what the options must be together, if they are not.
+    fn conflict(&self) -> Option<&'static str>;
+
+    /// Checks every value, and all of them together.
+    ///
+    /// # Errors
+    /// What is wrong, in a sentence that begins with the optimizer's title.
+    fn check(&self) -> Result<(), String> {
+        let OptimizerValues { learning_rate, numbers, .. } = self.values();
+        let rule = Self::RULE;
+        let named =
+            rule.numbers.iter().zip(numbers).map(|(number, value)| (number.name, number.bound, value));
+        let all = std::iter::once(("learning_rate", Bound::AtLeastZero, learning_rate)).chain(named);
+        for (name, bound, value) in all {
+            if let Some(must) = bound.violated(value) {
+                return Err(format!("{}: {name} is {value}, and {must}", rule.title));
+            }
+        }
+        match self.conflict() {
+            Some(conflict) => Err(format!("{}: {conflict}", rule.title)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl OptimizerRule {
+    /// Returns the numbers of the states that these options need.
+    pub fn kept<'a>(&self, values: &'a OptimizerValues) -> impl Iterator<Item = usize> + 'a {
+        values.states.iter().enumerate().filter(|(_, start)| start.is_some()).map(|(state, _)| state)
+    }
+
+    /// Returns the default options, and ones with every flag and every state: what tests compile.
+    pub fn variants(&self) -> [OptimizerValues; 2] {
+        let defaults = (self.defaults)();
+        let all = OptimizerValues {
+            flags: (1 << self.flags.len()) - 1,
+            states: self.states.iter().map(|_| Some(0.0)).collect(),
+            ..defaults.clone()
+        };
+        [defaults, all]
+    }
+
+    /// A part of a kernel's name that tells the flags.
+    fn variant(&self, flags: u32) -> String {
+        let set = self.flags.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
+        set.map(|(_, name)| format!("_{name}")).collect()
+    }
+
+    /// Whether a flag is set in the bits of a call.
+    fn is_set(&self, flags: u32, name: &str) -> bool {
+        let bit = self.flags.iter().position(|&flag| flag == name).expect("the rule has the flag");
+        flags >> bit & 1 == 1
+    }
+}
+
+/// Returns PyTorch's name of an option in an optimizer's state dictionary; of a pair there, `name.0` or `name.1`.
+pub fn pytorch_name(option: &'static str) -> &'static str {
+    match option {
+        "learning_rate" => "lr",
+        "epsilon" => "eps",
+        "beta1" => "betas.0",
+        "beta2" => "betas.1",
+        "eta_minus" => "etas.0",
+        "eta_plus" => "etas.1",
+        "min_step_size" => "step_sizes.0",
+        "max_step_size" => "step_sizes.1",
+        same => same,
+    }
+}
+
+/// Makes the kernel that steps parameters and gradients of these dtypes.
+///
+/// Each tensor brings its elements of parameter, gradient and the states that the options need, its number of steps and its
+/// other scalar states (f32 each); shared are the learning rate (f64), the scale of the gradients and whether one of them was not
+/// finite (f32). Scalars are the rule's numbers, in f64.
+pub fn step_kernel(
+    rule: &'static OptimizerRule,
+    values: &OptimizerValues,
+    dtypes: [DType; 2],
+) -> ForeachKernel {
+    let [parameter, gradient] = dtypes;
+    let builder = BodyBuilder::new();
+    let operands = write_step(&builder, rule, values, dtypes);
+    let targets = std::iter::once(0).chain((2..).take(rule.kept(values).count())).collect();
+    let name = format!("{}{}_step_{parameter}_{gradient}", rule.name, rule.variant(values.flags));
+    ForeachKernel { name, body: builder.finish(), operands, targets }
+}
+
+fn write_step<'b>(
+    builder: &'b BodyBuilder,
+    rule: &'static OptimizerRule,
+    values: &OptimizerValues,
+    [parameter_dtype, gradient_dtype]: [DType; 2],
+) -> SmallVec<[ForeachOperand; 8]> {
+    let mut operands = SmallVec::new();
+    let mut input = |operand: ForeachOperand, dtype: DType| {
+        operands.push(operand);
+        builder.input(dtype)
+    };
+    let parameter = input(ForeachOperand::Elements, parameter_dtype);
+    let gradient = input(ForeachOperand::Elements, gradient_dtype).to(parameter.dtype());
+    let mut state = |start: &Option<f64>| match start {
+        Some(_) => input(ForeachOperand::Elements, parameter_dtype),
+        None => parameter.like(0.0),
+    };
+    let states: SmallVec<[Value<'b>; 4]> = values.states.iter().map(&mut state).collect();
+    let mut number = || Number::new(input(ForeachOperand::PerTensor, DType::F32));
+    let scalar_states = (0..=rule.scalar_states.len()).map(|_| number()).collect();
+    let learning_rate = Number::new(input(ForeachOperand::Shared, DType::F64));
+    let [scale, found_inf] = [0; 2].map(|_| input(ForeachOperand::Shared, DType::F32));
+    let gradient = gradient / scale.to(parameter.dtype());
+    let mut body = StepBody {
+        rule,
+        flags: values.flags,
+        parameter,
+        gradient: if rule.is_set(values.flags, "maximize") { -gradient } else { gradient },
+        states: states.clone(),
+        scalar_states,
+        learning_rate,
+        numbers: rule.numbers.iter().map(|_| Number::new(builder.scalar(DType::F64))).collect(),
+    };
+    (rule.step)(&mut body);
+    let skip = found_inf.eq(0.0).logical_not();
+    let kept = rule.kept(values).map(|state| (states[state], body.states[state]));
+    for (old, new) in std::iter::once((parameter, body.parameter)).chain(kept) {
+        builder.output(skip.select(old, new), parameter_dtype, Place::Row);
+    }
+    operands
+}
+
+/// Makes the kernel that counts a step, unless a gradient was not finite: over the numbers of steps and the other scalar states
+/// (f32), with the learning rate (f64) and whether a gradient was not finite (f32) shared. Scalars are the rule's numbers.
+pub fn count_kernel(rule: &'static OptimizerRule, values: &OptimizerValues) -> ForeachKernel {
+    let builder = BodyBuilder::new();
+    write_count(&builder, rule, values);
+    let states = 1 + rule.scalar_states.len();
+    let mut operands = SmallVec::from_elem(ForeachOperand::Elements, states);
+    operands.extend([ForeachOperand::Shared; 2]);
+    let name = format!("{}{}_count", rule.name, rule.variant(values.flags));
+    ForeachKernel { name, body: builder.finish(), operands, targets: (0..states as u16).collect() }
+}
+
+fn write_count<'b>(builder: &'b BodyBuilder, rule: &'static OptimizerRule, values: &OptimizerValues) {
+    let old: SmallVec<[Value<'b>; 2]> =
+        (0..=rule.scalar_states.len()).map(|_| builder.input(DType::F32)).collect();
+    let learning_rate = Number::new(builder.input(DType::F64));
+    let found_inf = builder.input(DType::F32);
+    let zero = old[0].like(0.0);
+    let mut body = StepBody {
+        rule,
+        flags: values.flags,
+        parameter: zero,
+        gradient: zero,
+        states: SmallVec::new(),
+        scalar_states: old.iter().map(|&value| Number::new(value)).collect(),
+        learning_rate,
+        numbers: rule.numbers.iter().map(|_| Number::new(builder.scalar(DType::F64))).collect(),
+    };
+    body.scalar_states[0] = body.scalar_states[0] + 1.0;
+    (rule.count)(&mut body);
+    let skip = found_inf.eq(0.0).logical_not();
+    for (&old, new) in old.iter().zip(&body.scalar_states) {
+        builder.output(skip.select(old, new.to(DType::F32)), DType::F32, Place::Row);
+    }
+}
+
+/// The values of a step while its body is written. The table's macro brings them into the entries' formulas by name.
+struct StepBody<'b> {
+    rule: &'static OptimizerRule,
+    flags: u32,
+    parameter: Value<'b>,
+    gradient: Value<'b>,
+    states: SmallVec<[Value<'b>; 4]>,
+    /// The number of steps with this one, then the rule's.
+    scalar_states: SmallVec<[Number<'b>; 2]>,
+    learning_rate: Number<'b>,
+    numbers: SmallVec<[Number<'b>; 8]>,
+}
+
+impl StepBody<'_> {
+    fn flag(&self, name: &str) -> bool {
+        self.rule.is_set(self.flags, name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{OPTIMIZERS, OptimizerOptions, SgdOptions, step_kernel};
+    use thalweg_ir::DType;
+
+    #[test]
+    fn kernels_of_one_name_are_one_kernel() {
+        let mut names = BTreeSet::new();
+        for (rule, values) in OPTIMIZERS.iter().flat_map(|rule| rule.variants().map(|values| (rule, values)))
+        {
+            let kernel = step_kernel(rule, &values, [DType::Bf16, DType::F32]);
+            assert!(thalweg_ir::cuda::print_foreach(&kernel).contains(&kernel.name));
+            assert!(names.insert(kernel.name), "{} {names:?}", rule.name);
+        }
+        assert_eq!(names.len(), 2 * OPTIMIZERS.len());
+    }
+
+    #[test]
+    fn options_say_what_is_wrong_with_them() {
+        let check = |options: SgdOptions| options.check().unwrap_err();
+        let momentum = SgdOptions { momentum: f64::NAN, ..SgdOptions::default() };
+        assert_eq!(check(momentum), "SGD: momentum is NaN, and must be at least 0");
+        let nesterov = SgdOptions { nesterov: true, ..SgdOptions::default() };
+        assert_eq!(check(nesterov), "SGD: nesterov needs a momentum above 0 and no dampening");
+        assert_eq!(SgdOptions { momentum: 0.5, ..nesterov }.check(), Ok(()));
+    }
+}

@@ -1,0 +1,554 @@
+//! The table of optimizers.
+//!
+//! An entry is what PyTorch's page of the optimizer has as pseudocode. `step` is given names for the parameter, its gradient
+//! (unscaled, and negated by `maximize`), the number of steps with this one, and the learning rate; numbers, flags and states have
+//! the names of the entry. It assigns the parameter and the states anew. Numbers are f64, what has the parameter's shape is of
+//! its arithmetic's dtype.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
+
+/// Makes options and rules of the entries.
+macro_rules! optimizers {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident $rule:ident $options:ident $title:literal (learning_rate: $learning_rate:literal) {
+            numbers { $($(#[$number_doc:meta])* $number:ident: $default:literal, $bound:ident;)* }
+            flags { $($(#[$flag_doc:meta])* $flag:ident;)* }
+            $(derived($derived_of:ident) { $($derived:ident: $is_derived:expr;)* })?
+            $(conflict($conflict_of:ident) $conflict:block)?
+            states($start_of:ident) { $($state:ident $(if $condition:ident)?: $start:expr;)* }
+            scalar_states($count:ident) { $($scalar:ident: $scalar_start:literal => $next:expr;)* }
+            step($parameter:ident, $gradient:ident, $step:ident, $rate:ident) $body:block
+        }
+    )*) => {
+        /// Every optimizer.
+        pub static OPTIMIZERS: &[&OptimizerRule] = &[$(&$rule,)*];
+
+        $(
+            $(#[$doc])*
+            pub static $rule: OptimizerRule = OptimizerRule {
+                name: stringify!($name),
+                step_label: concat!(stringify!($name), "_step"),
+                count_label: concat!(stringify!($name), "_count"),
+                title: $title,
+                numbers: &[$(NumberRule { name: stringify!($number), bound: Bound::$bound },)*],
+                flags: &[$(stringify!($flag),)* "maximize" $($(, stringify!($derived))*)?],
+                states: &[$(stringify!($state),)*],
+                scalar_states: &[$((stringify!($scalar), $scalar_start),)*],
+                defaults: || $options::default().values(),
+                step: {
+                    #[allow(unused_variables, unused_mut, unused_assignments)]
+                    fn step(body: &mut StepBody<'_>) {
+                        let mut numbers = body.numbers.iter().copied();
+                        $(let $number = numbers.next().expect("a value per number");)*
+                        $(let $flag = body.flag(stringify!($flag));)*
+                        $($(let $derived = body.flag(stringify!($derived));)*)?
+                        let mut states = body.states.iter().copied();
+                        $(let mut $state = states.next().expect("a value per state");)*
+                        let mut scalar_states = body.scalar_states.iter().copied();
+                        let $step = scalar_states.next().expect("the number of steps");
+                        $(let $scalar = scalar_states.next().expect("a value per state");)*
+                        let ($rate, mut $parameter, mut $gradient) =
+                            (body.learning_rate, body.parameter, body.gradient);
+                        $body
+                        body.parameter = $parameter;
+                        body.states = smallvec![$($state),*];
+                    }
+                    step
+                },
+                count: {
+                    #[allow(unused_variables)]
+                    fn count(body: &mut StepBody<'_>) {
+                        let mut numbers = body.numbers.iter().copied();
+                        $(let $number = numbers.next().expect("a value per number");)*
+                        let mut old = body.scalar_states.iter().copied();
+                        let $count = old.next().expect("the number of steps");
+                        $(let $scalar = old.next().expect("a value per state");)*
+                        body.scalar_states = smallvec![$count $(, $next)*];
+                    }
+                    count
+                },
+            };
+
+            #[doc = concat!("The options of ", $title, ".")]
+            ///
+            $(#[$doc])*
+            #[derive(Clone, Copy, PartialEq, Debug)]
+            pub struct $options {
+                /// The step size.
+                pub learning_rate: f64,
+                $($(#[$number_doc])* pub $number: f64,)*
+                $($(#[$flag_doc])* pub $flag: bool,)*
+                /// Whether to climb along the gradient instead of going down.
+                pub maximize: bool,
+            }
+
+            impl Default for $options {
+                fn default() -> Self {
+                    Self {
+                        learning_rate: $learning_rate,
+                        $($number: $default,)*
+                        $($flag: false,)*
+                        maximize: false,
+                    }
+                }
+            }
+
+            impl OptimizerOptions for $options {
+                const RULE: &'static OptimizerRule = &$rule;
+
+                fn values(&self) -> OptimizerValues {
+                    let mut flags = 0;
+                    let set = [$(self.$flag,)* self.maximize];
+                    $(
+                        let $derived_of = self;
+                        let derived = [$($is_derived,)*];
+                        let set: SmallVec<[bool; 8]> = set.into_iter().chain(derived).collect();
+                    )?
+                    for (bit, set) in set.into_iter().enumerate() {
+                        flags |= u32::from(set) << bit;
+                    }
+                    let $start_of = self;
+                    OptimizerValues {
+                        learning_rate: self.learning_rate,
+                        numbers: smallvec![$(self.$number,)*],
+                        flags,
+                        states: smallvec![$((true $(&& Self::RULE.is_set(flags, stringify!($condition)))?).then_some($start),)*],
+                    }
+                }
+
+                fn set(&mut self, name: &str, value: f64) {
+                    match name {
+                        "learning_rate" => self.learning_rate = value,
+                        $(stringify!($number) => self.$number = value,)*
+                        $(stringify!($flag) => self.$flag = value != 0.0,)*
+                        "maximize" => self.maximize = value != 0.0,
+                        _ => {}
+                    }
+                }
+
+                fn named(&self) -> Vec<(&'static str, f64)> {
+                    vec![
+                        ("learning_rate", self.learning_rate),
+                        $((stringify!($number), self.$number),)*
+                        $((stringify!($flag), f64::from(u8::from(self.$flag))),)*
+                        ("maximize", f64::from(u8::from(self.maximize))),
+                    ]
+                }
+
+                fn conflict(&self) -> Option<&'static str> {
+                    $(
+                        let $conflict_of = self;
+                        if let Some(conflict) = $conflict {
+                            return Some(conflict);
+                        }
+                    )?
+                    None
+                }
+            }
+        )*
+    };
+}
+
+optimizers! {
+    /// Adam (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html>
+    adam ADAM AdamOptions "Adam" (learning_rate: 1e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the second moment forgets.
+            beta2: 0.999, BelowOne;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {
+            /// Whether to divide by the greatest second moment so far (<https://openreview.net/forum?id=ryQu7f-RZ>).
+            amsgrad;
+        }
+        states(_options) {
+            exp_avg: 0.0;
+            exp_avg_sq: 0.0;
+            max_exp_avg_sq if amsgrad: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
+            max_exp_avg_sq = if amsgrad { max_exp_avg_sq.maximum(exp_avg_sq) } else { exp_avg_sq };
+            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + epsilon;
+            parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / denominator;
+        }
+    }
+
+    /// AdamW (Loshchilov and Hutter, <https://arxiv.org/abs/1711.05101>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html>
+    adamw ADAMW AdamWOptions "AdamW" (learning_rate: 1e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the second moment forgets.
+            beta2: 0.999, BelowOne;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// The part of a parameter that a step of size 1 takes away.
+            weight_decay: 1e-2, AtLeastZero;
+        }
+        flags {
+            /// Whether to divide by the greatest second moment so far (<https://openreview.net/forum?id=ryQu7f-RZ>).
+            amsgrad;
+        }
+        states(_options) {
+            exp_avg: 0.0;
+            exp_avg_sq: 0.0;
+            max_exp_avg_sq if amsgrad: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            parameter = parameter - learning_rate * weight_decay * parameter;
+            exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
+            max_exp_avg_sq = if amsgrad { max_exp_avg_sq.maximum(exp_avg_sq) } else { exp_avg_sq };
+            let denominator = max_exp_avg_sq.sqrt() / (1.0 - beta2.pow(step)).sqrt() + epsilon;
+            parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / denominator;
+        }
+    }
+
+    /// Stochastic gradient descent, with momentum as PyTorch has it (the buffer of the first step is the gradient):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html>
+    sgd SGD SgdOptions "SGD" (learning_rate: 1e-3) {
+        numbers {
+            /// How slowly the buffer of gradients forgets; 0 keeps none.
+            momentum: 0.0, AtLeastZero;
+            /// The part of a gradient that does not enter the buffer.
+            dampening: 0.0, Any;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {
+            /// Whether to look a step ahead (Nesterov).
+            nesterov;
+        }
+        derived(options) {
+            has_momentum: options.momentum != 0.0;
+        }
+        conflict(options) {
+            (options.nesterov && (options.momentum <= 0.0 || options.dampening != 0.0))
+                .then_some("nesterov needs a momentum above 0 and no dampening")
+        }
+        states(_options) {
+            momentum_buffer if has_momentum: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            if has_momentum {
+                let later = momentum_buffer * momentum + gradient * (1.0 - dampening);
+                momentum_buffer = step.is(1.0).select(gradient, later);
+                gradient = if nesterov { gradient + momentum_buffer * momentum } else { momentum_buffer };
+            }
+            parameter = parameter - learning_rate * gradient;
+        }
+    }
+
+    /// Adagrad (Duchi, Hazan and Singer, <https://jmlr.org/papers/v12/duchi11a.html>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html>
+    adagrad ADAGRAD AdagradOptions "Adagrad" (learning_rate: 1e-2) {
+        numbers {
+            /// How fast the learning rate falls: it is divided by 1 + (steps − 1) · this.
+            lr_decay: 0.0, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+            /// What the sum of squares starts as.
+            initial_accumulator_value: 0.0, AtLeastZero;
+            /// What keeps the division finite.
+            epsilon: 1e-10, AtLeastZero;
+        }
+        flags {}
+        states(options) {
+            sum: options.initial_accumulator_value;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            sum = sum + gradient * gradient;
+            let rate = learning_rate / (1.0 + (step - 1.0) * lr_decay);
+            parameter = parameter - rate * (gradient / (sum.sqrt() + epsilon));
+        }
+    }
+
+    /// NAdam (Dozat, <https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.NAdam.html>
+    nadam NADAM NAdamOptions "NAdam" (learning_rate: 2e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the second moment forgets.
+            beta2: 0.999, BelowOne;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+            /// How fast the momentum grows to `beta1`.
+            momentum_decay: 4e-3, AtLeastZero;
+        }
+        flags {
+            /// Whether the weight decay is taken from the parameter instead of added to the gradient.
+            decoupled_weight_decay;
+        }
+        states(_options) {
+            exp_avg: 0.0;
+            exp_avg_sq: 0.0;
+        }
+        scalar_states(step) {
+            mu_product: 1.0 => mu_product * (beta1 * (1.0 - 0.5 * (step * momentum_decay).power_of(0.96)));
+        }
+        step(parameter, gradient, step, learning_rate) {
+            if decoupled_weight_decay {
+                parameter = parameter - learning_rate * weight_decay * parameter;
+            } else {
+                gradient = gradient + parameter * weight_decay;
+            }
+            let mu = beta1 * (1.0 - 0.5 * (step * momentum_decay).power_of(0.96));
+            let next_mu = beta1 * (1.0 - 0.5 * ((step + 1.0) * momentum_decay).power_of(0.96));
+            exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
+            let denominator = (exp_avg_sq / (1.0 - beta2.pow(step))).sqrt() + epsilon;
+            parameter = parameter - learning_rate * (1.0 - mu) / (1.0 - mu_product) * gradient / denominator;
+            let rate = learning_rate * next_mu / (1.0 - mu_product * next_mu);
+            parameter = parameter - rate * exp_avg / denominator;
+        }
+    }
+
+    /// RAdam (Liu and others, <https://arxiv.org/abs/1908.03265>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RAdam.html>
+    radam RADAM RAdamOptions "RAdam" (learning_rate: 1e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the second moment forgets.
+            beta2: 0.999, BelowOne;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {
+            /// Whether the weight decay is taken from the parameter instead of added to the gradient.
+            decoupled_weight_decay;
+        }
+        states(_options) {
+            exp_avg: 0.0;
+            exp_avg_sq: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            if decoupled_weight_decay {
+                parameter = parameter - learning_rate * weight_decay * parameter;
+            } else {
+                gradient = gradient + parameter * weight_decay;
+            }
+            exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            exp_avg_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2);
+            let correction2 = 1.0 - beta2.pow(step);
+            let longest = 2.0 / (1.0 - beta2) - 1.0;
+            let length = longest - 2.0 * step * beta2.pow(step) / correction2;
+            let ratio = (length - 4.0) * (length - 2.0) * longest;
+            let rectified = (ratio / ((longest - 4.0) * (longest - 2.0) * length)).sqrt();
+            let adaptive = correction2.sqrt() * rectified / (exp_avg_sq.sqrt() + epsilon);
+            let factor = length.is_above(5.0).select(adaptive, adaptive.like(1.0));
+            parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg * factor;
+        }
+    }
+
+    /// RMSprop (Hinton's lectures; centered as Graves has it, <https://arxiv.org/abs/1308.0850>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.RMSprop.html>
+    rmsprop RMSPROP RMSpropOptions "RMSprop" (learning_rate: 1e-2) {
+        numbers {
+            /// How slowly the mean of the squares forgets.
+            alpha: 0.99, AtLeastZero;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+            /// How slowly the buffer of updates forgets; 0 keeps none.
+            momentum: 0.0, AtLeastZero;
+        }
+        flags {
+            /// Whether to divide by the variance's root instead of that of the mean square.
+            centered;
+        }
+        derived(options) {
+            has_momentum: options.momentum > 0.0;
+        }
+        states(_options) {
+            square_avg: 0.0;
+            grad_avg if centered: 0.0;
+            momentum_buffer if has_momentum: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            square_avg = square_avg * alpha + gradient * gradient * (1.0 - alpha);
+            let mut variance = square_avg;
+            if centered {
+                grad_avg = grad_avg + (gradient - grad_avg) * (1.0 - alpha);
+                variance = square_avg - grad_avg * grad_avg;
+            }
+            let mut update = gradient / (variance.sqrt() + epsilon);
+            if has_momentum {
+                momentum_buffer = momentum_buffer * momentum + update;
+                update = momentum_buffer;
+            }
+            parameter = parameter - learning_rate * update;
+        }
+    }
+
+    /// Adamax (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
+    adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the greatest gradient is forgotten.
+            beta2: 0.999, BelowOne;
+            /// What keeps the division finite.
+            epsilon: 1e-8, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {}
+        states(_options) {
+            exp_avg: 0.0;
+            exp_inf: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            exp_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            exp_inf = (exp_inf * beta2).maximum(gradient.abs() + epsilon);
+            parameter = parameter - learning_rate / (1.0 - beta1.pow(step)) * exp_avg / exp_inf;
+        }
+    }
+
+    /// Adadelta (Zeiler, <https://arxiv.org/abs/1212.5701>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adadelta.html>
+    adadelta ADADELTA AdadeltaOptions "Adadelta" (learning_rate: 1.0) {
+        numbers {
+            /// How slowly both means of squares forget.
+            rho: 0.9, BelowOne;
+            /// What keeps the division finite, and the first update above 0.
+            epsilon: 1e-6, AtLeastZero;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {}
+        states(_options) {
+            square_avg: 0.0;
+            acc_delta: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            square_avg = square_avg * rho + gradient * gradient * (1.0 - rho);
+            let update = (acc_delta + epsilon).sqrt() / (square_avg + epsilon).sqrt() * gradient;
+            acc_delta = acc_delta * rho + update * update * (1.0 - rho);
+            parameter = parameter - learning_rate * update;
+        }
+    }
+
+    /// Lion (Chen and others, <https://arxiv.org/abs/2302.06675>). PyTorch has none.
+    lion LION LionOptions "Lion" (learning_rate: 1e-4) {
+        numbers {
+            /// How much of the momentum an update has.
+            beta1: 0.9, BelowOne;
+            /// How slowly the momentum forgets.
+            beta2: 0.99, BelowOne;
+            /// The part of a parameter that a step of size 1 takes away.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {}
+        states(_options) {
+            exp_avg: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            let direction = sign(exp_avg * beta1 + gradient * (1.0 - beta1));
+            parameter = parameter - learning_rate * (direction + parameter * weight_decay);
+            exp_avg = exp_avg * beta2 + gradient * (1.0 - beta2);
+        }
+    }
+
+    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>); the step size of a step follows from
+    /// its number and the learning rate that holds then:
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
+    asgd ASGD AsgdOptions "ASGD" (learning_rate: 1e-2) {
+        numbers {
+            /// How fast parameters and step size decay.
+            lambd: 1e-4, Any;
+            /// The power by which the step size decays.
+            alpha: 0.75, Any;
+            /// The step from which on the average is one.
+            t0: 1e6, Any;
+            /// L2 regularisation, added to the gradient.
+            weight_decay: 0.0, AtLeastZero;
+        }
+        flags {}
+        states(_options) {
+            ax: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            gradient = gradient + parameter * weight_decay;
+            let eta = learning_rate / (1.0 + lambd * learning_rate * (step - 1.0)).pow(alpha);
+            let mu = 1.0 / (step - 1.0 - t0).maximum(1.0);
+            parameter = parameter - lambd * eta * parameter - eta * gradient;
+            ax = mu.is(1.0).select(parameter, ax + (parameter - ax) * mu);
+        }
+    }
+
+    /// Rprop (Riedmiller and Braun, <https://doi.org/10.1109/ICNN.1993.298623>):
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
+    rprop RPROP RpropOptions "Rprop" (learning_rate: 1e-2) {
+        numbers {
+            /// What a step size is multiplied by where the gradient changed its sign.
+            eta_minus: 0.5, Positive;
+            /// What it is multiplied by where the gradient kept its sign.
+            eta_plus: 1.2, Positive;
+            /// The smallest step size.
+            min_step_size: 1e-6, AtLeastZero;
+            /// The greatest step size.
+            max_step_size: 50.0, AtLeastZero;
+        }
+        flags {}
+        conflict(options) {
+            (options.eta_minus >= 1.0 || options.eta_plus <= 1.0)
+                .then_some("eta_minus must be less than 1, and eta_plus more")
+        }
+        states(options) {
+            prev: 0.0;
+            step_size: options.learning_rate;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            let change = gradient * prev;
+            let (shrinks, grows) = (change.lt(0.0), change.gt(0.0));
+            let factor = grows.select(eta_plus.to(change.dtype()), change.like(1.0));
+            let factor = shrinks.select(eta_minus.to(change.dtype()), factor);
+            step_size = (step_size * factor).maximum(min_step_size).minimum(max_step_size);
+            prev = shrinks.select(gradient.like(0.0), gradient);
+            parameter = parameter - sign(prev) * step_size;
+        }
+    }
+}
+
+/// −1, 0 or 1.
+fn sign(value: thalweg_ir::Value<'_>) -> thalweg_ir::Value<'_> {
+    let positive = value.gt(0.0).select(value.like(1.0), value.like(0.0));
+    value.lt(0.0).select(value.like(-1.0), positive)
+}

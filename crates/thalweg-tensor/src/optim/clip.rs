@@ -1,0 +1,103 @@
+//! Clipping of gradients in place (`torch.nn.utils.clip_grad_norm_`, `clip_grad_value_`). The host learns nothing.
+
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use crate::autograd::no_grad;
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+/// Scales the gradients of some parameters, in place, so that the norm of all of them together is at most `max_norm`, and returns
+/// the norm that they had: one element, f32, or f64 where a gradient is f64. `norm_type` is 2 in most uses, and infinity for the
+/// greatest magnitude.
+///
+/// The factor is max_norm / (norm + 10⁻⁶), at most 1, as in PyTorch; a norm that is no number makes all gradients none. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there is no gradient, the gradients are on several devices, or a number is not above 0.
+#[track_caller]
+pub fn clip_grad_norm_<'a>(
+    parameters: impl IntoIterator<Item = &'a Tensor>,
+    max_norm: f64,
+    norm_type: f64,
+) -> Result<Tensor> {
+    at_line(Location::caller(), || {
+        for (name, value) in [("max_norm", max_norm), ("norm_type", norm_type)] {
+            if value.is_nan() || value <= 0.0 {
+                return Err(Error::invalid(format!(
+                    "clip_grad_norm_: {name} is {value}, and must be above 0"
+                )));
+            }
+        }
+        let gradients = gradients("clip_grad_norm_", parameters)?;
+        let Some(first) = gradients.first() else {
+            return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
+        };
+        no_grad(|| {
+            let is_wide = gradients.iter().any(|gradient| gradient.dtype() == DType::F64);
+            let dtype = if is_wide { DType::F64 } else { DType::F32 };
+            let mut total = Tensor::zeros(&[], dtype, first.device())?;
+            for gradient in &gradients {
+                let magnitudes = gradient.to_dtype(dtype)?.abs()?;
+                total = match norm_type {
+                    f64::INFINITY if gradient.elements() == 0 => total,
+                    f64::INFINITY => total.maximum(&magnitudes.amax(&[], false)?)?,
+                    2.0 => total.add(&magnitudes.square()?.sum(&[], false)?)?,
+                    power => total.add(&magnitudes.pow_scalar(power)?.sum(&[], false)?)?,
+                };
+            }
+            let norm = match norm_type {
+                f64::INFINITY => total,
+                2.0 => total.sqrt()?,
+                power => total.pow_scalar(1.0 / power)?,
+            };
+            let room = norm.add_scalar(1e-6)?;
+            let factor = Tensor::full(&[], max_norm, dtype, first.device())?.div(&room)?;
+            let factor = factor.minimum(&Tensor::ones(&[], dtype, first.device())?)?;
+            for gradient in &gradients {
+                gradient.copy_(&gradient.mul(&factor.to_dtype(gradient.dtype())?)?)?;
+            }
+            Ok(norm)
+        })
+    })
+}
+
+/// Limits every element of the gradients of some parameters to ±`clip_value`, in place. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the gradients are on several devices, or the limit is not at least 0.
+#[track_caller]
+pub fn clip_grad_value_<'a>(parameters: impl IntoIterator<Item = &'a Tensor>, clip_value: f64) -> Result<()> {
+    at_line(Location::caller(), || {
+        if clip_value.is_nan() || clip_value < 0.0 {
+            return Err(Error::invalid(format!(
+                "clip_grad_value_: clip_value is {clip_value}, and must be at least 0"
+            )));
+        }
+        let gradients = gradients("clip_grad_value_", parameters)?;
+        no_grad(|| {
+            gradients
+                .iter()
+                .try_for_each(|gradient| gradient.copy_(&gradient.clamp(-clip_value, clip_value)?))
+        })
+    })
+}
+
+/// Returns the gradients of those parameters that have one, for work on the current stream.
+fn gradients<'a>(operator: &str, parameters: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<Tensor>> {
+    let gradients: Vec<Tensor> =
+        parameters.into_iter().filter_map(Tensor::grad).map(|gradient| gradient.detach()).collect();
+    for gradient in &gradients {
+        if gradient.device() != gradients[0].device() {
+            return Err(Error::invalid(format!(
+                "{operator}: the gradients are on two devices, {} and {}; clip those of each by themselves",
+                gradients[0].device(),
+                gradient.device()
+            )));
+        }
+        gradient.record_stream(&gradient.device().current_stream());
+    }
+    Ok(gradients)
+}

@@ -1,0 +1,234 @@
+//! [`Group`]: parameters that are stepped with the same options, and the launches that do it.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
+use thalweg_kernels::foreach::launches;
+use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, count_kernel, step_kernel};
+use thalweg_runtime::{Result, Stream};
+
+use crate::autograd::no_grad;
+use crate::caller::label_at;
+use crate::tensor::Tensor;
+
+/// What gradient scaling hands to a step, on the device (`grad_scale` and `found_inf` of PyTorch's fused optimizers): one
+/// element of f32 each.
+#[derive(Clone, Debug)]
+pub struct GradientScale {
+    /// What the gradients were multiplied by, and are divided by.
+    pub scale: Tensor,
+    /// Not 0 where a gradient is not finite: then the step changes nothing, and does not count.
+    pub found_inf: Tensor,
+}
+
+/// Parameters with the same options.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) rule: &'static OptimizerRule,
+    pub(super) values: OptimizerValues,
+    pub(super) parameters: Vec<Parameter>,
+    /// The learning rate: one element of f64.
+    pub(super) learning_rate: Tensor,
+    /// The learning rate that the host set last.
+    pub(super) last_learning_rate: Mutex<f64>,
+    /// The scalar states in f32: a row of the numbers of steps, then one for each of the rule's; a column per parameter.
+    scalar_states: Tensor,
+    /// Whether steps are counted: whether a parameter has a state at all.
+    pub(super) counts: bool,
+    count_kernel: Arc<ForeachKernel>,
+    /// The kernels by dtypes of parameter and gradient.
+    step_kernels: Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>,
+}
+
+/// A parameter with its states.
+#[derive(Debug)]
+pub(super) struct Parameter {
+    pub(super) value: Tensor,
+    /// Those that the options need, in the rule's order.
+    pub(super) states: SmallVec<[Tensor; 4]>,
+    /// One element each: the number of steps, then the rule's.
+    pub(super) scalar_states: SmallVec<[Tensor; 2]>,
+}
+
+/// A list of parameters of which one kernel steps all.
+struct List<'a> {
+    dtypes: [DType; 2],
+    kernel: Arc<ForeachKernel>,
+    /// The number of each in its group, and its gradient, contiguous.
+    parameters: Vec<(usize, &'a Parameter, Tensor)>,
+}
+
+/// A step of a group for which nothing but the launches is left to do.
+pub(super) struct Prepared<'a> {
+    group: &'a Group,
+    lists: Vec<List<'a>>,
+}
+
+impl Group {
+    pub(super) fn new(
+        rule: &'static OptimizerRule,
+        values: OptimizerValues,
+        parameters: Vec<Tensor>,
+    ) -> Result<Self> {
+        no_grad(|| {
+            let device = parameters[0].device().clone();
+            let row = |start: f64| Tensor::full(&[1, parameters.len()], start, DType::F32, &device);
+            let shape = [1 + rule.scalar_states.len(), parameters.len()];
+            let scalar_states = Tensor::empty(&shape, DType::F32, &device)?;
+            let starts = std::iter::once(0.0).chain(rule.scalar_states.iter().map(|&(_, start)| start));
+            for (number, start) in starts.enumerate() {
+                scalar_states.narrow(0, number, 1)?.copy_(&row(start)?)?;
+            }
+            let learning_rate = Tensor::full(&[], values.learning_rate, DType::F64, &device)?;
+            let parameters = parameters
+                .into_iter()
+                .enumerate()
+                .map(|(number, value)| {
+                    let state = |start: &f64| Tensor::full(value.shape(), *start, value.dtype(), &device);
+                    let states = values.states.iter().flatten().map(state).collect::<Result<_>>()?;
+                    let column = scalar_states.select(1, number)?;
+                    let scalar_states = column.unbind(0)?.into();
+                    Ok(Parameter { value, states, scalar_states })
+                })
+                .collect::<Result<_>>()?;
+            Ok(Self {
+                rule,
+                last_learning_rate: Mutex::new(values.learning_rate),
+                learning_rate,
+                parameters,
+                scalar_states,
+                counts: values.states.iter().any(Option::is_some),
+                count_kernel: Arc::new(count_kernel(rule, &values)),
+                step_kernels: Mutex::default(),
+                values,
+            })
+        })
+    }
+
+    /// Sets the learning rate, in the order of the current stream.
+    pub(super) fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        no_grad(|| {
+            let device = self.learning_rate.device();
+            self.learning_rate.copy_(&Tensor::full(&[], learning_rate, DType::F64, device)?)?;
+            self.learning_rate.record_stream(&device.current_stream());
+            *self.last_learning_rate.lock().unwrap_or_else(PoisonError::into_inner) = learning_rate;
+            Ok(())
+        })
+    }
+
+    /// Does all of a step that can fail before its first launch.
+    pub(super) fn prepare(&self) -> Result<Prepared<'_>> {
+        let mut lists: Vec<List<'_>> = Vec::new();
+        for (number, parameter) in self.parameters.iter().enumerate() {
+            let Some(gradient) = parameter.value.grad() else { continue };
+            let gradient = gradient.detach().contiguous()?;
+            let dtypes = [parameter.value.dtype(), gradient.dtype()];
+            let list = match lists.iter_mut().find(|list| list.dtypes == dtypes) {
+                Some(list) => list,
+                None => {
+                    let kernel = self.kernel(dtypes);
+                    lists.push(List { dtypes, kernel, parameters: Vec::new() });
+                    lists.last_mut().expect("it was just added")
+                }
+            };
+            list.parameters.push((number, parameter, gradient));
+        }
+        Ok(Prepared { group: self, lists })
+    }
+
+    fn kernel(&self, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
+        let mut kernels = self.step_kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel =
+            kernels.entry(dtypes).or_insert_with(|| Arc::new(step_kernel(self.rule, &self.values, dtypes)));
+        kernel.clone()
+    }
+
+    /// What a kernel takes beside the lists, behind the shared inputs.
+    fn scalars(&self) -> SmallVec<[u64; 8]> {
+        self.values.numbers.iter().map(|number| number.to_bits()).collect()
+    }
+}
+
+impl Prepared<'_> {
+    /// Launches the step.
+    pub(super) fn launch(&self, scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {
+        let group = self.group;
+        let GradientScale { scale, found_inf } = scale;
+        if self.lists.is_empty() {
+            return Ok(());
+        }
+        let stream = group.learning_rate.device().current_stream();
+        for tensor in [&group.learning_rate, &group.scalar_states, scale, found_inf] {
+            tensor.record_stream(&stream);
+        }
+        if group.counts {
+            self.launch_count(found_inf, &stream, location)?;
+        }
+        for List { kernel, parameters, .. } in &self.lists {
+            let shared = [&group.learning_rate, scale, found_inf].map(|tensor| tensor.pointer().address());
+            let arguments = ForeachArguments {
+                shared: shared.into_iter().collect(),
+                scalars: group.scalars(),
+                items: parameters.iter().map(|(_, parameter, gradient)| parameter.item(gradient)).collect(),
+            };
+            for launch in launches(kernel, &arguments) {
+                stream.launch_native(&launch, label_at(group.rule.step_label, location))?;
+            }
+            for (_, parameter, gradient) in parameters {
+                // Whoever made them or ran backward may have done so on another stream, and nobody else can reach the states.
+                gradient.record_stream(&stream);
+                for tensor in std::iter::once(&parameter.value).chain(&parameter.states) {
+                    tensor.record_stream(&stream);
+                    tensor.bump_version();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the step for every parameter that has a gradient: the scalar states of neighbours are one item.
+    fn launch_count(
+        &self,
+        found_inf: &Tensor,
+        stream: &Stream,
+        location: &'static Location<'static>,
+    ) -> Result<()> {
+        let group = self.group;
+        let mut stepped: Vec<usize> =
+            self.lists.iter().flat_map(|list| &list.parameters).map(|&(number, ..)| number).collect();
+        stepped.sort_unstable();
+        let items = stepped.chunk_by(|&a, &b| a + 1 == b).map(|run| ForeachItem {
+            elements: run.len() as u64,
+            addresses: group.parameters[run[0]].scalar_addresses().collect(),
+        });
+        let arguments = ForeachArguments {
+            shared: [&group.learning_rate, found_inf]
+                .map(|tensor| tensor.pointer().address())
+                .into_iter()
+                .collect(),
+            scalars: group.scalars(),
+            items: items.collect(),
+        };
+        for launch in launches(&group.count_kernel, &arguments) {
+            stream.launch_native(&launch, label_at(group.rule.count_label, location))?;
+        }
+        group.scalar_states.bump_version();
+        Ok(())
+    }
+}
+
+impl Parameter {
+    fn scalar_addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        self.scalar_states.iter().map(|state| state.pointer().address())
+    }
+
+    fn item(&self, gradient: &Tensor) -> ForeachItem {
+        let operands = [&self.value, gradient].into_iter().chain(&self.states);
+        let addresses = operands.map(|tensor| tensor.pointer().address()).chain(self.scalar_addresses());
+        ForeachItem { elements: self.value.elements() as u64, addresses: addresses.collect() }
+    }
+}

@@ -1,0 +1,235 @@
+//! [`Optimizer`]: the one optimizer, of any rule.
+
+use std::panic::Location;
+use std::sync::PoisonError;
+
+use thalweg_ir::DType;
+use thalweg_ops::optimizer::{Bound, OptimizerOptions};
+use thalweg_runtime::{Error, Result};
+
+use super::GradientScale;
+use super::group::Group;
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+/// An optimizer with the rule of its options, as PyTorch's with `fused=True` and `capturable=True`.
+///
+/// Numbers of steps and learning rates live in device memory, and so does the scale of the gradients, if there is one. The other
+/// options are what they were when a step was captured.
+#[derive(Debug)]
+pub struct Optimizer<O> {
+    groups: Vec<ParamGroup<O>>,
+    /// Without gradient scaling: 1 and 0.
+    unscaled: GradientScale,
+}
+
+/// Parameters of an optimizer that have options of their own (`param_groups`).
+#[derive(Debug)]
+pub struct ParamGroup<O> {
+    options: O,
+    pub(super) group: Group,
+}
+
+impl<O: OptimizerOptions> ParamGroup<O> {
+    /// A group over parameters that were checked.
+    fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
+        Ok(Self { options, group: Group::new(O::RULE, options.values(), parameters)? })
+    }
+
+    /// Returns the options, with the learning rate that was set last on the host.
+    pub fn options(&self) -> O {
+        let mut options = self.options;
+        options.set("learning_rate", self.learning_rate());
+        options
+    }
+
+    /// Returns the parameters.
+    pub fn parameters(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.group.parameters.iter().map(|parameter| &parameter.value)
+    }
+
+    /// Returns the learning rate that was set last on the host.
+    pub fn learning_rate(&self) -> f64 {
+        *self.group.last_learning_rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the learning rate on the device, which steps read: one element of f64. Steps that are captured follow what is
+    /// written into it.
+    pub fn learning_rate_tensor(&self) -> &Tensor {
+        &self.group.learning_rate
+    }
+
+    /// Returns the number of steps of a parameter: one element of f32 on the device.
+    pub fn steps(&self, parameter: usize) -> &Tensor {
+        &self.group.parameters[parameter].scalar_states[0]
+    }
+
+    /// Changes the options that need neither other states nor another kernel.
+    pub(super) fn replace_options(&mut self, options: O) {
+        self.options = options;
+        self.group.values = options.values();
+    }
+}
+
+impl<O: OptimizerOptions> Optimizer<O> {
+    /// Makes an optimizer of one group of parameters: contiguous leaves of floats, all on one device, none of which shares memory
+    /// with another.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the parameters are not so, or an option is out of its bounds.
+    #[track_caller]
+    pub fn new(parameters: Vec<Tensor>, options: O) -> Result<Self> {
+        at_line(Location::caller(), || {
+            check::<O>(&parameters, &options, &[])?;
+            let device = parameters[0].device().clone();
+            let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
+            let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
+            Ok(Self { groups: vec![ParamGroup::new(parameters, options)?], unscaled })
+        })
+    }
+
+    /// Adds a group of parameters with options of its own (`add_param_group`).
+    ///
+    /// # Errors
+    /// As [`Optimizer::new`], also if a parameter shares memory with one of another group.
+    #[track_caller]
+    pub fn add_param_group(&mut self, parameters: Vec<Tensor>, options: O) -> Result<()> {
+        at_line(Location::caller(), || {
+            let others: Vec<&Tensor> = self.parameters().collect();
+            check::<O>(&parameters, &options, &others)?;
+            self.groups.push(ParamGroup::new(parameters, options)?);
+            Ok(())
+        })
+    }
+
+    /// Returns the groups of parameters.
+    pub fn param_groups(&self) -> &[ParamGroup<O>] {
+        &self.groups
+    }
+
+    pub(super) fn param_groups_mut(&mut self) -> &mut [ParamGroup<O>] {
+        &mut self.groups
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) {
+        self.parameters().for_each(Tensor::zero_grad);
+    }
+
+    /// Returns the parameters, group after group.
+    pub fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        self.groups.iter().flat_map(ParamGroup::parameters)
+    }
+
+    /// Sets the learning rate of every group. Asynchronous: later steps of the current stream have it, also replayed ones.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is not at least 0.
+    #[track_caller]
+    pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        at_line(Location::caller(), || self.set_learning_rates(&vec![learning_rate; self.groups.len()]))
+    }
+
+    /// Sets the learning rate of each group, as [`Optimizer::set_learning_rate`] does.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is not one for each group, or one is not at least 0.
+    #[track_caller]
+    pub fn set_learning_rates(&self, learning_rates: &[f64]) -> Result<()> {
+        at_line(Location::caller(), || {
+            let title = O::RULE.title;
+            if learning_rates.len() != self.groups.len() {
+                return Err(Error::invalid(format!(
+                    "{title}: there are {} learning rates for {} groups of parameters",
+                    learning_rates.len(),
+                    self.groups.len()
+                )));
+            }
+            for &rate in learning_rates {
+                if let Some(must) = Bound::AtLeastZero.violated(rate) {
+                    return Err(Error::invalid(format!("{title}: learning_rate is {rate}, and {must}")));
+                }
+            }
+            let mut pairs = self.groups.iter().zip(learning_rates);
+            pairs.try_for_each(|(group, &rate)| group.group.set_learning_rate(rate))
+        })
+    }
+
+    /// Updates every parameter that has a gradient. Asynchronous.
+    #[track_caller]
+    pub fn step(&self) -> Result<()> {
+        at_line(Location::caller(), || self.step_at(&self.unscaled, Location::caller()))
+    }
+
+    /// Updates every parameter that has a gradient, by gradients that are scaled; unless one of them is not finite. Asynchronous:
+    /// the host learns nothing.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if a tensor of the scale is not one element of f32 on the parameters' device.
+    #[track_caller]
+    pub fn step_scaled(&self, gradient_scale: &GradientScale) -> Result<()> {
+        at_line(Location::caller(), || {
+            let device = self.unscaled.scale.device();
+            for tensor in [&gradient_scale.scale, &gradient_scale.found_inf] {
+                if tensor.elements() != 1 || tensor.dtype() != DType::F32 || tensor.device() != device {
+                    return Err(Error::invalid(format!(
+                        "{}: {tensor:?} of the gradient scale must be one element of float32 on {device}",
+                        O::RULE.title
+                    )));
+                }
+            }
+            self.step_at(gradient_scale, Location::caller())
+        })
+    }
+
+    fn step_at(&self, scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {
+        // Everything that can fail comes before the first launch: a step that fails has changed nothing.
+        let prepared = self.groups.iter().map(|group| group.group.prepare()).collect::<Result<Vec<_>>>()?;
+        prepared.iter().try_for_each(|group| group.launch(scale, location))
+    }
+}
+
+/// Refuses options and parameters that cannot be stepped, beside parameters that are stepped already.
+fn check<O: OptimizerOptions>(parameters: &[Tensor], options: &O, others: &[&Tensor]) -> Result<()> {
+    let title = O::RULE.title;
+    options.check().map_err(Error::invalid)?;
+    let fail = |text: String| Err(Error::invalid(format!("{title}: {text}")));
+    let Some(first) = others.first().copied().or(parameters.first()) else {
+        return fail("there is no parameter to optimize".into());
+    };
+    if parameters.is_empty() {
+        return fail("there is no parameter in the group".into());
+    }
+    for parameter in parameters {
+        if !parameter.dtype().is_floating_point() || !parameter.is_contiguous() {
+            return fail(format!("{parameter:?} is no contiguous floating-point parameter"));
+        }
+        if parameter.device() != first.device() {
+            let (here, there) = (first.device(), parameter.device());
+            return fail(format!(
+                "the parameters are on two devices, {here} and {there}; make an optimizer for each"
+            ));
+        }
+        if !parameter.is_leaf() {
+            return fail(format!(
+                "{parameter:?} is no leaf: it was computed by an operator, so no gradient is kept for it; optimize what it was \
+                 computed from, or detach it"
+            ));
+        }
+    }
+    let range = |parameter: &'_ Tensor| {
+        let start = parameter.pointer().address();
+        (start, start + (parameter.elements() * parameter.dtype().size_bytes()) as u64)
+    };
+    let all = parameters.iter().chain(others.iter().copied());
+    let mut ranges: Vec<_> = all.map(|parameter| (range(parameter), parameter)).collect();
+    ranges.retain(|((start, end), _)| start < end);
+    ranges.sort_unstable_by_key(|&(range, _)| range);
+    match ranges.windows(2).find(|pair| pair[1].0.0 < pair[0].0.1) {
+        Some(pair) => fail(format!(
+            "{:?} and {:?} share memory, which would be stepped twice; name each parameter once",
+            pair[0].1, pair[1].1
+        )),
+        None => Ok(()),
+    }
+}

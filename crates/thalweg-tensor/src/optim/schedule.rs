@@ -1,0 +1,457 @@
+//! Learning-rate schedules (`torch.optim.lr_scheduler`): pure functions of the epoch in closed form, and [`LrScheduler`], which
+//! sets what they say. [`ReduceLrOnPlateau`] alone follows a metric.
+
+use std::f64::consts::PI;
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+
+use super::{Optimizer, OptimizerOptions};
+use crate::caller::at_line;
+
+/// The learning rate as a function of the epoch.
+pub trait Schedule {
+    /// Returns the learning rate of an epoch (counted from 0) for a group whose options say `base`.
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64;
+}
+
+impl<S: Schedule + ?Sized> Schedule for Box<S> {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        (**self).learning_rate(base, epoch)
+    }
+}
+
+/// A factor after every so many epochs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepLr {
+    /// Epochs from one factor to the next: at least 1.
+    pub step_size: u64,
+    /// The factor; PyTorch's default is 0.1.
+    pub gamma: f64,
+}
+
+impl Schedule for StepLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        base * self.gamma.powf((epoch / self.step_size.max(1)) as f64)
+    }
+}
+
+/// A factor at each of some epochs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MultiStepLr {
+    /// The epochs from which on a factor more holds; one that stands twice counts twice.
+    pub milestones: Vec<u64>,
+    /// The factor; PyTorch's default is 0.1.
+    pub gamma: f64,
+}
+
+impl Schedule for MultiStepLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        let passed = self.milestones.iter().filter(|&&milestone| milestone <= epoch).count();
+        base * self.gamma.powf(passed as f64)
+    }
+}
+
+/// A factor after every epoch.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExponentialLr {
+    /// The factor.
+    pub gamma: f64,
+}
+
+impl Schedule for ExponentialLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        base * self.gamma.powf(epoch as f64)
+    }
+}
+
+/// Half a wave of a cosine down in `t_max` epochs, then up again (<https://arxiv.org/abs/1608.03983>, without restarts).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CosineAnnealingLr {
+    /// Epochs to the lowest rate.
+    pub t_max: u64,
+    /// The lowest rate; PyTorch's default is 0.
+    pub eta_min: f64,
+}
+
+impl Schedule for CosineAnnealingLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        Anneal::Cos.between(base, self.eta_min, epoch as f64 / self.t_max.max(1) as f64)
+    }
+}
+
+/// Half a wave of a cosine down, again and again (<https://arxiv.org/abs/1608.03983>).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CosineAnnealingWarmRestarts {
+    /// Epochs of the first wave: at least 1.
+    pub t_0: u64,
+    /// How many times as long each next wave is: at least 1, PyTorch's default.
+    pub t_mult: u64,
+    /// The lowest rate; PyTorch's default is 0.
+    pub eta_min: f64,
+}
+
+impl Schedule for CosineAnnealingWarmRestarts {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        let (mut length, mut place) = (self.t_0.max(1), epoch);
+        if self.t_mult <= 1 {
+            place %= length;
+        }
+        while place >= length {
+            place -= length;
+            length = length.saturating_mul(self.t_mult);
+        }
+        Anneal::Cos.between(base, self.eta_min, place as f64 / length as f64)
+    }
+}
+
+/// From one factor to another along a line, for a warm-up.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinearLr {
+    /// The factor of epoch 0; PyTorch's default is 1/3.
+    pub start_factor: f64,
+    /// The factor from epoch `total_iters` on; PyTorch's default is 1.
+    pub end_factor: f64,
+    /// Epochs between them; PyTorch's default is 5.
+    pub total_iters: u64,
+}
+
+impl Schedule for LinearLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        let part = epoch.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        base * (self.start_factor + (self.end_factor - self.start_factor) * part)
+    }
+}
+
+/// A factor for the first epochs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ConstantLr {
+    /// The factor; PyTorch's default is 1/3.
+    pub factor: f64,
+    /// How many epochs it holds; PyTorch's default is 5.
+    pub total_iters: u64,
+}
+
+impl Schedule for ConstantLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        if epoch < self.total_iters { base * self.factor } else { base }
+    }
+}
+
+/// Down to 0 along a power.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PolynomialLr {
+    /// Epochs to 0; PyTorch's default is 5.
+    pub total_iters: u64,
+    /// The power; PyTorch's default is 1.
+    pub power: f64,
+}
+
+impl Schedule for PolynomialLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        let part = epoch.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        base * (1.0 - part).powf(self.power)
+    }
+}
+
+/// The way from one rate to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Anneal {
+    /// Half a wave of a cosine.
+    Cos,
+    /// A line.
+    Linear,
+}
+
+impl Anneal {
+    /// Returns the rate at a part of the way.
+    pub fn between(self, start: f64, end: f64, part: f64) -> f64 {
+        match self {
+            Self::Cos => end + (start - end) / 2.0 * (1.0 + (PI * part).cos()),
+            Self::Linear => start + (end - start) * part,
+        }
+    }
+}
+
+/// Up and down once (<https://arxiv.org/abs/1708.07120>), whatever rates the groups' options say. Momenta stay as they are, as
+/// PyTorch's with `cycle_momentum=False`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct OneCycleLr {
+    /// The highest rate.
+    pub max_lr: f64,
+    /// Steps of the cycle. Later ones, which PyTorch refuses, have the last rate.
+    pub total_steps: u64,
+    /// The part of the steps that rises.
+    pub pct_start: f64,
+    /// How the rate rises and falls.
+    pub anneal: Anneal,
+    /// How many times the first rate fits into the highest.
+    pub div_factor: f64,
+    /// How many times the last rate fits into the first.
+    pub final_div_factor: f64,
+    /// Whether the rate falls to the first one in as many steps as it rises, then to the last.
+    pub three_phase: bool,
+}
+
+impl OneCycleLr {
+    /// Returns a cycle with PyTorch's defaults.
+    pub fn new(max_lr: f64, total_steps: u64) -> Self {
+        Self {
+            max_lr,
+            total_steps,
+            pct_start: 0.3,
+            anneal: Anneal::Cos,
+            div_factor: 25.0,
+            final_div_factor: 1e4,
+            three_phase: false,
+        }
+    }
+}
+
+impl Schedule for OneCycleLr {
+    fn learning_rate(&self, _base: f64, epoch: u64) -> f64 {
+        let first = self.max_lr / self.div_factor;
+        let last = first / self.final_div_factor;
+        let (total, end) = (self.total_steps as f64, self.total_steps.saturating_sub(1) as f64);
+        let peak = self.pct_start * total - 1.0;
+        let phases = match self.three_phase {
+            true => vec![
+                (peak, first, self.max_lr),
+                (2.0 * self.pct_start * total - 2.0, self.max_lr, first),
+                (end, first, last),
+            ],
+            false => vec![(peak, first, self.max_lr), (end, self.max_lr, last)],
+        };
+        let (step, mut start) = ((epoch as f64).min(end), 0.0);
+        for (end, from, to) in phases {
+            if step <= end {
+                return self.anneal.between(from, to, (step - start) / (end - start));
+            }
+            start = end;
+        }
+        last
+    }
+}
+
+/// A factor by a function of the epoch.
+#[derive(Clone, Copy, Debug)]
+pub struct LambdaLr<F>(
+    /// The function.
+    pub F,
+);
+
+impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        base * (self.0)(epoch)
+    }
+}
+
+/// One schedule after the other; each begins with its epoch 0.
+pub struct SequentialLr {
+    /// The schedules.
+    pub schedules: Vec<Box<dyn Schedule + Send + Sync>>,
+    /// The epochs in which the second, the third and so on begin.
+    pub milestones: Vec<u64>,
+}
+
+impl std::fmt::Debug for SequentialLr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SequentialLr({} schedules, {:?})", self.schedules.len(), self.milestones)
+    }
+}
+
+impl Schedule for SequentialLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        let passed = self.milestones.iter().filter(|&&milestone| milestone <= epoch).count();
+        let passed = passed.min(self.schedules.len().saturating_sub(1));
+        let start = if passed == 0 { 0 } else { self.milestones[passed - 1] };
+        let schedule = self.schedules.get(passed);
+        schedule.map_or(base, |schedule| schedule.learning_rate(base, epoch - start))
+    }
+}
+
+/// Sets the learning rates of an optimizer by a [`Schedule`], epoch by epoch.
+#[derive(Clone, Debug)]
+pub struct LrScheduler<S> {
+    schedule: S,
+    base_rates: Vec<f64>,
+    epoch: u64,
+}
+
+impl<S: Schedule> LrScheduler<S> {
+    /// Makes a scheduler over the learning rates that the optimizer has now, and sets those of epoch 0.
+    ///
+    /// # Errors
+    /// As [`Optimizer::set_learning_rate`], for what the schedule says.
+    #[track_caller]
+    pub fn new<O: OptimizerOptions>(optimizer: &Optimizer<O>, schedule: S) -> Result<Self> {
+        let base_rates = optimizer.param_groups().iter().map(|group| group.learning_rate()).collect();
+        Self::resume(optimizer, schedule, base_rates, 0)
+    }
+
+    /// Makes a scheduler that goes on at an epoch, over the groups' learning rates before the first one, and sets those of the
+    /// epoch.
+    ///
+    /// # Errors
+    /// As [`LrScheduler::new`], also if there is not a rate for each group.
+    #[track_caller]
+    pub fn resume<O: OptimizerOptions>(
+        optimizer: &Optimizer<O>,
+        schedule: S,
+        base_rates: Vec<f64>,
+        epoch: u64,
+    ) -> Result<Self> {
+        let scheduler = Self { schedule, base_rates, epoch };
+        at_line(Location::caller(), || optimizer.set_learning_rates(&scheduler.learning_rates()))?;
+        Ok(scheduler)
+    }
+
+    /// Begins the next epoch: sets its learning rates. Asynchronous.
+    ///
+    /// # Errors
+    /// As [`LrScheduler::new`], also if the optimizer has been given another group.
+    #[track_caller]
+    pub fn step<O: OptimizerOptions>(&mut self, optimizer: &Optimizer<O>) -> Result<()> {
+        self.epoch += 1;
+        at_line(Location::caller(), || optimizer.set_learning_rates(&self.learning_rates()))
+    }
+
+    /// Returns the learning rates of this epoch, a group each (`get_last_lr`).
+    pub fn learning_rates(&self) -> Vec<f64> {
+        self.base_rates.iter().map(|&base| self.schedule.learning_rate(base, self.epoch)).collect()
+    }
+
+    /// Returns the groups' learning rates before the first epoch (`base_lrs`).
+    pub fn base_rates(&self) -> &[f64] {
+        &self.base_rates
+    }
+
+    /// Returns the epoch (`last_epoch`).
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+}
+
+/// What a metric should do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PlateauMode {
+    /// Fall.
+    Min,
+    /// Rise.
+    Max,
+}
+
+/// What a threshold is held against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ThresholdMode {
+    /// The part of the best value by which a metric must be better.
+    Relative,
+    /// The difference by which it must be better.
+    Absolute,
+}
+
+/// The options of [`ReduceLrOnPlateau`], with PyTorch's defaults.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PlateauOptions {
+    /// What the metric should do.
+    pub mode: PlateauMode,
+    /// What the rates are multiplied by: below 1.
+    pub factor: f64,
+    /// Epochs without a better value that are passed over.
+    pub patience: u64,
+    /// By how much a value must be better.
+    pub threshold: f64,
+    /// What the threshold is held against.
+    pub threshold_mode: ThresholdMode,
+    /// Epochs after a reduction that are not counted.
+    pub cooldown: u64,
+    /// The lowest rate.
+    pub min_lr: f64,
+    /// The smallest change of a rate that is made.
+    pub epsilon: f64,
+}
+
+impl Default for PlateauOptions {
+    fn default() -> Self {
+        Self {
+            mode: PlateauMode::Min,
+            factor: 0.1,
+            patience: 10,
+            threshold: 1e-4,
+            threshold_mode: ThresholdMode::Relative,
+            cooldown: 0,
+            min_lr: 0.0,
+            epsilon: 1e-8,
+        }
+    }
+}
+
+/// Lowers the learning rates once a metric has stopped to get better (`ReduceLROnPlateau`).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ReduceLrOnPlateau {
+    options: PlateauOptions,
+    best: Option<f64>,
+    bad_epochs: u64,
+    cooldown_left: u64,
+}
+
+impl ReduceLrOnPlateau {
+    /// Makes a scheduler that has seen no metric.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the factor is not below 1.
+    #[track_caller]
+    pub fn new(options: PlateauOptions) -> Result<Self> {
+        at_line(Location::caller(), || {
+            if options.factor.is_nan() || options.factor >= 1.0 {
+                let factor = options.factor;
+                return Err(Error::invalid(format!(
+                    "ReduceLrOnPlateau: factor is {factor}, and must be below 1"
+                )));
+            }
+            Ok(Self { options, best: None, bad_epochs: 0, cooldown_left: 0 })
+        })
+    }
+
+    /// Notes the metric of an epoch, and lowers the learning rates if it is time to. Asynchronous.
+    ///
+    /// # Errors
+    /// As [`Optimizer::set_learning_rate`].
+    #[track_caller]
+    pub fn step<O: OptimizerOptions>(&mut self, metric: f64, optimizer: &Optimizer<O>) -> Result<()> {
+        at_line(Location::caller(), || {
+            let PlateauOptions { factor, patience, cooldown, min_lr, epsilon, .. } = self.options;
+            if self.best.is_none_or(|best| self.is_better(metric, best)) && !metric.is_nan() {
+                self.best = Some(metric);
+                self.bad_epochs = 0;
+            } else {
+                self.bad_epochs += 1;
+            }
+            if self.cooldown_left > 0 {
+                self.cooldown_left -= 1;
+                self.bad_epochs = 0;
+            }
+            if self.bad_epochs <= patience {
+                return Ok(());
+            }
+            self.cooldown_left = cooldown;
+            self.bad_epochs = 0;
+            let lower = |old: f64| {
+                let new = (old * factor).max(min_lr);
+                if old - new > epsilon { new } else { old }
+            };
+            let rates = optimizer.param_groups().iter().map(|group| lower(group.learning_rate()));
+            optimizer.set_learning_rates(&rates.collect::<Vec<_>>())
+        })
+    }
+
+    fn is_better(&self, metric: f64, best: f64) -> bool {
+        let PlateauOptions { mode, threshold, threshold_mode, .. } = self.options;
+        match (mode, threshold_mode) {
+            (PlateauMode::Min, ThresholdMode::Relative) => metric < best * (1.0 - threshold),
+            (PlateauMode::Min, ThresholdMode::Absolute) => metric < best - threshold,
+            (PlateauMode::Max, ThresholdMode::Relative) => metric > best * (1.0 + threshold),
+            (PlateauMode::Max, ThresholdMode::Absolute) => metric > best + threshold,
+        }
+    }
+}

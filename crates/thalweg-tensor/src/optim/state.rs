@@ -1,0 +1,184 @@
+//! What an optimizer has learnt, to be saved and loaded (`state_dict`), by PyTorch's names.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+use thalweg_ops::optimizer::{OptimizerOptions, pytorch_name};
+use thalweg_runtime::{Error, Result};
+
+use super::Optimizer;
+use super::group::{Group, Parameter};
+use crate::autograd::no_grad;
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+/// The states of one parameter by name (`step`, `exp_avg`, …).
+pub type ParameterState = BTreeMap<String, Tensor>;
+
+/// A group of parameters.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct GroupState {
+    /// The options by PyTorch's names (`lr`, `weight_decay`); a flag is 1 or 0, and of a pair the parts are `betas.0` and `betas.1`.
+    pub options: BTreeMap<String, f64>,
+    /// The numbers of its parameters in [`OptimizerState::state`].
+    pub params: Vec<usize>,
+}
+
+/// What an optimizer has learnt, in the form of PyTorch's `state_dict`.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerState {
+    /// The states of each parameter, by its number over all groups. A parameter that was never stepped may be missing.
+    pub state: BTreeMap<usize, ParameterState>,
+    /// The groups.
+    pub param_groups: Vec<GroupState>,
+}
+
+impl Group {
+    /// Returns the names of a parameter's states, with a place for each in what [`Parameter::all_states`] returns.
+    fn state_names(&self) -> Vec<&'static str> {
+        let own = self.rule.kept(&self.values).map(|state| self.rule.states[state]);
+        let scalars = self.rule.scalar_states.iter().map(|&(name, _)| name);
+        let counted = self.counts.then_some("step").into_iter().chain(scalars);
+        own.chain(counted).collect()
+    }
+
+    /// Returns what each of the states starts as, in the order of their names.
+    fn starts(&self) -> Vec<f64> {
+        let scalars = self.rule.scalar_states.iter().map(|&(_, start)| start);
+        let counted = self.counts.then_some(0.0).into_iter().chain(scalars);
+        self.values.states.iter().copied().flatten().chain(counted).collect()
+    }
+}
+
+impl Parameter {
+    /// Returns the states in the order of [`Group::state_names`]; the number of steps comes last but for the rule's own scalars.
+    fn all_states(&self, counts: bool) -> impl Iterator<Item = &Tensor> {
+        self.states.iter().chain(self.scalar_states.iter().skip(usize::from(!counts)))
+    }
+}
+
+impl<O: OptimizerOptions> Optimizer<O> {
+    /// Returns the states and options. The tensors are those that the optimizer goes on with, as in PyTorch: later steps change
+    /// them.
+    pub fn state_dict(&self) -> OptimizerState {
+        let mut dictionary = OptimizerState::default();
+        let mut number = 0;
+        for group in self.param_groups() {
+            let (names, counts) = (group.group.state_names(), group.group.counts);
+            let first = number;
+            for parameter in &group.group.parameters {
+                let states = names.iter().zip(parameter.all_states(counts));
+                let states = states.map(|(&name, state)| (name.to_owned(), state.clone())).collect();
+                dictionary.state.insert(number, states);
+                number += 1;
+            }
+            let options = group.options().named().into_iter();
+            dictionary.param_groups.push(GroupState {
+                options: options.map(|(name, value)| (pytorch_name(name).to_owned(), value)).collect(),
+                params: (first..number).collect(),
+            });
+        }
+        dictionary
+    }
+
+    /// Overwrites states and options with saved ones. The memory stays, so steps that were captured before go on with the loaded
+    /// states and learning rates; other options are what they were at the capture.
+    ///
+    /// A parameter without saved states starts anew. Where states are there but no `step` (PyTorch's SGD), one step counts as
+    /// done. Names that this optimizer does not know are passed over. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the groups are not of the same numbers of parameters, a state is missing or of another
+    /// shape or device, or an option is out of its bounds or needs other states than this optimizer's. Then nothing has changed.
+    #[track_caller]
+    pub fn load_state_dict(&mut self, saved: &OptimizerState) -> Result<()> {
+        at_line(Location::caller(), || {
+            let options = self.saved_options(saved)?;
+            let copies = self.saved_states(saved)?;
+            no_grad(|| {
+                copies.iter().try_for_each(|(state, value)| {
+                    state.record_stream(&state.device().current_stream());
+                    match value {
+                        Saved::Tensor(tensor) => state.copy_(tensor),
+                        Saved::Number(number) => {
+                            state.copy_(&Tensor::full(&[], *number, state.dtype(), state.device())?)
+                        }
+                    }
+                })
+            })?;
+            for (group, options) in self.param_groups_mut().iter_mut().zip(options) {
+                group.replace_options(options);
+                group.group.set_learning_rate(group.group.values.learning_rate)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the options of each group with the saved ones in their places.
+    fn saved_options(&self, saved: &OptimizerState) -> Result<Vec<O>> {
+        let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+        let sizes = |groups: &mut dyn Iterator<Item = usize>| groups.collect::<Vec<_>>();
+        let own = sizes(&mut self.param_groups().iter().map(|group| group.parameters().len()));
+        let theirs = sizes(&mut saved.param_groups.iter().map(|group| group.params.len()));
+        if own != theirs {
+            return fail(format!(
+                "the saved groups have {theirs:?} parameters, the optimizer's have {own:?}; make the same groups before loading"
+            ));
+        }
+        let mut all = Vec::new();
+        for (group, saved) in self.param_groups().iter().zip(&saved.param_groups) {
+            let mut options = group.options();
+            for (name, _) in options.named() {
+                if let Some(&value) = saved.options.get(pytorch_name(name)) {
+                    options.set(name, value);
+                }
+            }
+            options.check().map_err(Error::invalid)?;
+            if options.values().flags != group.group.values.flags {
+                return fail(format!(
+                    "the state was saved with {options:?}, which needs other states and kernels; make the optimizer with them"
+                ));
+            }
+            all.push(options);
+        }
+        Ok(all)
+    }
+
+    /// Returns every state with what is to be written into it.
+    fn saved_states<'a>(&self, saved: &'a OptimizerState) -> Result<Vec<(Tensor, Saved<'a>)>> {
+        let fail = |text: String| Err(Error::invalid(format!("{}: {text}", O::RULE.title)));
+        let mut copies = Vec::new();
+        for (group, saved_group) in self.param_groups().iter().zip(&saved.param_groups) {
+            let group = &group.group;
+            let (names, starts, counts) = (group.state_names(), group.starts(), group.counts);
+            for (parameter, number) in group.parameters.iter().zip(&saved_group.params) {
+                let states = saved.state.get(number).filter(|states| !states.is_empty());
+                for ((state, &name), &start) in parameter.all_states(counts).zip(&names).zip(&starts) {
+                    let value = match states.map(|states| states.get(name)) {
+                        None => Saved::Number(start),
+                        Some(None) if name == "step" => Saved::Number(1.0),
+                        Some(None) => return fail(format!("parameter {number} has no saved {name}")),
+                        Some(Some(tensor))
+                            if tensor.shape() != state.shape() || tensor.device() != state.device() =>
+                        {
+                            return fail(format!(
+                                "the saved {name} of parameter {number} is {tensor:?}, and must be {:?} on {}",
+                                state.shape(),
+                                state.device()
+                            ));
+                        }
+                        Some(Some(tensor)) => Saved::Tensor(tensor),
+                    };
+                    copies.push((state.clone(), value));
+                }
+            }
+        }
+        Ok(copies)
+    }
+}
+
+/// What is loaded into a state.
+enum Saved<'a> {
+    Tensor(&'a Tensor),
+    Number(f64),
+}
