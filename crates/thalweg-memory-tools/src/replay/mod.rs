@@ -39,6 +39,7 @@
 //! What is not here: threads. A trace has one order, and that is kept.
 
 mod addresses;
+mod clocks;
 mod doubts;
 mod layout;
 mod program;

@@ -17,13 +17,11 @@ use thalweg_memory::{
 };
 
 use super::addresses::Addresses;
+use super::clocks::Clock;
 use super::program::RecordedProgram;
 
 /// No device has more: 2 TiB. Beyond this nothing is laid out.
 pub(crate) const MOST_BYTES: u64 = 1 << 41;
-
-/// How far other streams are known to be, by the number of their last event that passed.
-type Clock = BTreeMap<StreamId, u64>;
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -42,10 +40,12 @@ struct Inner {
     /// The pages that are mapped, by address, with their sizes.
     mapped: BTreeMap<u64, (u64, PageId)>,
     page_bytes: BTreeMap<PageId, u64>,
-    /// For each stream, what its later work is ordered behind.
-    clocks: BTreeMap<StreamId, Clock>,
+    /// The numbers of streams in clocks.
+    streams: FxHashMap<StreamId, usize>,
+    /// For each stream, what its later work is ordered behind: its own events too.
+    clocks: Vec<Clock>,
     /// For each live event, what is behind it: itself too.
-    events: BTreeMap<EventId, Clock>,
+    events: FxHashMap<EventId, Clock>,
     released: Vec<(u64, u64)>,
 }
 
@@ -153,8 +153,12 @@ impl ReplayUpstream {
 
     /// Whether the event of number `place` on `after` is past for what `stream` is given from now on.
     pub(crate) fn is_past(&self, after: StreamId, place: u64, stream: StreamId) -> bool {
-        let known = || self.lock().clocks.get(&stream).and_then(|clock| clock.get(&after)).copied();
-        self.fake.passed_events(after) >= place || known().is_some_and(|known| known >= place)
+        let known = || {
+            let mut inner = self.lock();
+            let (after, stream) = (inner.stream(after), inner.stream(stream));
+            inner.clocks[stream].get(after)
+        };
+        self.fake.passed_events(after) >= place || known() >= place
     }
 
     /// Where a range of addresses is in physical memory, in pieces of (place, bytes). What is not mapped page by page is where its
@@ -194,11 +198,15 @@ fn place_of(page: PageId) -> u64 {
     1 << 63 | page.raw() << 32
 }
 
-/// Raises each entry of `clock` to that of `other`.
-fn merge(clock: &mut Clock, other: &Clock) {
-    for (&stream, &place) in other {
-        let known = clock.entry(stream).or_default();
-        *known = place.max(*known);
+impl Inner {
+    /// Returns the number of a stream in clocks.
+    fn stream(&mut self, stream: StreamId) -> usize {
+        let next = self.clocks.len();
+        let number = *self.streams.entry(stream).or_insert(next);
+        if number == next {
+            self.clocks.push(Clock::default());
+        }
+        number
     }
 }
 
@@ -207,8 +215,9 @@ impl Events for ReplayUpstream {
         let event = self.fake.record_event(stream)?;
         let place = self.fake.recorded_events(stream);
         let mut inner = self.lock();
-        let mut clock = inner.clocks.get(&stream).cloned().unwrap_or_default();
-        clock.insert(stream, place);
+        let stream = inner.stream(stream);
+        inner.clocks[stream].set(stream, place);
+        let clock = inner.clocks[stream].clone();
         inner.events.insert(event, clock);
         Ok(event)
     }
@@ -225,7 +234,8 @@ impl Events for ReplayUpstream {
         self.fake.wait_event(stream, event)?;
         let mut inner = self.lock();
         let behind = inner.events.get(&event).cloned().unwrap_or_default();
-        merge(inner.clocks.entry(stream).or_default(), &behind);
+        let stream = inner.stream(stream);
+        inner.clocks[stream].merge(&behind);
         Ok(())
     }
 
