@@ -19,7 +19,7 @@
 use std::cell::RefCell;
 use std::ops;
 
-use crate::DType;
+use crate::{Category, DType};
 
 /// The place of a node in its body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -75,6 +75,15 @@ impl Scalar {
     pub const fn is_floating_point(self) -> bool {
         matches!(self, Self::F64(_))
     }
+
+    /// Returns the category of dtypes that hold it.
+    pub const fn category(self) -> Category {
+        match self {
+            Self::Bool(_) => Category::Bool,
+            Self::I64(_) => Category::Integer,
+            Self::F64(_) => Category::FloatingPoint,
+        }
+    }
 }
 
 impl From<bool> for Scalar {
@@ -107,42 +116,90 @@ impl From<f32> for Scalar {
     }
 }
 
-/// A primitive of one operand. The result has the operand's dtype.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Unary {
-    /// −x; wraps for integers.
-    Neg,
-    /// |x|; wraps for integers.
-    Abs,
-    /// Logical not of a bool.
-    Not,
-    /// √x, correctly rounded.
-    Sqrt,
-    /// eˣ.
-    Exp,
-    /// eˣ − 1.
-    Expm1,
-    /// ln x.
-    Log,
-    /// ln (1 + x).
-    Log1p,
-    /// sin x.
-    Sin,
-    /// cos x.
-    Cos,
-    /// tanh x.
-    Tanh,
-    /// erf x.
-    Erf,
-    /// The largest integer that is not above x.
-    Floor,
-    /// The smallest integer that is not below x.
-    Ceil,
-    /// x without its fraction.
-    Trunc,
-    /// The nearest integer, ties to even.
-    Round,
+macro_rules! define_unary {
+    ($($(#[doc = $doc:literal])+ $function:ident $method:ident $cuda:literal [$narrow:path, $wide:path] [$ulp:literal, $double_ulp:literal];)*) => {
+        /// A primitive of one operand. The result has the operand's dtype.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Unary {
+            /// −x; wraps for integers.
+            Neg,
+            /// |x|; wraps for integers.
+            Abs,
+            /// Logical not of a bool.
+            Not,
+            /// √x, correctly rounded.
+            Sqrt,
+            /// The largest integer that is not above x.
+            Floor,
+            /// The smallest integer that is not below x.
+            Ceil,
+            /// x without its fraction.
+            Trunc,
+            /// The nearest integer, ties to even.
+            Round,
+            $($(#[doc = $doc])+ $function,)*
+        }
+
+        impl Unary {
+            /// Every primitive of one operand.
+            pub const ALL: &[Self] = &[
+                Self::Neg,
+                Self::Abs,
+                Self::Not,
+                Self::Sqrt,
+                Self::Floor,
+                Self::Ceil,
+                Self::Trunc,
+                Self::Round,
+                $(Self::$function,)*
+            ];
+
+            /// Returns CUDA's name of the function for f64, of those that are not correctly rounded.
+            pub const fn cuda_name(self) -> Option<&'static str> {
+                match self {
+                    $(Self::$function => Some($cuda),)*
+                    _ => None,
+                }
+            }
+
+            /// Returns the host's function of f32, of those that are not correctly rounded.
+            pub fn of_f32(self) -> Option<fn(f32) -> f32> {
+                match self {
+                    $(Self::$function => Some($narrow),)*
+                    _ => None,
+                }
+            }
+
+            /// Returns the host's function of f64, of those that are not correctly rounded.
+            pub fn of_f64(self) -> Option<fn(f64) -> f64> {
+                match self {
+                    $(Self::$function => Some($wide),)*
+                    _ => None,
+                }
+            }
+
+            /// Returns the largest error of the GPU's result in units in the last place. `dtype` is the operand's; what is not a
+            /// 64-bit float is computed as f32 or exactly.
+            pub const fn ulp_budget(self, dtype: DType) -> u32 {
+                let is_double = matches!(dtype, DType::F64);
+                match self {
+                    $(Self::$function => if is_double { $double_ulp } else { $ulp },)*
+                    _ => 0,
+                }
+            }
+        }
+
+        impl<'b> Value<'b> {$(
+            $(#[doc = $doc])+
+            #[must_use]
+            pub fn $method(self) -> Self {
+                self.unary(Unary::$function)
+            }
+        )*}
+    };
 }
+
+crate::functions::for_each_function!(define_unary);
 
 /// A primitive of two operands of one dtype. The result has that dtype, or `Bool` for comparisons.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -159,6 +216,8 @@ pub enum Binary {
     Rem,
     /// a to the power of b. Floats only.
     Pow,
+    /// The angle of the point (b, a), in (−π, π]. Floats only.
+    Atan2,
     /// The greater; NaN where one is NaN.
     Max,
     /// The smaller; NaN where one is NaN.
@@ -649,22 +708,6 @@ unary_methods! {
     logical_not => Not;
     /// √x.
     sqrt => Sqrt;
-    /// eˣ.
-    exp => Exp;
-    /// eˣ − 1.
-    expm1 => Expm1;
-    /// ln x.
-    log => Log;
-    /// ln (1 + x).
-    log1p => Log1p;
-    /// sin x.
-    sin => Sin;
-    /// cos x.
-    cos => Cos;
-    /// tanh x.
-    tanh => Tanh;
-    /// erf x.
-    erf => Erf;
     /// ⌊x⌋.
     floor => Floor;
     /// ⌈x⌉.
@@ -720,6 +763,8 @@ macro_rules! binary_methods {
 binary_methods! {
     /// self to the power of other.
     pow => Pow;
+    /// The angle of the point (other, self), in (−π, π].
+    atan2 => Atan2;
     /// The greater.
     maximum => Max;
     /// The smaller.

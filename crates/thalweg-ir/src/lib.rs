@@ -24,6 +24,7 @@ mod layout;
 
 pub mod cuda;
 pub mod foreach;
+mod functions;
 pub mod grad;
 pub mod host;
 pub mod philox;

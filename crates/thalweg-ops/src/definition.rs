@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, DType, Place, PromotionError, Scalar, Value};
+use thalweg_ir::{Body, BodyBuilder, Category, DType, Place, PromotionError, Scalar, Value};
 
 /// A list of dtypes; most operators have few operands.
 pub type DTypes = SmallVec<[DType; 8]>;
@@ -20,6 +20,8 @@ pub enum DTypeRule {
     Floating,
     /// Inputs are promoted to one dtype and compared in it; the result is `Bool`.
     Comparison,
+    /// Inputs are promoted to one dtype of integers or truth values, which is also the result's. Floats are refused.
+    Bits,
     /// Inputs are read as truth values ("not 0"); the result is `Bool`.
     Logical,
     /// The first input is a condition, read as a truth value; the others are promoted to one dtype, the result's.
@@ -194,16 +196,18 @@ impl LoopOp {
         scalar_is_float: bool,
         requested: Option<DType>,
     ) -> Result<Signature, DTypeError> {
-        self.signature_of(inputs, 0, scalar_is_float, requested)
+        let scalars = if scalar_is_float { Category::FloatingPoint } else { Category::Bool };
+        self.signature_of(inputs, 0, scalars, requested)
     }
 
     /// [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
-    /// promotion unless they are of a higher category (bool, integers, floats) than all others.
+    /// promotion unless they are of a higher category (bool, integers, floats) than all others. `scalars` is the highest category of
+    /// the numbers: one above that of all tensors makes them i64 or f32.
     pub fn signature_of(
         &self,
         inputs: &[DType],
         zero_dimensional: u32,
-        scalar_is_float: bool,
+        scalars: Category,
         requested: Option<DType>,
     ) -> Result<Signature, DTypeError> {
         if inputs.len() != self.input_count {
@@ -216,6 +220,11 @@ impl LoopOp {
         }
         let promote = |first: usize| {
             promoted(&inputs[first..], zero_dimensional >> first)
+                .map(|dtype| match scalars {
+                    Category::FloatingPoint if dtype.category() < scalars => DType::F32,
+                    Category::Integer if dtype.category() < scalars => DType::I64,
+                    _ => dtype,
+                })
                 .map_err(|error| DTypeError(format!("{} takes operands that promote: {error}", self.name)))
         };
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
@@ -224,10 +233,17 @@ impl LoopOp {
         let result = match self.rule {
             DTypeRule::Numeric | DTypeRule::NumericOrBool => {
                 let promoted = promote(0)?;
-                if promoted == DType::Bool && !scalar_is_float && self.rule == DTypeRule::Numeric {
+                if promoted == DType::Bool && self.rule == DTypeRule::Numeric {
                     return refuse("it is not defined for truth values; convert them first");
                 }
-                if scalar_is_float { floating(promoted) } else { promoted }
+                promoted
+            }
+            DTypeRule::Bits => {
+                let promoted = promote(0)?;
+                if promoted.is_floating_point() {
+                    return refuse("bits are those of integers and truth values");
+                }
+                promoted
             }
             DTypeRule::Floating => floating(promote(0)?),
             DTypeRule::Comparison | DTypeRule::Logical => {
@@ -253,7 +269,6 @@ impl LoopOp {
             },
         };
         let common = match self.rule {
-            DTypeRule::Comparison if scalar_is_float => floating(promote(0)?),
             DTypeRule::Comparison => promote(0)?,
             _ => result,
         };

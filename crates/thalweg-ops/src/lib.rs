@@ -25,6 +25,6 @@ pub mod structured;
 pub use definition::{
     DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
 };
-pub use elementwise::{ELEMENTWISE, PARTS, table};
+pub use elementwise::{elementwise, parts, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient};
 pub use plan::{Iteration, Placement, Plan, kernel, plan};

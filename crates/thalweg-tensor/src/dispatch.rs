@@ -25,6 +25,7 @@ use crate::argument::default_of;
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, Resolved};
+use crate::operators::{Body, in_place};
 use crate::tensor::{Tensor, Tensors, describe_call};
 
 /// What may have a say in a call, from the lowest priority to the highest.
@@ -134,6 +135,8 @@ pub struct Operator {
     /// The name without overload, for labels and errors.
     base_name: &'static str,
     schema: Schema,
+    /// How a built-in operator is computed.
+    body: Option<Body>,
     slots: [Slot; DispatchKey::ALL.len()],
 }
 
@@ -211,6 +214,11 @@ impl Operator {
         self.base_name
     }
 
+    /// How a built-in operator is computed.
+    pub(crate) fn body(&self) -> Option<Body> {
+        self.body
+    }
+
     /// Returns what a call must pass.
     pub fn schema(&self) -> &Schema {
         &self.schema
@@ -245,6 +253,16 @@ impl Operator {
             [list] if list.list => vec![Value::Tensors(results.into_vec())],
             _ => results.into_iter().map(Value::Tensor).collect(),
         })
+    }
+
+    /// Calls the operator and writes its results into given tensors (`out=`), converted.
+    ///
+    /// # Errors
+    /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has another shape
+    /// than its result or a dtype of a lower category, or if gradients would flow.
+    #[track_caller]
+    pub fn call_out(&self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
+        in_place::call_out(self, arguments, out, Location::caller())
     }
 
     /// Calls an operator whose parameters are tensors, numbers, sizes and a dtype, in this order: those of the loop operators.
@@ -376,20 +394,15 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        crate::operators::define_all(&mut |schema, kernels| {
-            let operator =
-                registry.define(schema).expect("built-in schemas are right, and their names unique");
-            for (key, kernel) in kernels {
-                let former = operator.slots[key as usize].built_in.set(kernel);
-                debug_assert!(former.is_ok(), "{}: one built-in kernel per key", operator.name);
-            }
+        crate::operators::define_all(&mut |schema, body| {
+            registry.define(schema, Some(body)).expect("built-in schemas are right, and their names unique");
         });
         registry
     })
 }
 
 impl Registry {
-    fn define(&self, schema: &str) -> Result<&'static Operator> {
+    fn define(&self, schema: &str, body: Option<Body>) -> Result<&'static Operator> {
         let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(schema.name.as_str()) {
@@ -400,7 +413,11 @@ impl Registry {
         }
         // Operators live as long as the process, like the functions that they name.
         let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
-        let operator = Operator { name, base_name: base_name(name), schema, slots: Default::default() };
+        let operator = Operator { name, base_name: base_name(name), schema, body, slots: Default::default() };
+        for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
+            let former = operator.slots[key as usize].built_in.set(kernel);
+            debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
+        }
         let operator: &'static Operator = Box::leak(Box::new(operator));
         operators.insert(name, operator);
         Ok(operator)
@@ -444,15 +461,28 @@ pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
     find_operator(&format!("thalweg::{name}"))
 }
 
-/// Returns the operator of a name with its overload: `add.Tensor`.
+/// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
+/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is none.
 pub fn find_operator(name: &str) -> Result<&'static Operator> {
-    let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
-    operators.get(name).copied().ok_or_else(|| {
-        Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"))
-    })
+    let find = |name: &str| {
+        let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+        operators.get(name).copied()
+    };
+    if let Some(operator) = find(name) {
+        return Ok(operator);
+    }
+    let missing =
+        || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
+    let functional = in_place::functional_name(name).and_then(|name| find(&name)).ok_or_else(missing)?;
+    let schema = in_place::schema(functional.schema()).ok_or_else(missing)?;
+    match registry().define(&schema.to_string(), Some(Body::InPlace(functional))) {
+        Ok(operator) => Ok(operator),
+        // Another thread was faster.
+        Err(_) => find(name).ok_or_else(missing),
+    }
 }
 
 /// Returns every operator, by name.
@@ -469,5 +499,5 @@ pub fn operators() -> Vec<&'static Operator> {
 /// # Errors
 /// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
-    registry().define(schema)
+    registry().define(schema, None)
 }

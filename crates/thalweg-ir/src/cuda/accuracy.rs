@@ -5,36 +5,9 @@
 //! stands. Tolerances belong to primitives and never to tests: a test that compares a card with the host adds this budget to
 //! the one of the host's own function, and follows it through the body.
 //!
-//! A bound of 0 is a promise of equal bits, save for the payload of a NaN.
+//! The budgets of functions of one number stand beside them, in the table of `functions.rs`. A bound of 0 is a promise of equal bits, save for the payload of a NaN.
 
-use crate::{Binary, DType, Unary};
-
-impl Unary {
-    /// The largest error of the card's result in units in the last place. `dtype` is the operand's; what is no 64-bit float is
-    /// computed as f32 or exactly.
-    pub const fn ulp_budget(self, dtype: DType) -> u32 {
-        let double = matches!(dtype, DType::F64);
-        match self {
-            Self::Neg
-            | Self::Abs
-            | Self::Not
-            | Self::Sqrt
-            | Self::Floor
-            | Self::Ceil
-            | Self::Trunc
-            | Self::Round => 0,
-            Self::Expm1 | Self::Log | Self::Log1p => 1,
-            Self::Exp => {
-                if double {
-                    1
-                } else {
-                    2
-                }
-            }
-            Self::Sin | Self::Cos | Self::Tanh | Self::Erf => 2,
-        }
-    }
-}
+use crate::{Binary, DType};
 
 impl Binary {
     /// The largest error of the card's result in units in the last place. `dtype` is the operands'.
@@ -42,6 +15,8 @@ impl Binary {
         match self {
             Self::Pow if matches!(dtype, DType::F64) => 2,
             Self::Pow => 4,
+            Self::Atan2 if matches!(dtype, DType::F64) => 2,
+            Self::Atan2 => 3,
             Self::Add
             | Self::Sub
             | Self::Mul

@@ -147,18 +147,11 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
             format!("!{x}")
         }
         Unary::Sqrt => function("sqrt"),
-        Unary::Exp => function("exp"),
-        Unary::Expm1 => function("expm1"),
-        Unary::Log => function("log"),
-        Unary::Log1p => function("log1p"),
-        Unary::Sin => function("sin"),
-        Unary::Cos => function("cos"),
-        Unary::Tanh => function("tanh"),
-        Unary::Erf => function("erf"),
         Unary::Floor => function("floor"),
         Unary::Ceil => function("ceil"),
         Unary::Trunc => function("trunc"),
         Unary::Round => function("rint"),
+        other => function(other.cuda_name().expect("the others are functions")),
     }
 }
 
@@ -191,9 +184,10 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         Binary::Div => format!("divide<{}>({a}, {b})", dtype.short_name()),
         Binary::Rem if float => format!("{}({a}, {b})", if dtype == DType::F32 { "fmodf" } else { "fmod" }),
         Binary::Rem => format!("remainder_of<{}>({a}, {b})", dtype.short_name()),
-        Binary::Pow => {
-            assert!(float, "Pow on {dtype}: the operands are no floats");
-            format!("{}({a}, {b})", if dtype == DType::F32 { "powf" } else { "pow" })
+        Binary::Pow | Binary::Atan2 => {
+            assert!(float, "{op:?} on {dtype}: the operands are no floats");
+            let name = if op == Binary::Pow { "pow" } else { "atan2" };
+            format!("{name}{}({a}, {b})", if dtype == DType::F32 { "f" } else { "" })
         }
         Binary::Max => format!("maximum<{}>({a}, {b})", dtype.short_name()),
         Binary::Min => format!("minimum<{}>({a}, {b})", dtype.short_name()),

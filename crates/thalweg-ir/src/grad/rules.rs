@@ -1,5 +1,7 @@
 //! The derivative of each primitive.
 
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
+
 use crate::{Binary, ExprId, Node, Unary, Value};
 
 use super::algebra::{add, constant_exponent, div, masked, masked_out, mul, neg, power};
@@ -53,7 +55,21 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
         Unary::Sin => mul(g, x.cos()),
         Unary::Cos => neg(mul(g, x.sin())),
         Unary::Tanh => mul(g, 1.0 - y * y),
-        Unary::Erf => mul(g, (-(x * x)).exp() * std::f64::consts::FRAC_2_SQRT_PI),
+        Unary::Erf => mul(g, (-(x * x)).exp() * FRAC_2_SQRT_PI),
+        Unary::Erfc => mul(g, (-(x * x)).exp() * -FRAC_2_SQRT_PI),
+        Unary::Exp2 => mul(g, y * LN_2),
+        Unary::Log2 => div(g, x * LN_2),
+        Unary::Log10 => div(g, x * LN_10),
+        Unary::Tan => mul(g, 1.0 + y * y),
+        Unary::Asin => div(g, (1.0 - x * x).sqrt()),
+        Unary::Acos => neg(div(g, (1.0 - x * x).sqrt())),
+        Unary::Atan => div(g, x * x + 1.0),
+        Unary::Sinh => mul(g, x.cosh()),
+        Unary::Cosh => mul(g, x.sinh()),
+        Unary::Asinh => div(g, (x * x + 1.0).sqrt()),
+        Unary::Acosh => div(g, (x * x - 1.0).sqrt()),
+        Unary::Atanh => div(g, 1.0 - x * x),
+        Unary::Lgamma => mul(g, x.digamma()),
     })
 }
 
@@ -79,6 +95,10 @@ fn binary<'b>(
         // a − fmod(a, b) is a multiple of b, so the rounding finds the whole quotient even where a / b rounds up to it.
         Binary::Rem => (g, neg(mul(g, ((a - y) / b).round()))),
         Binary::Pow => return power_rule(a, b, y, g),
+        Binary::Atan2 => {
+            let part = div(g, a * a + b * b);
+            (mul(part, b), neg(mul(part, a)))
+        }
         Binary::Max => (share(a.lt(b), a, b, g), share(b.lt(a), a, b, g)),
         Binary::Min => (share(b.lt(a), a, b, g), share(a.lt(b), a, b, g)),
     };

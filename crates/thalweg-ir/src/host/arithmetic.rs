@@ -1,6 +1,7 @@
 //! What each primitive means for one element of each type. Loops over blocks are in [`step`](super::step).
 
 use super::register::Lane;
+use crate::Unary;
 
 /// Types with arithmetic: all but 16-bit floats, which are cast first.
 pub(super) trait Number: Lane + PartialOrd {
@@ -45,19 +46,13 @@ pub(super) trait Bits: Number {
 /// Floating-point types with arithmetic.
 pub(super) trait Float: Number {
     fn sqrt(self) -> Self;
-    fn exp(self) -> Self;
-    fn expm1(self) -> Self;
-    fn log(self) -> Self;
-    fn log1p(self) -> Self;
-    fn sin(self) -> Self;
-    fn cos(self) -> Self;
-    fn tanh(self) -> Self;
-    fn erf(self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
     fn trunc(self) -> Self;
     fn round(self) -> Self;
     fn pow(self, exponent: Self) -> Self;
+    fn atan2(self, x: Self) -> Self;
+    fn function(op: Unary) -> Option<fn(Self) -> Self>;
 }
 
 macro_rules! integers {
@@ -135,7 +130,7 @@ macro_rules! integers {
 for_each_dtype! { integers }
 
 macro_rules! floats {
-    ($($float:ident, $fma:expr, $erf:expr;)*) => {$(
+    ($($float:ident, $fma:expr, $function:ident;)*) => {$(
         impl Number for $float {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -190,46 +185,6 @@ macro_rules! floats {
             }
 
             #[inline(always)]
-            fn exp(self) -> Self {
-                $float::exp(self)
-            }
-
-            #[inline(always)]
-            fn expm1(self) -> Self {
-                $float::exp_m1(self)
-            }
-
-            #[inline(always)]
-            fn log(self) -> Self {
-                $float::ln(self)
-            }
-
-            #[inline(always)]
-            fn log1p(self) -> Self {
-                $float::ln_1p(self)
-            }
-
-            #[inline(always)]
-            fn sin(self) -> Self {
-                $float::sin(self)
-            }
-
-            #[inline(always)]
-            fn cos(self) -> Self {
-                $float::cos(self)
-            }
-
-            #[inline(always)]
-            fn tanh(self) -> Self {
-                $float::tanh(self)
-            }
-
-            #[inline(always)]
-            fn erf(self) -> Self {
-                $erf(self)
-            }
-
-            #[inline(always)]
             fn floor(self) -> Self {
                 $float::floor(self)
             }
@@ -253,13 +208,22 @@ macro_rules! floats {
             fn pow(self, exponent: Self) -> Self {
                 $float::powf(self, exponent)
             }
+
+            #[inline(always)]
+            fn atan2(self, x: Self) -> Self {
+                $float::atan2(self, x)
+            }
+
+            fn function(op: Unary) -> Option<fn(Self) -> Self> {
+                op.$function()
+            }
         }
     )*};
 }
 
 floats! {
-    f32, fma_f32, libm::erff;
-    f64, f64::mul_add, libm::erf;
+    f32, fma_f32, of_f32;
+    f64, f64::mul_add, of_f64;
 }
 
 /// a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each

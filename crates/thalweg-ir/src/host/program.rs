@@ -355,7 +355,7 @@ impl<'k> Compiler<'k> {
             Op::Binary(op) => {
                 of(0) == of(1)
                     && match op {
-                        Binary::Pow => float,
+                        Binary::Pow | Binary::Atan2 => float,
                         Binary::And | Binary::Or | Binary::Xor => integer || dtype == DType::Bool,
                         Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => {
                             float || integer

@@ -112,19 +112,12 @@ impl Block<'_, '_> {
             Unary::Neg => self.map1(step, T::neg),
             Unary::Abs => self.map1(step, T::abs),
             Unary::Sqrt => self.map1(step, T::sqrt),
-            Unary::Exp => self.map1(step, T::exp),
-            Unary::Expm1 => self.map1(step, T::expm1),
-            Unary::Log => self.map1(step, T::log),
-            Unary::Log1p => self.map1(step, T::log1p),
-            Unary::Sin => self.map1(step, T::sin),
-            Unary::Cos => self.map1(step, T::cos),
-            Unary::Tanh => self.map1(step, T::tanh),
-            Unary::Erf => self.map1(step, T::erf),
             Unary::Floor => self.map1(step, T::floor),
             Unary::Ceil => self.map1(step, T::ceil),
             Unary::Trunc => self.map1(step, T::trunc),
             Unary::Round => self.map1(step, T::round),
             Unary::Not => unreachable!("bodies are checked when they are compiled"),
+            other => self.map1(step, T::function(other).expect("the others are functions")),
         }
     }
 
@@ -143,7 +136,7 @@ impl Block<'_, '_> {
             Binary::Or => self.map2(step, T::or),
             Binary::Xor => self.map2(step, T::xor),
             Binary::Div => self.divide::<T>(step),
-            Binary::Pow => unreachable!("bodies are checked when they are compiled"),
+            Binary::Pow | Binary::Atan2 => unreachable!("bodies are checked when they are compiled"),
             other => self.binary_number::<T>(other, step),
         }
     }
@@ -151,6 +144,7 @@ impl Block<'_, '_> {
     fn binary_float<T: Float>(&mut self, op: Binary, step: &Step) {
         match op {
             Binary::Pow => self.map2(step, T::pow),
+            Binary::Atan2 => self.map2(step, T::atan2),
             Binary::And | Binary::Or | Binary::Xor => {
                 unreachable!("bodies are checked when they are compiled")
             }
@@ -170,7 +164,7 @@ impl Block<'_, '_> {
             Binary::Equal => self.map2(step, |a: T, b: T| u8::from(a == b)),
             Binary::Less => self.map2(step, |a: T, b: T| u8::from(a < b)),
             Binary::LessEqual => self.map2(step, |a: T, b: T| u8::from(a <= b)),
-            Binary::Pow | Binary::And | Binary::Or | Binary::Xor => {
+            Binary::Pow | Binary::Atan2 | Binary::And | Binary::Or | Binary::Xor => {
                 unreachable!("these are not defined for every number")
             }
         }

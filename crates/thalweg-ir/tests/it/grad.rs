@@ -166,10 +166,13 @@ const F64: DType = DType::F64;
 
 #[test]
 fn every_unary_primitive() {
-    for op in kernels::UNARIES {
+    for &op in Unary::ALL {
         let (low, high) = match op {
             Unary::Not => continue,
-            Unary::Sqrt | Unary::Log => (0.3, 3.0),
+            Unary::Sqrt | Unary::Log | Unary::Log2 | Unary::Log10 | Unary::Lgamma => (0.3, 3.0),
+            Unary::Tan => (-1.0, 1.0),
+            Unary::Asin | Unary::Acos | Unary::Atanh => (-0.7, 0.7),
+            Unary::Acosh => (1.3, 3.0),
             Unary::Log1p => (-0.6, 2.0),
             // Between two jumps: the gradient is 0.
             Unary::Floor | Unary::Ceil | Unary::Trunc => (1.1, 1.9),
@@ -194,6 +197,7 @@ fn every_binary_primitive() {
             Binary::Div => ((-2.0, 2.0), (0.5, 2.0)),
             Binary::Rem => ((4.2, 4.8), (1.25, 1.35)),
             Binary::Pow => ((0.4, 2.0), (-2.0, 2.0)),
+            Binary::Atan2 => ((0.4, 2.0), (-2.0, 2.0)),
             _ => continue,
         };
         let body = pointwise(&[F64, F64], |x| x[0].binary(op, x[1]));

@@ -153,32 +153,14 @@ pub fn embedding(dtype: DType, index: DType) -> Body {
     builder.finish()
 }
 
-pub const UNARIES: [Unary; 16] = [
-    Unary::Neg,
-    Unary::Abs,
-    Unary::Not,
-    Unary::Sqrt,
-    Unary::Exp,
-    Unary::Expm1,
-    Unary::Log,
-    Unary::Log1p,
-    Unary::Sin,
-    Unary::Cos,
-    Unary::Tanh,
-    Unary::Erf,
-    Unary::Floor,
-    Unary::Ceil,
-    Unary::Trunc,
-    Unary::Round,
-];
-
-pub const BINARIES: [Binary; 14] = [
+pub const BINARIES: [Binary; 15] = [
     Binary::Add,
     Binary::Sub,
     Binary::Mul,
     Binary::Div,
     Binary::Rem,
     Binary::Pow,
+    Binary::Atan2,
     Binary::Max,
     Binary::Min,
     Binary::Equal,
@@ -205,7 +187,7 @@ fn unary_is_valid(op: Unary, dtype: DType) -> bool {
 fn binary_is_valid(op: Binary, dtype: DType) -> bool {
     match op {
         Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => dtype != DType::Bool,
-        Binary::Pow => dtype.is_floating_point(),
+        Binary::Pow | Binary::Atan2 => dtype.is_floating_point(),
         Binary::And | Binary::Or | Binary::Xor => !dtype.is_floating_point(),
         Binary::Max | Binary::Min | Binary::Equal | Binary::Less | Binary::LessEqual => true,
     }
@@ -217,7 +199,7 @@ pub fn primitives(dtype: DType) -> Body {
     {
         let (a, b, c) = (builder.input(dtype), builder.input(dtype), builder.input(dtype));
         let out = |value: Value<'_>| builder.output(value, value.dtype(), Place::Point);
-        UNARIES.into_iter().filter(|&op| unary_is_valid(op, dtype)).for_each(|op| out(a.unary(op)));
+        Unary::ALL.iter().copied().filter(|&op| unary_is_valid(op, dtype)).for_each(|op| out(a.unary(op)));
         BINARIES.into_iter().filter(|&op| binary_is_valid(op, dtype)).for_each(|op| out(a.binary(op, b)));
         if dtype != DType::Bool {
             out(a.mul_add(b, c));

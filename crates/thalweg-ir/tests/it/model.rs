@@ -146,15 +146,8 @@ fn unary(op: Unary, a: Value) -> Value {
         Unary::Ceil => exact(f64::ceil),
         Unary::Trunc => exact(f64::trunc),
         Unary::Round => exact(f64::round_ties_even),
-        Unary::Exp => library(f32::exp, f64::exp),
-        Unary::Expm1 => library(f32::exp_m1, f64::exp_m1),
-        Unary::Log => library(f32::ln, f64::ln),
-        Unary::Log1p => library(f32::ln_1p, f64::ln_1p),
-        Unary::Sin => library(f32::sin, f64::sin),
-        Unary::Cos => library(f32::cos, f64::cos),
-        Unary::Tanh => library(f32::tanh, f64::tanh),
-        Unary::Erf => library(libm::erff, libm::erf),
         Unary::Not => unreachable!(),
+        other => library(other.of_f32().expect("a function"), other.of_f64().expect("a function")),
     }
 }
 
@@ -191,7 +184,7 @@ fn binary(op: Binary, a: Value, b: Value) -> Value {
             Binary::Equal => Value::Bool(a == b),
             Binary::Less => Value::Bool(a < b),
             Binary::LessEqual => Value::Bool(a <= b),
-            Binary::Pow => panic!("Pow is not for integers"),
+            Binary::Pow | Binary::Atan2 => panic!("{op:?} is not for integers"),
         };
     }
     let (x, y) = (a.float(), b.float());
@@ -206,6 +199,10 @@ fn binary(op: Binary, a: Value, b: Value) -> Value {
         Binary::Pow => match (a, b) {
             (Value::F32(a), Value::F32(b)) => Value::F32(a.powf(b)),
             _ => Value::F64(x.powf(y)),
+        },
+        Binary::Atan2 => match (a, b) {
+            (Value::F32(a), Value::F32(b)) => Value::F32(a.atan2(b)),
+            _ => Value::F64(x.atan2(y)),
         },
         Binary::Max | Binary::Min if nan => round(f64::NAN),
         Binary::Max => round(if x > y { x } else { y }),

@@ -309,23 +309,7 @@ impl<'b> Generator<'b, '_> {
         }
         let value = value.to(value.dtype().compute());
         let integer = [Unary::Neg, Unary::Abs];
-        let float = [
-            Unary::Neg,
-            Unary::Abs,
-            Unary::Sqrt,
-            Unary::Floor,
-            Unary::Ceil,
-            Unary::Trunc,
-            Unary::Round,
-            Unary::Exp,
-            Unary::Expm1,
-            Unary::Log,
-            Unary::Log1p,
-            Unary::Sin,
-            Unary::Cos,
-            Unary::Tanh,
-            Unary::Erf,
-        ];
+        let float: Vec<Unary> = Unary::ALL.iter().copied().filter(|&op| op != Unary::Not).collect();
         let op = self.tape.pick(if value.dtype().is_integer() { &integer[..] } else { &float });
         (value.unary(op), at_points)
     }
@@ -340,7 +324,7 @@ impl<'b> Generator<'b, '_> {
         let op = match a.dtype() {
             DType::Bool => self.tape.pick(&[&every[..], &bits].concat()),
             dtype if dtype.is_integer() => self.tape.pick(&[&numbers[..], &every, &bits].concat()),
-            _ => self.tape.pick(&[&numbers[..], &every, &[Binary::Pow]].concat()),
+            _ => self.tape.pick(&[&numbers[..], &every, &[Binary::Pow, Binary::Atan2]].concat()),
         };
         (a.binary(op, b), at_a || at_b)
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Body, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Scalar, Shape, broadcast_shapes,
-    byte_count,
+    Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Scalar, Shape,
+    broadcast_shapes, byte_count,
 };
 use thalweg_ops::{
     DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Sizes, Space, forward,
@@ -28,6 +28,13 @@ pub(crate) struct LoopArguments {
     pub sizes: Shape,
     /// The dtype that the call asks for.
     pub dtype: Option<DType>,
+}
+
+impl LoopArguments {
+    /// Returns the highest category of the numbers.
+    fn category(&self) -> Category {
+        self.scalars.iter().map(|scalar| scalar.category()).max().unwrap_or(Category::Bool)
+    }
 }
 
 /// A call of a loop operator.
@@ -82,6 +89,17 @@ impl<'a> LoopCall<'a> {
             device: call.device,
             label: call.label,
         }
+    }
+}
+
+impl LoopCall<'_> {
+    /// Returns shape and dtype of the only result of an elementwise call, or `None` of another call.
+    pub(crate) fn result(&self) -> Result<Option<(Shape, DType)>> {
+        if self.operator.space != Space::Elementwise || self.operator.outputs.len() != 1 {
+            return Ok(None);
+        }
+        let resolved = Resolved::of(self)?;
+        Ok(Some(resolved.outputs[0].clone()))
     }
 }
 
@@ -412,13 +430,15 @@ impl Resolved {
     /// Everything that a call depends on beside the values of its numbers.
     fn key(call: &LoopCall<'_>, alignment_bytes: u64) -> LaunchKey {
         let arguments = &call.arguments;
-        let has_float = arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
         let mut key = LaunchKey::new();
         key.push(call.operator.id());
         key.push(call.device.number());
         key.push(
-            alignment_bytes << 32 | dtype << 16 | u64::from(has_float) << 8 | arguments.sizes.len() as u64,
+            alignment_bytes << 32
+                | dtype << 16
+                | (arguments.category() as u64) << 8
+                | arguments.sizes.len() as u64,
         );
         key.extend(arguments.sizes.iter().map(|&size| size as u64));
         for tensor in &call.tensors {
@@ -512,13 +532,15 @@ pub(crate) fn signature_of(
 ) -> Result<Signature> {
     let dtypes: DTypes = tensors.iter().map(|tensor| tensor.dtype()).collect();
     // Numbers of a row operator are counts, which convert nothing.
-    let float = operator.space == Space::Elementwise
-        && arguments.scalars.iter().any(|scalar| scalar.is_floating_point());
+    let scalars = match operator.space {
+        Space::Elementwise => arguments.category(),
+        Space::Rows | Space::Coordinates => Category::Bool,
+    };
     let zero_dimensional = (tensors.iter().enumerate())
         .filter(|(_, tensor)| tensor.rank() == 0)
         .fold(0, |mask, (index, _)| mask | 1 << index);
     operator
-        .signature_of(&dtypes, zero_dimensional, float, arguments.dtype)
+        .signature_of(&dtypes, zero_dimensional, scalars, arguments.dtype)
         .map_err(|error| Error::invalid(error.to_string()))
 }
 

@@ -18,13 +18,10 @@ use crate::operators::call;
 use crate::tensor::Tensor;
 
 macro_rules! methods {
-    (
-        operators {$(
-            $(#[doc = $doc:literal])+
-            $name:ident($first:ident $(, $other:ident)* $(; $($number:ident),+)?) $(: $schema:literal)? $rule:ident { $($rest:tt)* }
-        )*}
-        parts { $($parts:tt)* }
-    ) => {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident($first:ident $(, $other:ident)* $(; $($number:ident),+)?) $(: $schema:literal)? $rule:ident { $($rest:tt)* }
+    )*) => {
         impl Tensor {$(
             $(#[doc = $doc])+
             ///

@@ -12,6 +12,7 @@
 //! their defaults. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
 //! is needed.
 
+pub(crate) mod in_place;
 mod join;
 mod methods;
 mod pointwise;
@@ -53,14 +54,16 @@ pub(crate) enum Body {
     Differentiable(fn(&Call<'_>) -> Result<Tensors>, &'static Formula),
     /// By a kernel for backends and one for autograd.
     Pair(fn(&Call<'_>) -> Result<Tensors>, fn(&Call<'_>) -> Result<Tensors>),
+    /// By another operator, whose result is written into the first argument.
+    InPlace(&'static Operator),
 }
 
 /// Kernels by key, under which an operator is defined.
-type Kernels = SmallVec<[(DispatchKey, KernelFunction); 3]>;
+pub(crate) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 3]>;
 
 impl Body {
     /// Returns the kernels that answer.
-    fn kernels(self) -> Kernels {
+    pub(crate) fn kernels(self) -> Kernels {
         let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match self {
             Self::Loop(operator) => (
                 Arc::new(move |call| loops::run(&LoopCall::of(operator, call)?, call.resolved)),
@@ -81,6 +84,13 @@ impl Body {
             Self::Differentiable(function, formula) => {
                 (Arc::new(function), Some(Arc::new(|call| formula.record(call))))
             }
+            Self::InPlace(functional) => (
+                Arc::new(move |call| {
+                    let _entered = enter(call.label.location);
+                    in_place::run(functional, call)
+                }),
+                None,
+            ),
             Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
         };
         let backends = [DispatchKey::Sim, DispatchKey::Cuda].map(|key| (key, backend.clone()));
@@ -93,13 +103,13 @@ static FAMILIES: &[&[OpDef]] =
     &[pointwise::OPERATORS, reduce::OPERATORS, join::OPERATORS, crate::kernels::INTERNAL];
 
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&str, Kernels)) {
-    let table = thalweg_ops::ELEMENTWISE.iter().chain(thalweg_ops::PARTS).copied();
-    for entry in table.chain(crate::kernels::loop_entries()) {
-        define(&entry.schema(), Body::Loop(entry).kernels());
+pub(crate) fn define_all(define: &mut dyn FnMut(&str, Body)) {
+    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(crate::kernels::loop_entries())
+    {
+        define(&entry.schema(), Body::Loop(entry));
     }
     for operator in FAMILIES.iter().copied().flatten() {
-        define(operator.schema, operator.body.kernels());
+        define(operator.schema, operator.body);
     }
 }
 

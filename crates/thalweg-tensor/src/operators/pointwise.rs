@@ -1,16 +1,16 @@
 //! Elementwise operators whose schema says more than one formula takes: they choose a body.
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::{LoopOp, table};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Lowered;
-use super::operators;
-use crate::dispatch::{Arguments, Call};
+use super::Body::{Composite, Lowered};
+use super::{operators, single};
+use crate::dispatch::{Argument, Arguments, Call, internal};
 use crate::kernels::creation::convertible;
 use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns self + alpha · other; of truth values, whether one of both is true. The shapes are broadcast.
@@ -36,6 +36,137 @@ operators! {
     "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"
         fn softplus() = Lowered(|call| {
             Ok(with_numbers(call, &table::softplus_of, [call.scalar(1), call.scalar(2)]))
+        });
+    /// Returns other − alpha · self: `sub` the other way round.
+    "rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+        = Lowered(|call| {
+            let mut lowered = scaled(call, [&table::sub, &table::sub_scaled])?;
+            lowered.tensors.reverse();
+            Ok(lowered)
+        });
+    /// Returns other − alpha · self.
+    "rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
+        fn rsub_scalar(other: scalar) = Lowered(|call| {
+            check_alpha(call.scalar(2), call.tensors)?;
+            Ok(with_numbers(call, &table::rsub_scalar, [call.scalar(1), call.scalar(2)]))
+        });
+    /// Returns self / other, rounded down with `rounding_mode='floor'` and towards 0 with `'trunc'`. The shapes are broadcast.
+    "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"
+        fn div_mode(other: tensor, rounding_mode: optional_str) = Lowered(|call| {
+            let bodies = [&table::div, &table::trunc_divide, &table::floor_divide_of];
+            Ok(with_numbers(call, rounded(call, bodies)?, []))
+        });
+    /// Returns self / other, rounded down with `rounding_mode='floor'` and towards 0 with `'trunc'`.
+    "div.Scalar_mode(Tensor self, Scalar other, *, str? rounding_mode) -> Tensor"
+        fn div_scalar_mode(other: scalar, rounding_mode: optional_str) = Lowered(|call| {
+            let bodies = [&table::div_scalar, &table::trunc_divide_scalar, &table::floor_divide_scalar];
+            Ok(with_numbers(call, rounded(call, bodies)?, [call.scalar(1)]))
+        });
+    /// Returns self / other, rounded down. The shapes are broadcast.
+    "floor_divide(Tensor self, Tensor other) -> Tensor"
+        fn floor_divide(other: tensor) = Lowered(|call| Ok(with_numbers(call, &table::floor_divide_of, [])));
+    /// Returns self / other, rounded down.
+    "floor_divide.Scalar(Tensor self, Scalar other) -> Tensor"
+        fn floor_divide_scalar(other: scalar)
+        = Lowered(|call| Ok(with_numbers(call, &table::floor_divide_scalar, [call.scalar(1)])));
+    /// Returns self to the power of exponent; of integers an integer. The shapes are broadcast.
+    "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
+        fn pow(exponent: tensor) = Lowered(|call| {
+            let is_floating_point = call.tensors.iter().any(|tensor| tensor.dtype().is_floating_point());
+            let body = if is_floating_point { &table::power } else { &table::integer_power };
+            Ok(with_numbers(call, body, []))
+        });
+    /// Returns self to the power of exponent; of integers an integer, and a negative exponent is refused.
+    "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"
+        fn pow_scalar(exponent: scalar) = Lowered(|call| {
+            let exponent = call.scalar(1);
+            if call.tensor(0).dtype().is_floating_point() || exponent.is_floating_point() {
+                return Ok(with_numbers(call, &table::power_scalar, [exponent]));
+            }
+            if exponent.to_i64() < 0 {
+                return Err(Error::invalid("Integers to negative integer powers are not allowed."));
+            }
+            Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
+        });
+    /// Returns a number to the power of each element of exponent; of integers an integer.
+    "pow.Scalar(Scalar self, Tensor exponent) -> Tensor"
+        = Lowered(|call| {
+            let base = call.scalar(0);
+            let is_floating_point = call.tensor(1).dtype().is_floating_point() || base.is_floating_point();
+            let body = if is_floating_point { &table::pow_of_scalar } else { &table::integer_power_of_scalar };
+            Ok(with_numbers(call, body, [base]))
+        });
+    /// Returns self, but not below min and not above max, which are broadcast; NaN where one is NaN.
+    "clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"
+        fn clamp_tensor(min: optional_tensor, max: optional_tensor) = Lowered(|call| {
+            let body = match (call.optional_tensor(1), call.optional_tensor(2)) {
+                (Some(_), Some(_)) => &table::clamp_between,
+                (Some(_), None) => &table::clamp_above,
+                (None, Some(_)) => &table::clamp_below,
+                (None, None) => {
+                    return Err(Error::invalid("torch.clamp: At least one of 'min' or 'max' must not be None"));
+                }
+            };
+            Ok(with_numbers(call, body, []))
+        });
+    /// Returns self, but not below min; NaN where min is.
+    "clamp_min(Tensor self, Scalar min) -> Tensor"
+        fn clamp_min(min: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_min, [call.scalar(1)])));
+    /// Returns self, but not above max; NaN where max is.
+    "clamp_max(Tensor self, Scalar max) -> Tensor"
+        fn clamp_max(max: scalar) = Lowered(|call| Ok(with_numbers(call, &table::clamp_max, [call.scalar(1)])));
+    /// Returns self, but not below min, which is broadcast.
+    "clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"
+        = Lowered(|call| Ok(with_numbers(call, &table::clamp_above, [])));
+    /// Returns self, but not above max, which is broadcast.
+    "clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"
+        = Lowered(|call| Ok(with_numbers(call, &table::clamp_below, [])));
+    /// Returns |self| with the sign of other. The shapes are broadcast.
+    "copysign.Tensor(Tensor self, Tensor other) -> Tensor"
+        fn copysign(other: tensor) = Lowered(|call| Ok(with_numbers(call, &table::copysign_of, [])));
+    /// Returns |self| with the sign of other.
+    "copysign.Scalar(Tensor self, Scalar other) -> Tensor"
+        = Lowered(|call| Ok(with_numbers(call, &table::copysign_scalar, [call.scalar(1)])));
+    /// Returns ln (self / (1 − self)), of self between eps and 1 − eps where eps is given.
+    "logit(Tensor self, float? eps=None) -> Tensor"
+        fn logit(eps: optional_float) = Composite(|call| {
+            let x = call.tensor(0);
+            let bounded = match call.optional_float(1) {
+                Some(eps) if x.dtype().is_floating_point() => x.clamp(eps, 1.0 - eps)?,
+                _ => x.clone(),
+            };
+            internal("logit_of")?.call(&[(&bounded).into()], None, call.label)
+        });
+    /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
+    "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
+        fn nan_to_num() = Composite(nan_to_num);
+    /// Returns one half of a dimension times the sigmoid of the other.
+    "glu(Tensor self, int dim=-1) -> Tensor"
+        fn glu(dim: int) = Composite(|call| {
+            let (x, dim) = (call.tensor(0), call.int(1));
+            if x.rank() == 0 {
+                return Err(Error::invalid("glu does not support 0-dimensional tensors"));
+            }
+            let size = x.size(dim)?;
+            if !size.is_multiple_of(2) {
+                return Err(Error::invalid(format!(
+                    "Halving dimension must be even, but dimension {dim} is size {size}"
+                )));
+            }
+            x.narrow(dim, 0, size / 2)?.mul(&x.narrow(dim, size / 2, size / 2)?.sigmoid()?).map(single)
+        });
+    /// Returns self rounded to so many decimals, ties to even.
+    "round.decimals(Tensor self, *, int decimals) -> Tensor"
+        fn round_decimals(decimals: int) = Composite(|call| {
+            let (x, decimals) = (call.tensor(0), call.int(1));
+            if decimals == 0 || !x.dtype().is_floating_point() {
+                return x.round().map(single);
+            }
+            let power = 10f64.powi(decimals.unsigned_abs().min(400) as i32);
+            match decimals > 0 {
+                true => x.mul_scalar(power)?.round()?.div_scalar(power).map(single),
+                false => x.div_scalar(power)?.round()?.mul_scalar(power).map(single),
+            }
         });
 }
 
@@ -117,4 +248,32 @@ fn gelu<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
             Err(Error::invalid(format!("approximate argument must be either none or tanh, not {other}")))
         }
     }
+}
+
+/// The body for a rounding mode: none, towards 0, down.
+fn rounded(call: &Call<'_>, bodies: [&'static LoopOp; 3]) -> Result<&'static LoopOp> {
+    match call.optional_str(2) {
+        None => Ok(bodies[0]),
+        Some("trunc") => Ok(bodies[1]),
+        Some("floor") => Ok(bodies[2]),
+        Some(other) => Err(Error::invalid(format!(
+            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{other}'"
+        ))),
+    }
+}
+
+fn nan_to_num(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !x.dtype().is_floating_point() {
+        return x.copied(call.label.location).map(single);
+    }
+    let (least, greatest) = with_dtype!(x.dtype(),
+        bool => (0.0, 0.0),
+        integer T => (T::MIN as f64, T::MAX as f64),
+        reduced T => (T::MIN.to_f64(), T::MAX.to_f64()),
+        float T => (T::MIN.to_f64(), T::MAX.to_f64()),
+    );
+    let number = |place: usize, default: f64| Argument::Float(call.optional_float(place).unwrap_or(default));
+    let arguments = [x.into(), number(1, 0.0), number(2, greatest), number(3, least)];
+    internal("nan_to_num_of")?.call(&arguments, None, call.label)
 }

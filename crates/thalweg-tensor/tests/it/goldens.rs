@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
-use thalweg_ops::{ELEMENTWISE, PARTS};
+use thalweg_ops::{elementwise, parts};
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::functional::{
@@ -173,7 +173,12 @@ impl Case {
                 max_pool2d(x, kernel, PoolOptions { stride: Some([stride; 2]), padding, dilation })
             }
             name => {
-                let entry = ELEMENTWISE.iter().chain(PARTS).find(|entry| entry.name == name);
+                let name = match name {
+                    "pow" => "power",
+                    "pow_scalar" => "power_scalar",
+                    name => name,
+                };
+                let entry = elementwise().chain(parts()).find(|entry| entry.name == name);
                 let entry = entry.unwrap_or_else(|| panic!("{name} is an entry of the table"));
                 let numbers = self.order.iter().map(|&number| Argument::Scalar(Scalar::F64(number)));
                 let arguments: Vec<_> = inputs.iter().map(Argument::Tensor).chain(numbers).collect();

@@ -11,7 +11,7 @@ use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{DType, Kernel, Place};
 use thalweg_ops::optimizer::{OPTIMIZERS, count_kernel, step_kernel};
 use thalweg_ops::{
-    ELEMENTWISE, Iteration, LoopOp, PARTS, Placement, Signature, Space, forward, gradient, kernel, plan,
+    Iteration, LoopOp, Placement, Signature, Space, elementwise, forward, gradient, kernel, parts, plan,
     structured,
 };
 
@@ -147,10 +147,9 @@ fn every_kernel_of_the_table_compiles() {
         }
     };
     let mut found = BTreeMap::new();
-    ELEMENTWISE
-        .iter()
-        .chain(PARTS)
-        .chain(structured::STRUCTURED)
+    elementwise()
+        .chain(parts())
+        .chain(structured::STRUCTURED.iter().copied())
         .for_each(|operator| kernels(operator, &mut found));
     println!("{} kernels for {ARCHITECTURES:?}", found.len());
     assert!(found.len() > 400, "the table has more kernels than {}", found.len());

@@ -16,6 +16,7 @@ mod graph_tree;
 mod graph_tree_sizes;
 mod hostile;
 mod in_place;
+mod in_place_forms;
 mod kernels;
 mod layouts;
 mod leaves;

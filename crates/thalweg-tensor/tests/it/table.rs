@@ -2,7 +2,7 @@
 //! finite differences, in every dtype that it takes. A new entry is tested here without a line more.
 
 use thalweg_ir::{Binary, DType, Node, Scalar, Unary};
-use thalweg_ops::{DTypeRule, ELEMENTWISE, Examples, LoopOp, PARTS};
+use thalweg_ops::{DTypeRule, Examples, LoopOp, elementwise, parts};
 use thalweg_runtime::{Device, Label};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Argument, find_operator};
@@ -16,7 +16,12 @@ fn examples(operator: &LoopOp) -> Examples {
 
 /// The entries: those that are operators, and the parts of others.
 fn entries() -> impl Iterator<Item = &'static LoopOp> {
-    ELEMENTWISE.iter().chain(PARTS).copied()
+    elementwise().chain(parts())
+}
+
+/// The entries that take floats.
+fn of_floats() -> impl Iterator<Item = &'static LoopOp> {
+    entries().filter(|operator| operator.rule != DTypeRule::Bits)
 }
 
 /// One tensor an input, holding that input's value of every sample.
@@ -43,7 +48,7 @@ fn run(operator: &LoopOp, inputs: &[&Tensor]) -> Tensor {
 
 #[test]
 fn values_agree_with_the_reference() {
-    for operator in entries() {
+    for operator in of_floats() {
         let example = examples(operator);
         for dtype in [DType::F64, DType::F32, DType::F16, DType::Bf16] {
             let inputs = sample_tensors(operator, dtype);
@@ -83,13 +88,32 @@ fn gradients_agree_with_finite_differences() {
 }
 
 #[test]
+fn bits_of_integers_agree_with_the_reference() {
+    let mut entries = entries().filter(|operator| operator.rule == DTypeRule::Bits).peekable();
+    assert!(entries.peek().is_some());
+    for operator in entries {
+        let example = examples(operator);
+        let inputs = sample_tensors(operator, DType::I64);
+        let numbers = example.scalars.iter().map(|&number| Argument::Scalar(Scalar::I64(number as i64)));
+        let arguments: Vec<_> = inputs.iter().map(Argument::Tensor).chain(numbers).collect();
+        let found = find_operator(&operator.operator_name()).unwrap();
+        let found = values(&found.call(&arguments, None, Label::here("bits")).unwrap()[0]);
+        let expected: Vec<f64> =
+            example.inputs.iter().map(|point| (example.reference)(point, example.scalars)).collect();
+        assert_eq!(found, expected, "{}", operator.name);
+    }
+}
+
+#[test]
 fn integers_follow_the_rule() {
     for operator in entries().filter(|operator| operator.scalars.is_empty()) {
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer()) {
             let inputs = sample_tensors(operator, dtype);
             let result = run(operator, &inputs.iter().collect::<Vec<_>>());
             let expected = match operator.rule {
-                DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Condition => dtype,
+                DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Condition | DTypeRule::Bits => {
+                    dtype
+                }
                 DTypeRule::Floating => DType::F32,
                 _ => DType::Bool,
             };
@@ -119,7 +143,7 @@ fn is_exact(operator: &LoopOp, dtype: DType) -> bool {
             use Unary::{Abs, Ceil, Floor, Neg, Not, Round, Sqrt, Trunc};
             matches!(op, Neg | Abs | Not | Sqrt | Floor | Ceil | Trunc | Round)
         }
-        Node::Binary(op, ..) => *op != Binary::Pow,
+        Node::Binary(op, ..) => !matches!(op, Binary::Pow | Binary::Atan2),
         _ => true,
     })
 }
@@ -134,7 +158,7 @@ fn a_card_agrees_with_the_host_functions() {
         );
     }
     let mut exact = 0;
-    for operator in entries() {
+    for operator in of_floats() {
         let mut generator = Generator::new(operator.id());
         // Positive, so that logarithms and roots are defined.
         let columns: Vec<Vec<f32>> = (0..operator.input_count)

@@ -1,0 +1,158 @@
+//! Activation functions: entries of the table. See [`elementwise`](super).
+
+/// Hands every entry of this file to a macro.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! activations_table {
+    ($callback:ident $($first:tt)*) => {
+        $callback! {
+            $($first)*
+            /// 1 / (1 + e⁻ˣ), without overflow in value or gradient.
+            sigmoid(x) Floating {
+                // e^−|x|, with a derivative at 0 as well: |x| has none there.
+                body: {
+                    let negative = x.lt(0.0);
+                    let small = negative.select(x, -x).exp();
+                    negative.select(small, x.like(1.0)) / (1.0 + small)
+                },
+                gradient(y, g): g * y * (1.0 - y),
+                reference: 0.5 * (1.0 + (0.5 * x).tanh()),
+                samples: [[-200.0], [-2.0], [0.5]],
+                numbers: [],
+            }
+            /// x · sigmoid(x).
+            silu(x) Floating {
+                body: {
+                    let negative = x.lt(0.0);
+                    let small = negative.select(x, -x).exp();
+                    x * (negative.select(small, x.like(1.0)) / (1.0 + small))
+                },
+                reference: x * 0.5 * (1.0 + (0.5 * x).tanh()),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// The greater of x and 0. The gradient at 0 is 0, as in PyTorch.
+            relu(x) Numeric {
+                body: x.le(0.0).select(x.like(0.0), x),
+                gradient(y, g): y.le(0.0).select(g.like(0.0), g),
+                reference: x.max(0.0),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// x where it is positive, else x · negative_slope.
+            leaky_relu(x; negative_slope): "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor" Floating {
+                body: x.gt(0.0).select(x, x * negative_slope),
+                reference: if x > 0.0 { x } else { negative_slope * x },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25],
+            }
+            /// x between 0 and 6. The gradient at the bounds is 0.
+            relu6(x) Numeric {
+                body: x.gt(0.0).select(x.lt(6.0).select(x, x.like(6.0)), x.like(0.0)),
+                reference: x.clamp(0.0, 6.0),
+                samples: [[-2.0], [0.5], [7.0]],
+                numbers: [],
+            }
+            /// (x + 3) / 6 between 0 and 1.
+            hardsigmoid(x) Floating {
+                body: {
+                    let inside = x / 6.0 + 0.5;
+                    x.gt(-3.0).select(x.lt(3.0).select(inside, x.like(1.0)), x.like(0.0))
+                },
+                reference: ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+                samples: [[-4.0], [0.5], [4.0]],
+                numbers: [],
+            }
+            /// x · hardsigmoid(x).
+            hardswish(x) Floating {
+                body: {
+                    let inside = x * (x + 3.0) / 6.0;
+                    x.gt(-3.0).select(x.lt(3.0).select(inside, x), x.like(0.0))
+                },
+                reference: x * ((x + 3.0) / 6.0).clamp(0.0, 1.0),
+                samples: [[-4.0], [0.5], [4.0]],
+                numbers: [],
+            }
+            /// x · tanh(softplus(x)).
+            mish(x) Floating {
+                body: {
+                    let negative = x.lt(0.0);
+                    let softplus = negative.select(x.like(0.0), x) + negative.select(x, -x).exp().log1p();
+                    x * softplus.tanh()
+                },
+                reference: x * x.exp().ln_1p().tanh(),
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// The scaled exponential linear unit, with the constants of its paper.
+            selu(x) Floating {
+                body: {
+                    let (alpha, scale) = (1.6732632423543772, 1.0507009873554805);
+                    x.gt(0.0).select(x * scale, x.expm1() * (alpha * scale))
+                },
+                reference: 1.0507009873554805 * if x > 0.0 { x } else { 1.6732632423543772 * (x.exp() - 1.0) },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// ln sigmoid(x), without overflow.
+            log_sigmoid(x) Floating {
+                body: {
+                    let negative = x.lt(0.0);
+                    negative.select(x, x.like(0.0)) - negative.select(x, -x).exp().log1p()
+                },
+                reference: -(-x).exp().ln_1p(),
+                samples: [[-2.0], [0.5], [30.0]],
+                numbers: [],
+            }
+            /// max(0, x) + min(0, alpha · (e^(x / alpha) − 1)).
+            celu(x; alpha): "celu(Tensor self, Scalar alpha=1.0) -> Tensor" Floating {
+                body: x.gt(0.0).select(x, (x / alpha).expm1() * alpha),
+                reference: if x > 0.0 { x } else { alpha * ((x / alpha).exp() - 1.0) },
+                samples: [[-2.0], [0.5]],
+                numbers: [2.0],
+            }
+            /// scale · x where x is positive, else scale · alpha · (e^(input_scale · x) − 1).
+            elu(x; alpha, scale, input_scale): "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor" Floating {
+                body: x.gt(0.0).select(x * scale, (x * input_scale).expm1() * (alpha * scale)),
+                reference: scale * if x > 0.0 { x } else { alpha * ((input_scale * x).exp() - 1.0) },
+                samples: [[-2.0], [0.5]],
+                numbers: [1.5, 0.5, 2.0],
+            }
+            /// x between min_val and max_val. The gradient at the bounds is 0.
+            hardtanh(x; min_val, max_val): "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor" Numeric {
+                body: x.gt(min_val).select(x.lt(max_val).select(x, max_val), min_val),
+                reference: x.clamp(min_val, max_val),
+                samples: [[-2.0], [0.5], [4.0]],
+                numbers: [-1.0, 2.0],
+            }
+            /// x where |x| is above lambd, else 0.
+            hardshrink(x; lambd): "hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor" Floating {
+                body: x.abs().le(lambd).select(x.like(0.0), x),
+                reference: if x.abs() > lambd { x } else { 0.0 },
+                samples: [[-2.0], [0.25]],
+                numbers: [0.5],
+            }
+            /// x drawn towards 0 by lambd, and 0 where |x| is at most that.
+            softshrink(x; lambd): "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor" Floating {
+                body: x.gt(lambd).select(x - lambd, x.lt(-lambd).select(x + lambd, x * 0.0)),
+                reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
+                samples: [[-2.0], [0.25], [3.0]],
+                numbers: [0.5],
+            }
+            /// x where it is above the threshold, else value.
+            threshold(x; limit, value): "threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor" Numeric {
+                body: x.le(limit).select(value, x),
+                reference: if x > limit { x } else { value },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25, -3.0],
+            }
+            /// x where it is positive, else x · weight: `_prelu_kernel` of PyTorch, whose weight broadcasts.
+            prelu(x, y): "_prelu_kernel(Tensor self, Tensor weight) -> Tensor" Floating {
+                body: x.gt(0.0).select(x, x * y),
+                reference: if x > 0.0 { x } else { x * y },
+                samples: [[-2.0, 0.25], [0.5, 4.0]],
+                numbers: [],
+            }
+        }
+    };
+}

@@ -1,0 +1,238 @@
+//! Functions of two and three tensors: entries of the table. See [`elementwise`](super).
+
+/// Hands every entry of this file to a macro.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! binary_functions_table {
+    ($callback:ident $($first:tt)*) => {
+        $callback! {
+            $($first)*
+            /// x · y; of truth values, whether both are true.
+            mul(x, y): "mul.Tensor(Tensor self, Tensor other) -> Tensor" NumericOrBool { body: x * y, reference: x * y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x / y; integers are divided as f32.
+            div(x, y): "div.Tensor(Tensor self, Tensor other) -> Tensor" Floating { body: x / y, reference: x / y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// The greater of x and y.
+            maximum(x, y): "maximum(Tensor self, Tensor other) -> Tensor" NumericOrBool {
+                body: x.maximum(y),
+                reference: x.max(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// The smaller of x and y.
+            minimum(x, y): "minimum(Tensor self, Tensor other) -> Tensor" NumericOrBool {
+                body: x.minimum(y),
+                reference: x.min(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// x + weight · (y − x).
+            lerp(x, y; weight): "lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor" Floating {
+                body: x + weight * (y - x),
+                reference: (1.0 - weight) * x + weight * y,
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [0.25],
+            }
+            /// Whether x = y.
+            eq(x, y): "eq.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.eq(y),
+                reference: f64::from(x == y),
+                samples: [[-2.0, 3.0], [4.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≠ y.
+            ne(x, y): "ne.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.eq(y).logical_not(),
+                reference: f64::from(x != y),
+                samples: [[-2.0, 3.0], [4.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x < y.
+            lt(x, y): "lt.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.lt(y),
+                reference: f64::from(x < y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≤ y.
+            le(x, y): "le.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.le(y),
+                reference: f64::from(x <= y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x > y.
+            gt(x, y): "gt.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.gt(y),
+                reference: f64::from(x > y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether x ≥ y.
+            ge(x, y): "ge.Tensor(Tensor self, Tensor other) -> Tensor" Comparison {
+                body: x.ge(y),
+                reference: f64::from(x >= y),
+                samples: [[-2.0, 3.0], [4.0, 4.0], [5.0, 4.0]],
+                numbers: [],
+            }
+            /// Whether both are true.
+            logical_and(x, y): "logical_and(Tensor self, Tensor other) -> Tensor" Logical {
+                body: x.and(y),
+                reference: f64::from(x != 0.0 && y != 0.0),
+                samples: [[0.0, 1.0], [2.0, 1.0]],
+                numbers: [],
+            }
+            /// Whether one of both is true.
+            logical_or(x, y): "logical_or(Tensor self, Tensor other) -> Tensor" Logical {
+                body: x.or(y),
+                reference: f64::from(x != 0.0 || y != 0.0),
+                samples: [[0.0, 0.0], [0.0, 1.0]],
+                numbers: [],
+            }
+            /// x where the condition is true, else y (`torch.where`).
+            select_where(condition, x, y): "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor" Condition {
+                body: condition.select(x, y),
+                reference: if condition != 0.0 { x } else { y },
+                samples: [[0.0, 3.0, 4.0], [1.0, 3.0, 4.0]],
+                numbers: [],
+            }
+            /// The remainder of the division that truncates; it has the sign of x.
+            fmod(x, y): "fmod.Tensor(Tensor self, Tensor other) -> Tensor" Numeric {
+                body: x % y,
+                reference: x % y,
+                samples: [[-5.5, 4.0], [0.5, 4.0]],
+                numbers: [],
+            }
+            /// The remainder of the division that rounds down; it has the sign of y.
+            remainder(x, y): "remainder.Tensor(Tensor self, Tensor other) -> Tensor" Numeric {
+                body: floored_remainder(x, y),
+                reference: x - y * (x / y).floor(),
+                samples: [[-5.5, 4.0], [0.5, 4.0], [5.5, -4.0]],
+                numbers: [],
+            }
+            /// The angle of the point (y, x), in (−π, π].
+            atan2(x, y): "atan2(Tensor self, Tensor other) -> Tensor" Floating {
+                body: x.atan2(y),
+                reference: x.atan2(y),
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [],
+            }
+            /// √(x² + y²), without overflow.
+            hypot(x, y): "hypot(Tensor self, Tensor other) -> Tensor" Floating {
+                body: {
+                    let (a, b) = (x.abs(), y.abs());
+                    let large = a.maximum(b);
+                    let scale = large.eq(0.0).select(large.like(1.0), large).detach();
+                    let (a, b) = (x / scale, y / scale);
+                    let length = (a * a + b * b).sqrt() * scale;
+                    large.eq(f64::INFINITY).select(large, length)
+                },
+                reference: x.hypot(y),
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [],
+            }
+            /// ln (eˣ + eʸ), without overflow.
+            logaddexp(x, y): "logaddexp(Tensor self, Tensor other) -> Tensor" Floating {
+                body: {
+                    let large = x.maximum(y);
+                    let apart = (x - y).abs();
+                    x.eq(y).and(large.abs().eq(f64::INFINITY)).select(large, large + (-apart).exp().log1p())
+                },
+                reference: (x.exp() + y.exp()).ln(),
+                samples: [[-2.0, 3.0], [0.5, 0.25]],
+                numbers: [],
+            }
+            /// log₂ (2ˣ + 2ʸ), without overflow.
+            logaddexp2(x, y): "logaddexp2(Tensor self, Tensor other) -> Tensor" Floating {
+                body: {
+                    let large = x.maximum(y);
+                    let apart = (x - y).abs();
+                    let rest = (-apart).exp2().log1p() * std::f64::consts::LOG2_E;
+                    x.eq(y).and(large.abs().eq(f64::INFINITY)).select(large, large + rest)
+                },
+                reference: (x.exp2() + y.exp2()).log2(),
+                samples: [[-2.0, 3.0], [0.5, 0.25]],
+                numbers: [],
+            }
+            /// x · ln y, and 0 where x is 0.
+            xlogy(x, y): "xlogy.Tensor(Tensor self, Tensor other) -> Tensor" Floating {
+                body: {
+                    let zero = x.eq(0.0).and(y.eq(y));
+                    zero.select(x.like(0.0), x * zero.select(y.like(1.0), y).log())
+                },
+                reference: if x == 0.0 { 0.0 } else { x * y.ln() },
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [],
+            }
+            /// The greater of x and y; the other where one is NaN.
+            fmax(x, y): "fmax(Tensor self, Tensor other) -> Tensor" NumericOrBool {
+                body: x.eq(x).select(y.eq(y).select(x.maximum(y), x), y),
+                reference: x.max(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// The smaller of x and y; the other where one is NaN.
+            fmin(x, y): "fmin(Tensor self, Tensor other) -> Tensor" NumericOrBool {
+                body: x.eq(x).select(y.eq(y).select(x.minimum(y), x), y),
+                reference: x.min(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// 0 where x is negative, y where it is 0, else 1.
+            heaviside(x, y): "heaviside(Tensor self, Tensor values) -> Tensor" Numeric {
+                body: x.eq(0.0).select(y, x.lt(0.0).select(x.like(0.0), x.eq(x).select(x.like(1.0), x))).detach(),
+                reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// Whether exactly one is true.
+            logical_xor(x, y): "logical_xor(Tensor self, Tensor other) -> Tensor" Logical {
+                body: x.xor(y),
+                reference: f64::from((x != 0.0) != (y != 0.0)),
+                samples: [[0.0, 1.0], [2.0, 1.0]],
+                numbers: [],
+            }
+            /// The bits that are set in both; of truth values, likewise.
+            bitwise_and(x, y): "bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
+                body: x.and(y),
+                reference: ((x as i64) & (y as i64)) as f64,
+                samples: [[5.0, 3.0], [-2.0, 7.0]],
+                numbers: [],
+            }
+            /// The bits that are set in at least one; of truth values, likewise.
+            bitwise_or(x, y): "bitwise_or.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
+                body: x.or(y),
+                reference: ((x as i64) | (y as i64)) as f64,
+                samples: [[5.0, 3.0], [-2.0, 7.0]],
+                numbers: [],
+            }
+            /// The bits that are set in exactly one; of truth values, likewise.
+            bitwise_xor(x, y): "bitwise_xor.Tensor(Tensor self, Tensor other) -> Tensor" Bits {
+                body: x.xor(y),
+                reference: ((x as i64) ^ (y as i64)) as f64,
+                samples: [[5.0, 3.0], [-2.0, 7.0]],
+                numbers: [],
+            }
+            /// x + value · y · z.
+            addcmul(x, y, z; value): "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Numeric {
+                body: x + value * y * z,
+                reference: x + value * y * z,
+                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
+                numbers: [2.0],
+            }
+            /// x + value · y / z; integers are divided as f32.
+            addcdiv(x, y, z; value): "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Floating {
+                body: x + value * y / z,
+                reference: x + value * (y / z),
+                samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
+                numbers: [2.0],
+            }
+            /// x + weight · (y − x).
+            lerp_tensor(x, y, weight): "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor" Floating {
+                body: weight.abs().lt(0.5).select(x + weight * (y - x), y - (y - x) * (1.0 - weight)),
+                reference: (1.0 - weight) * x + weight * y,
+                samples: [[1.0, -2.0, 0.25], [0.5, 4.0, 0.75]],
+                numbers: [],
+            }
+        }
+    };
+}

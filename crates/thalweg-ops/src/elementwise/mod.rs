@@ -1,0 +1,229 @@
+//! The elementwise operators: **one entry here is one operator**.
+//!
+//! From an entry are derived its CUDA kernel, its host execution, its gradient, its dispatch, its method on `Tensor`, and
+//! its tests (against the reference in f64, against finite differences, kernel against host function, and the compilation
+//! for every supported architecture). An entry reads:
+//!
+//! ```text
+//! /// What it computes, in a sentence: this becomes the method's documentation.
+//! name(x, y; number): "name.overload(Tensor self, Tensor other, Scalar number) -> Tensor" Rule {
+//!     body: a formula over the inputs, in the primitives of `thalweg_ir::Value`,
+//!     gradient(y, g): optional: the input's gradient by the result y and its gradient g, so that y is kept and not x,
+//!     reference: the same function over f64, written independently,
+//!     samples: [[x, y], …] inputs clear of kinks and poles,
+//!     numbers: [values of the scalar arguments],
+//! }
+//! ```
+//!
+//! The schema is in the notation of `native_functions.yaml`; without one it is `name(Tensor self) -> Tensor`. What stands in
+//! `parts.rs` is a body of operators whose schema says more than the body takes, such as an `alpha`.
+//!
+//! `Rule` is a [`DTypeRule`](crate::DTypeRule). Inputs are broadcast against each other and arrive in the compute dtype.
+
+mod activations;
+mod binary;
+mod functions;
+mod parts;
+
+/// Hands every elementwise operator's entry to a macro: they are the only list of them there is.
+#[macro_export]
+macro_rules! elementwise_operators {
+    ($callback:ident) => {
+        $crate::functions_table!($callback);
+        $crate::activations_table!($callback);
+        $crate::binary_functions_table!($callback);
+    };
+}
+
+use smallvec::SmallVec;
+use thalweg_ir::{BodyBuilder, DType, Value};
+
+use crate::definition::{DTypeRule, LoopOp, Signature, scalar};
+use crate::{activations_table, binary_functions_table, functions_table, parts_table};
+
+/// The schema of an entry: what it says, else its name and a tensor.
+macro_rules! schema {
+    (operator, $name:ident, $schema:literal) => {
+        Some($schema)
+    };
+    (operator, $name:ident) => {
+        Some(concat!(stringify!($name), "(Tensor self) -> Tensor"))
+    };
+    (part, $name:ident) => {
+        None
+    };
+}
+
+macro_rules! define {
+    ($kind:ident $list:ident $module:ident $(
+        $(#[doc = $doc:literal])+
+        $name:ident($($input:ident),+ $(; $($number:ident),+)?) $(: $schema:literal)? $rule:ident {
+            body: $body:expr,
+            $(gradient($result:ident, $gradient:ident): $slope:expr,)?
+            reference: $reference:expr,
+            samples: [$([$($sample:expr),+]),+],
+            numbers: [$($value:expr),*] $(,)?
+        }
+    )*) => {
+        #[allow(non_upper_case_globals, unused_imports)] // a value is named like its operator; the parts need less
+        mod $module {
+            use smallvec::SmallVec;
+            use thalweg_ir::{BodyBuilder, DType, Place, Value};
+
+            use super::{floored_quotient, floored_remainder, integer_power_of};
+            use crate::definition::{DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
+
+            $(
+                $(#[doc = $doc])+
+                pub static $name: LoopOp = LoopOp {
+                    name: stringify!($name),
+                    aten: schema!($kind, $name $(, $schema)?),
+                    doc: concat!($($doc),+),
+                    input_count: [$(stringify!($input)),+].len(),
+                    scalars: &[$($(stringify!($number)),+)?],
+                    sizes: Sizes::None,
+                    rule: DTypeRule::$rule,
+                    space: Space::Elementwise,
+                    outputs: &[Place::Row],
+                    build: {
+                        fn formula<'b>($($input: Value<'b>,)+ $($($number: Value<'b>,)+)?) -> Value<'b> {
+                            $body
+                        }
+                        fn build(builder: &BodyBuilder, signature: &Signature) {
+                            let mut inputs = super::inputs(builder, signature, DTypeRule::$rule).into_iter();
+                            $(let $input = inputs.next().expect("one value an input");)+
+                            $($(let $number = super::number(builder, signature, DTypeRule::$rule);)+)?
+                            let result = formula($($input,)+ $($($number,)+)?);
+                            builder.output(result, signature.outputs[0], Place::Row);
+                        }
+                        build
+                    },
+                    from_result: [$({
+                        fn from_result<'b>(
+                            _: &'b BodyBuilder,
+                            _: &Signature,
+                            $result: Value<'b>,
+                            $gradient: Value<'b>,
+                        ) -> SmallVec<[Value<'b>; 2]> {
+                            SmallVec::from_elem($slope, 1)
+                        }
+                        Some(from_result as FromResult)
+                    },)? None][0],
+                    examples: Some(Examples {
+                        inputs: &[$(&[$($sample),+]),+],
+                        scalars: &[$($value),*],
+                        reference: {
+                            fn reference(inputs: &[f64], numbers: &[f64]) -> f64 {
+                                let _ = numbers;
+                                let mut inputs = inputs.iter().copied();
+                                $(let $input: f64 = inputs.next().expect("one value an input");)+
+                                $(
+                                    let mut numbers = numbers.iter().copied();
+                                    $(let $number: f64 = numbers.next().expect("one value a number");)+
+                                )?
+                                $reference
+                            }
+                            reference
+                        },
+                    }),
+                };
+            )*
+        }
+
+        #[doc = concat!("The entries of `", stringify!($module), "`.")]
+        static $list: &[&LoopOp] = &[$(&$module::$name),*];
+    };
+}
+
+functions_table!(define operator FUNCTIONS function_entries);
+activations_table!(define operator ACTIVATIONS activation_entries);
+binary_functions_table!(define operator BINARY_FUNCTIONS binary_entries);
+parts_table!(define part PARTS part_entries);
+
+/// Every entry as a value, by its name.
+pub mod table {
+    pub use super::activation_entries::*;
+    pub use super::binary_entries::*;
+    pub use super::function_entries::*;
+    pub use super::part_entries::*;
+}
+
+/// Returns the elementwise operators.
+pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
+    [FUNCTIONS, ACTIVATIONS, BINARY_FUNCTIONS].into_iter().flatten().copied()
+}
+
+/// Returns the formulas that operators choose from by their arguments.
+pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
+    PARTS.iter().copied()
+}
+
+/// x − y · ⌊x / y⌋.
+fn floored_remainder<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let rest = x % y;
+    let zero = rest.like(0.0);
+    let is_off = rest.eq(zero).logical_not().and(rest.lt(zero).xor(y.lt(zero)));
+    is_off.select(rest + y, rest)
+}
+
+/// ⌊x / y⌋, as PyTorch computes it: from the exact remainder.
+fn floored_quotient<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let rest = x % y;
+    let zero = rest.like(0.0);
+    let is_off = rest.eq(zero).logical_not().and(rest.lt(zero).xor(y.lt(zero)));
+    if !x.dtype().is_floating_point() {
+        return is_off.select(x / y - 1.0, x / y);
+    }
+    let quotient = (x - rest) / y;
+    let lowered = is_off.select(quotient - 1.0, quotient);
+    let rounded = lowered.floor();
+    let raised = (lowered - rounded).gt(0.5).select(rounded + 1.0, rounded);
+    y.eq(zero).select(x / y, lowered.eq(zero).select(zero * x / y, raised))
+}
+
+/// x to the power of y, of integers, by squaring.
+fn integer_power_of<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let one = x.like(1.0);
+    let bits = 8 * x.dtype().size_bytes() - usize::from(x.dtype().is_signed());
+    let (mut result, mut square, mut rest) = (one, x, y);
+    for bit in 0..bits {
+        let half = rest / 2.0;
+        result = (rest - half * 2.0).eq(one).select(result * square, result);
+        if bit + 1 < bits {
+            (square, rest) = (square * square, half);
+        }
+    }
+    // A negative power is 1 divided by a positive one, rounded to 0.
+    let is_odd = (y % 2.0).eq(0.0).logical_not();
+    let of_minus_one = is_odd.select(x.like(-1.0), one);
+    let inverse = x.eq(one).select(one, x.eq(-1.0).select(of_minus_one, x.like(0.0)));
+    y.lt(0.0).select(inverse, result)
+}
+
+/// Loads the inputs in the dtype in which the rule computes.
+fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> SmallVec<[Value<'b>; 4]> {
+    signature
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(index, &dtype)| {
+            let compute = match rule {
+                DTypeRule::Logical => DType::Bool,
+                DTypeRule::Condition if index == 0 => DType::Bool,
+                _ => signature.compute,
+            };
+            // What has no dimensions may be wider than the others, and is rounded to their dtype first, as in PyTorch.
+            let common = signature.common;
+            let is_narrower = common.is_floating_point() && common.size_bytes() < dtype.size_bytes();
+            let rounded = if dtype.is_floating_point() && is_narrower { common } else { dtype };
+            builder.input(dtype).to(rounded).to(compute)
+        })
+        .collect()
+}
+
+/// A number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact as what
+/// is computed with them, as in PyTorch.
+fn number<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> Value<'b> {
+    let number = scalar(builder, signature.compute);
+    if rule == DTypeRule::Comparison { number.to(signature.common).to(signature.compute) } else { number }
+}

@@ -1,0 +1,230 @@
+//! Formulas that operators choose from by their arguments: entries of the table. See [`elementwise`](super).
+
+/// Hands every entry of this file to a macro.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! parts_table {
+    ($callback:ident $($first:tt)*) => {
+        $callback! {
+            $($first)*
+            /// ln (1 + e^(beta · x)) / beta, without overflow; x where beta · x is above the threshold.
+            softplus_of(x; beta, threshold) Floating {
+                body: {
+                    let scaled = x * beta;
+                    let negative = scaled.lt(0.0);
+                    let rest = negative.select(scaled, -scaled).exp().log1p();
+                    scaled.gt(threshold).select(x, (negative.select(x.like(0.0), scaled) + rest) / beta)
+                },
+                reference: if beta * x > threshold { x } else { (1.0 + (beta * x).exp()).ln() / beta },
+                samples: [[-2.0], [0.5], [30.0]],
+                numbers: [0.5, 8.0],
+            }
+            /// x, but not below min; NaN where min is.
+            clamp_min(x; min) Numeric {
+                body: min.eq(min).select(x.lt(min).select(min, x), min),
+                reference: x.max(min),
+                samples: [[-2.0], [0.5]],
+                numbers: [-1.0],
+            }
+            /// x, but not above max; NaN where max is.
+            clamp_max(x; max) Numeric {
+                body: max.eq(max).select(x.gt(max).select(max, x), max),
+                reference: x.min(max),
+                samples: [[-2.0], [0.5]],
+                numbers: [0.25],
+            }
+            /// x + alpha · y.
+            add_scaled(x, y; alpha) NumericOrBool {
+                body: x + alpha * y,
+                reference: x + alpha * y,
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [2.0],
+            }
+            /// x − alpha · y.
+            sub_scaled(x, y; alpha) Numeric {
+                body: x - alpha * y,
+                reference: x - alpha * y,
+                samples: [[-2.0, 3.0], [0.5, 4.0]],
+                numbers: [2.0],
+            }
+            /// The Gaussian error linear unit: x · Φ(x).
+            gelu(x) Floating {
+                body: 0.5 * x * (1.0 + (x * std::f64::consts::FRAC_1_SQRT_2).erf()),
+                // The tanh form is no oracle for the exact one: Φ by its series, Φ(x) = ½ + φ(x) · Σ x^(2n+1) / (2n+1)!!.
+                reference: {
+                    let (mut term, mut sum) = (x, x);
+                    for n in 1..60 {
+                        term *= x * x / f64::from(2 * n + 1);
+                        sum += term;
+                    }
+                    x * (0.5 + sum * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt())
+                },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// The tanh form of `gelu` (`approximate='tanh'`): x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+            gelu_tanh(x) Floating {
+                body: {
+                    let inner = 0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::SQRT_2;
+                    0.5 * x * (1.0 + (inner * (x + 0.044715 * (x * x * x))).tanh())
+                },
+                // With tanh as a logistic function: (1 + tanh y) / 2 = 1 / (1 + e^−2y).
+                reference: {
+                    let y = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                    x / (1.0 + (-2.0 * y).exp())
+                },
+                samples: [[-2.0], [0.5]],
+                numbers: [],
+            }
+            /// x + other. Integers wrap around, and so does a number that their dtype does not hold, as in PyTorch.
+            add_scalar(x; other) Numeric { body: x + other, reference: x + other, samples: [[-2.0], [0.5]], numbers: [3.0] }
+            /// x, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
+            /// gradient is x's, and bounds that the dtype does not hold are refused, as in PyTorch.
+            clamp(x; min, max) Numeric {
+                body: {
+                    let raised = x.lt(min).select(min, x);
+                    let clamped = raised.gt(max).select(max, raised);
+                    min.eq(min).select(max.eq(max).select(clamped, max), min)
+                },
+                reference: x.clamp(min, max),
+                samples: [[-2.0], [0.5], [4.0]],
+                numbers: [-1.0, 2.0],
+            }
+            /// x + y; of truth values, whether one of both is true.
+            add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x − y.
+            sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x · mask · scale: the gradient of dropout.
+            masked_scale(x, mask; scale) Floating {
+                body: x * mask * scale,
+                reference: scale * (x * mask),
+                samples: [[-2.0, 1.0], [0.5, 0.0]],
+                numbers: [1.25],
+            }
+            /// other − alpha · x.
+            rsub_scalar(x; other, alpha) Numeric {
+                body: other - alpha * x,
+                reference: other - alpha * x,
+                samples: [[-2.0], [0.5]],
+                numbers: [3.0, 2.0],
+            }
+            /// x / y without its fraction.
+            trunc_divide(x, y) Numeric {
+                body: if x.dtype().is_floating_point() { (x / y).trunc() } else { x / y },
+                reference: (x / y).trunc(),
+                samples: [[-5.5, 4.0], [9.5, 4.0]],
+                numbers: [],
+            }
+            /// The largest integer that is not above x / y.
+            floor_divide_of(x, y) Numeric {
+                body: floored_quotient(x, y),
+                reference: (x / y).floor(),
+                samples: [[-5.5, 4.0], [9.5, 4.0], [9.5, -4.0]],
+                numbers: [],
+            }
+            /// x / other without its fraction.
+            trunc_divide_scalar(x; other) Numeric {
+                body: if x.dtype().is_floating_point() { (x / other).trunc() } else { x / other },
+                reference: (x / other).trunc(),
+                samples: [[-5.5], [9.5]],
+                numbers: [4.0],
+            }
+            /// The largest integer that is not above x / other.
+            floor_divide_scalar(x; other) Numeric {
+                body: floored_quotient(x, other),
+                reference: (x / other).floor(),
+                samples: [[-5.5], [9.5]],
+                numbers: [4.0],
+            }
+            /// base to the power of x.
+            pow_of_scalar(x; base) Floating {
+                body: base.pow(x),
+                reference: base.powf(x),
+                samples: [[-2.0], [0.5]],
+                numbers: [3.0],
+            }
+            /// ln (x / (1 − x)).
+            logit_of(x) Floating {
+                body: (x / (1.0 - x)).log(),
+                reference: (x / (1.0 - x)).ln(),
+                samples: [[0.25], [0.75]],
+                numbers: [],
+            }
+            /// nan where x is NaN, posinf where it is +∞, neginf where it is −∞, else x.
+            nan_to_num_of(x; nan, posinf, neginf) Floating {
+                body: x.eq(x).select(x.eq(f64::INFINITY).select(posinf, x.eq(f64::NEG_INFINITY).select(neginf, x)), nan),
+                reference: if x.is_nan() { nan } else { x.clamp(neginf, posinf) },
+                samples: [[-2.0], [0.5]],
+                numbers: [0.0, 9.0, -9.0],
+            }
+            /// x, but not below min and not above max; max where min is above it, and NaN where one is NaN.
+            clamp_between(x, min, max) Numeric {
+                body: {
+                    let raised = min.eq(min).select(x.lt(min).select(min, x), min);
+                    max.eq(max).select(raised.gt(max).select(max, raised), max)
+                },
+                reference: x.max(min).min(max),
+                samples: [[-2.0, -1.0, 2.0], [0.5, -1.0, 2.0], [4.0, -1.0, 2.0]],
+                numbers: [],
+            }
+            /// x, but not below min; NaN where one is NaN.
+            clamp_above(x, min) Numeric {
+                body: min.eq(min).select(x.lt(min).select(min, x), min),
+                reference: x.max(min),
+                samples: [[-2.0, -1.0], [0.5, -1.0]],
+                numbers: [],
+            }
+            /// x, but not above max; NaN where one is NaN.
+            clamp_below(x, max) Numeric {
+                body: max.eq(max).select(x.gt(max).select(max, x), max),
+                reference: x.min(max),
+                samples: [[-2.0, -1.0], [0.5, -1.0]],
+                numbers: [],
+            }
+            /// x to the power of y.
+            power(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// x to the power of y, of integers: 0 where y is negative and |x| is above 1.
+            integer_power(x, y) Numeric {
+                body: if x.dtype().is_floating_point() { x.pow(y) } else { integer_power_of(x, y) },
+                reference: x.powf(y),
+                samples: [[2.0, 3.0], [-3.0, 4.0]],
+                numbers: [],
+            }
+            /// x to the power of exponent.
+            power_scalar(x; exponent) Floating {
+                body: x.pow(exponent),
+                reference: x.powf(exponent),
+                samples: [[0.25], [2.0]],
+                numbers: [3.0],
+            }
+            /// x to the power of exponent, of integers.
+            integer_power_scalar(x; exponent) Numeric {
+                body: if x.dtype().is_floating_point() { x.pow(exponent) } else { integer_power_of(x, exponent) },
+                reference: x.powf(exponent),
+                samples: [[-3.0], [2.0]],
+                numbers: [3.0],
+            }
+            /// base to the power of x, of integers.
+            integer_power_of_scalar(x; base) Numeric {
+                body: if x.dtype().is_floating_point() { base.pow(x) } else { integer_power_of(base, x) },
+                reference: base.powf(x),
+                samples: [[3.0], [2.0]],
+                numbers: [3.0],
+            }
+            /// |x| with the sign of y.
+            copysign_of(x, y) Floating {
+                body: y.lt(0.0).or((1.0 / y).eq(f64::NEG_INFINITY)).select(-x.abs(), x.abs()),
+                reference: x.copysign(y),
+                samples: [[-2.0, 3.0], [0.5, -4.0]],
+                numbers: [],
+            }
+            /// |x| with the sign of other.
+            copysign_scalar(x; other) Floating {
+                body: other.lt(0.0).or((1.0 / other).eq(f64::NEG_INFINITY)).select(-x.abs(), x.abs()),
+                reference: x.copysign(other),
+                samples: [[-2.0], [0.5]],
+                numbers: [-3.0],
+            }
+        }
+    };
+}

@@ -1,0 +1,224 @@
+//! The forms of an operator that write into given tensors: in place (`add_`), and `out=`. Every operator has them; none is written
+//! by hand.
+//!
+//! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed and
+//! copied, which autograd records as any write in place.
+
+use std::panic::Location;
+
+use thalweg_ir::Scalar;
+use thalweg_ops::schema::{Alias, Kind, Schema};
+use thalweg_runtime::{Error, Result};
+
+use super::{Body, single};
+use crate::autograd::is_grad_enabled;
+use crate::caller::{enter, label_at};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::kernels::loops::{LoopCall, run_into};
+use crate::tensor::{Tensor, Tensors};
+
+/// Returns the name of the operator whose form in place has this name: `add.Tensor` of `add_.Tensor`.
+pub(crate) fn functional_name(name: &str) -> Option<String> {
+    let (base, overload) =
+        name.split_once('.').map_or((name, None), |(base, overload)| (base, Some(overload)));
+    let base = base.strip_suffix('_').filter(|base| !base.is_empty())?;
+    Some(overload.map_or_else(|| base.to_owned(), |overload| format!("{base}.{overload}")))
+}
+
+/// Returns the schema of the form in place; `None` where an operator has none.
+pub(crate) fn schema(functional: &Schema) -> Option<Schema> {
+    let mut schema = functional.clone();
+    let [result] = schema.returns.as_mut_slice() else { return None };
+    let first = schema.parameters.first_mut().filter(|first| first.name == "self")?;
+    let is_tensor =
+        |ty: &thalweg_ops::schema::Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
+    if !is_tensor(&first.ty) || !is_tensor(result) {
+        return None;
+    }
+    let alias = Some(Alias { set: "a".into(), writes: true });
+    first.ty.alias.clone_from(&alias);
+    result.alias = alias;
+    schema.name = match functional.name.split_once('.') {
+        Some((base, overload)) => format!("{base}_.{overload}"),
+        None => format!("{}_", functional.name),
+    };
+    Some(schema)
+}
+
+/// Runs the form in place of an operator.
+pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
+    let target = call.tensor(0);
+    if !written_by_loop(functional, call)? {
+        let result = functional.call(call.arguments, None, call.label)?.swap_remove(0);
+        check_result(&result, target)?;
+        target.copy_(&result)?;
+    }
+    Ok(single(target.clone()))
+}
+
+/// Lets a loop write into the target, if one computes the result and nobody would notice the difference.
+fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
+    let target = call.tensor(0);
+    let is_recorded = is_grad_enabled() && call.tensors.iter().any(|tensor| tensor.requires_grad());
+    if is_recorded || target.layout().may_overlap() {
+        return Ok(false);
+    }
+    let functional_call = Call { operator: functional, ..*call };
+    let lowered = match functional.body() {
+        Some(Body::Loop(entry)) => LoopCall::of(entry, &functional_call)?,
+        Some(Body::Lowered(lower)) => lower(&functional_call)?,
+        _ => return Ok(false),
+    };
+    // An input that overlaps the target elsewhere would be read after it was written.
+    let is_apart =
+        |tensor: &&Tensor| !tensor.shares_storage_with(target) || tensor.layout() == target.layout();
+    let Some((shape, dtype)) = lowered.result()? else { return Ok(false) };
+    if shape.as_slice() != target.shape() || dtype != target.dtype() || !lowered.tensors.iter().all(is_apart)
+    {
+        return Ok(false);
+    }
+    let outputs = [target.detach()];
+    run_into(lowered.operator, &lowered.tensors, &lowered.arguments, &outputs, call.label)?;
+    Ok(true)
+}
+
+/// Refuses a result that does not fit the tensor that it is written into, in PyTorch's words.
+fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
+    if result.shape() != target.shape() {
+        return Err(Error::invalid(format!(
+            "output with shape {:?} doesn't match the broadcast shape {:?}",
+            target.shape(),
+            result.shape()
+        )));
+    }
+    if result.dtype().category() > target.dtype().category() {
+        return Err(Error::invalid(format!(
+            "result type {} can't be cast to the desired output type {}",
+            result.dtype(),
+            target.dtype()
+        )));
+    }
+    Ok(())
+}
+
+/// Calls an operator and copies its results into given tensors.
+pub(crate) fn call_out(
+    operator: &Operator,
+    arguments: &[Argument<'_>],
+    out: &[Tensor],
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let _entered = enter(location);
+    let results = operator.call(
+        arguments,
+        out.first().map(Tensor::device),
+        label_at(operator.base_name(), location),
+    )?;
+    let run = || {
+        if results.len() != out.len() {
+            return Err(Error::invalid(format!(
+                "there are {} results and {} tensors for them",
+                results.len(),
+                out.len()
+            )));
+        }
+        if is_grad_enabled() && results.iter().chain(out).any(Tensor::requires_grad) {
+            return Err(Error::invalid(
+                "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
+                 grad; call it inside `no_grad`",
+            ));
+        }
+        results.iter().zip(out).try_for_each(|(result, target)| {
+            check_result(result, target)?;
+            target.copy_(result)
+        })
+    };
+    run().map_err(|error| error.in_call(operator.base_name(), location))
+}
+
+/// Methods in place, of one call each.
+macro_rules! in_place {
+    ($($(#[doc = $doc:literal])+ $schema:literal fn $name:ident($($parameter:ident: $kind:ident),*);)*) => {
+        impl Tensor {$(
+            $(#[doc = $doc])+
+            ///
+            /// In place, and asynchronous. Recorded by autograd as [`Tensor::copy_`] is.
+            ///
+            /// # Errors
+            /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the result has another shape, or a dtype of a higher
+            /// category.
+            #[track_caller]
+            pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> Result<()> {
+                $crate::operators::call(
+                    built_in!($schema)?,
+                    &[self.into() $(, $crate::operators::argument!($kind, $parameter))*],
+                    None,
+                    Location::caller(),
+                )
+                .map(drop)
+            }
+        )*}
+    };
+}
+
+in_place! {
+    /// Adds other.
+    "add_.Tensor" fn add_(other: tensor);
+    /// Adds a number.
+    "add_.Scalar" fn add_scalar_(other: scalar);
+    /// Subtracts other.
+    "sub_.Tensor" fn sub_(other: tensor);
+    /// Subtracts a number.
+    "sub_.Scalar" fn sub_scalar_(other: scalar);
+    /// Multiplies by other.
+    "mul_.Tensor" fn mul_(other: tensor);
+    /// Multiplies by a number.
+    "mul_.Scalar" fn mul_scalar_(other: scalar);
+    /// Divides by other.
+    "div_.Tensor" fn div_(other: tensor);
+    /// Divides by a number.
+    "div_.Scalar" fn div_scalar_(other: scalar);
+    /// Raises to the power of a number.
+    "pow_.Tensor_Scalar" fn pow_scalar_(exponent: scalar);
+    /// Takes every element between two numbers.
+    "clamp_" fn clamp_(min: scalar, max: scalar);
+    /// Replaces negative elements by 0.
+    "relu_" fn relu_();
+    /// Negates.
+    "neg_" fn neg_();
+    /// Takes the exponential.
+    "exp_" fn exp_();
+    /// Takes the square root.
+    "sqrt_" fn sqrt_();
+    /// Takes the sigmoid.
+    "sigmoid_" fn sigmoid_();
+    /// Takes the hyperbolic tangent.
+    "tanh_" fn tanh_();
+    /// Moves towards end by weight times the distance.
+    "lerp_.Scalar" fn lerp_(end: tensor, weight: scalar);
+    /// Adds value · tensor1 · tensor2.
+    "addcmul_" fn addcmul_(tensor1: tensor, tensor2: tensor, value: scalar);
+    /// Adds value · tensor1 / tensor2.
+    "addcdiv_" fn addcdiv_(tensor1: tensor, tensor2: tensor, value: scalar);
+}
+
+impl Tensor {
+    /// Sets every element to a number, in place. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the dtype does not hold the number.
+    #[track_caller]
+    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
+        let value: Scalar = value.into();
+        self.copy_(&Self::full(&[], value, self.dtype(), self.device())?)
+    }
+
+    /// Sets every element to 0, in place. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::copy_`].
+    #[track_caller]
+    pub fn zero_(&self) -> Result<()> {
+        self.fill_(0)
+    }
+}

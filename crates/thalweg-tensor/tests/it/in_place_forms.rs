@@ -1,0 +1,91 @@
+//! Forms of operators that write into given tensors: in place and `out=`.
+
+use thalweg_ir::DType;
+use thalweg_tensor::dispatch::{Value, find_operator, operators};
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{random, tensor, values};
+
+#[test]
+fn every_form_in_place_gives_what_the_operator_gives() {
+    let x = tensor(&[0.25, 0.5, 0.75, 0.125], &[4], DType::F32);
+    let y = tensor(&[0.5, 0.125, 0.75, 0.25], &[4], DType::F32);
+    let mut tried = 0;
+    for operator in operators() {
+        let schema = operator.schema();
+        let only_tensors = schema.parameters.iter().all(|parameter| {
+            parameter.default.is_some()
+                || parameter.ty.to_string() == "Tensor"
+                || parameter.ty.to_string() == "Scalar"
+        });
+        let own = operator.name().contains("::") || schema.is_mutable();
+        if own || !only_tensors || schema.parameters.first().is_none_or(|first| first.name != "self") {
+            continue;
+        }
+        let name = match operator.name().split_once('.') {
+            Some((base, overload)) => format!("{base}_.{overload}"),
+            None => format!("{}_", operator.name()),
+        };
+        let Ok(in_place) = find_operator(&name) else { continue };
+        let arguments = |x: &Tensor| -> Vec<Value> {
+            (schema.parameters.iter().enumerate())
+                .filter(|(_, parameter)| parameter.default.is_none())
+                .map(|(place, parameter)| match parameter.ty.to_string().as_str() {
+                    "Tensor" if place == 0 => Value::Tensor(x.clone()),
+                    "Tensor" => Value::Tensor(y.clone()),
+                    _ => Value::Float(0.5),
+                })
+                .collect()
+        };
+        let Ok(expected) = operator.call_boxed(&arguments(&x), None) else { continue };
+        let Value::Tensor(expected) = &expected[0] else { continue };
+        let target = x.add_scalar(0.0).unwrap();
+        let result = in_place.call_boxed(&arguments(&target), None);
+        if expected.shape() != x.shape() {
+            assert!(result.unwrap_err().to_string().contains("doesn't match"), "{name}");
+            continue;
+        }
+        result.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let expected = values(&expected.to_dtype(DType::F32).unwrap());
+        assert_eq!(format!("{:?}", values(&target)), format!("{expected:?}"), "{name}");
+        tried += 1;
+    }
+    println!("{tried} forms in place");
+    assert!(tried > 80, "{tried} forms in place were tried");
+}
+
+#[test]
+fn writes_in_place_are_recorded_and_see_their_own_overlap() {
+    let leaf = random(&[3], 1).requires_grad_().unwrap();
+    let x = leaf.mul_scalar(2.0).unwrap();
+    x.mul_(&random(&[3], 3)).unwrap();
+    x.sum(&[], false).unwrap().backward().unwrap();
+    let expected: Vec<f64> = values(&random(&[3], 3)).iter().map(|value| 2.0 * value).collect();
+    assert_eq!(values(&leaf.grad().unwrap()), expected);
+    assert!(leaf.add_scalar_(1.0).unwrap_err().to_string().contains("no_grad"));
+    no_grad(|| leaf.add_scalar_(1.0)).unwrap();
+
+    let memory = tensor(&[1.0, 2.0, 3.0, 4.0], &[4], DType::F32);
+    let (head, tail) = (memory.narrow(0, 0, 3).unwrap(), memory.narrow(0, 1, 3).unwrap());
+    tail.add_(&head).unwrap();
+    assert_eq!(values(&memory), [1.0, 3.0, 5.0, 7.0], "the source is read before it is overwritten");
+}
+
+#[test]
+fn results_that_do_not_fit_are_refused_in_pytorchs_words() {
+    let x = tensor(&[1.0, 2.0], &[2], DType::F32);
+    let error = x.add_(&random(&[3, 2], 2)).unwrap_err().to_string();
+    assert!(error.contains("output with shape [2] doesn't match the broadcast shape [3, 2]"), "{error}");
+    let integers = x.to_dtype(DType::I64).unwrap();
+    let error = integers.add_scalar_(0.5).unwrap_err().to_string();
+    assert!(error.contains("result type float32 can't be cast to the desired output type int64"), "{error}");
+    x.gt_scalar(1.0).unwrap().to_dtype(DType::F32).unwrap().mul_(&x).unwrap();
+
+    let out = Tensor::zeros(&[2], DType::F64, x.device()).unwrap();
+    let add = find_operator("add.Tensor").unwrap();
+    add.call_out(&[(&x).into(), (&x).into()], std::slice::from_ref(&out)).unwrap();
+    assert_eq!(values(&out), [2.0, 4.0]);
+    let leaf = x.detach().requires_grad_().unwrap();
+    let error = add.call_out(&[(&leaf).into(), (&x).into()], &[out]).unwrap_err().to_string();
+    assert!(error.contains("don't support automatic differentiation"), "{error}");
+}
