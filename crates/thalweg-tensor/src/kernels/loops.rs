@@ -6,136 +6,19 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Scalar, Shape,
-    broadcast_shapes, byte_count,
+    Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Shape, broadcast_shapes,
+    byte_count,
 };
 use thalweg_ops::{
-    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Sizes, Space, forward,
-    gradient, kernel, plan, scalar_bits,
+    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
+    kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
 
+pub(crate) use super::loop_call::{LoopArguments, LoopCall};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Argument, Call};
+use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
-
-/// What a loop operator takes beside tensors.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct LoopArguments {
-    /// Numbers, in the operator's order.
-    pub scalars: SmallVec<[Scalar; 12]>,
-    /// The dimensions that are reduced, or the extents of the result: what the entry's [`Sizes`] says.
-    pub sizes: Shape,
-    /// The dtype that the call asks for.
-    pub dtype: Option<DType>,
-}
-
-impl LoopArguments {
-    /// Returns the highest category of the numbers.
-    fn category(&self) -> Category {
-        self.scalars.iter().map(|scalar| scalar.category()).max().unwrap_or(Category::Bool)
-    }
-}
-
-/// A call of a loop operator.
-#[derive(Clone, Debug)]
-pub(crate) struct LoopCall<'a> {
-    /// The operator.
-    pub operator: &'static LoopOp,
-    /// The tensors.
-    pub tensors: SmallVec<[&'a Tensor; 4]>,
-    /// The rest.
-    pub arguments: LoopArguments,
-    /// The device of tensors and results.
-    pub device: &'a Device,
-    /// Who called, from where.
-    pub label: Label,
-}
-
-impl<'a> LoopCall<'a> {
-    /// Makes a loop operator's call of the arguments of a call, taken as they stand: tensors, numbers, sizes, dtype.
-    pub(crate) fn of(operator: &'static LoopOp, call: &Call<'a>) -> Result<Self> {
-        let mut arguments = LoopArguments::default();
-        for argument in call.arguments {
-            match *argument {
-                Argument::Scalar(number) => arguments.scalars.push(number),
-                Argument::Ints(list) => {
-                    let list = list.iter().map(|&size| usize::try_from(size));
-                    arguments.sizes = list.collect::<std::result::Result<_, _>>().map_err(|_| {
-                        Error::invalid(format!(
-                            "the sizes {argument:?} must be at least 0; what is below has more elements than can be addressed"
-                        ))
-                    })?;
-                }
-                Argument::DType(dtype) => arguments.dtype = Some(dtype),
-                _ => {}
-            }
-        }
-        check_sizes(operator, call.tensors, &arguments.sizes)?;
-        Ok(Self::new(operator, call, call.tensors.iter().copied(), arguments))
-    }
-
-    /// Makes a loop operator's call, on behalf of another call.
-    pub(crate) fn new(
-        operator: &'static LoopOp,
-        call: &Call<'a>,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
-        arguments: LoopArguments,
-    ) -> Self {
-        Self {
-            operator,
-            tensors: tensors.into_iter().collect(),
-            arguments,
-            device: call.device,
-            label: call.label,
-        }
-    }
-}
-
-impl LoopCall<'_> {
-    /// Returns shape and dtype of the only result of an elementwise call, or `None` of another call.
-    pub(crate) fn result(&self) -> Result<Option<(Shape, DType)>> {
-        if self.operator.space != Space::Elementwise || self.operator.outputs.len() != 1 {
-            return Ok(None);
-        }
-        let resolved = Resolved::of(self)?;
-        Ok(Some(resolved.outputs[0].clone()))
-    }
-}
-
-/// Refuses sizes that are not what the entry takes.
-fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], sizes: &[usize]) -> Result<()> {
-    let counted = |what: &str, count: usize| match sizes.len() == count {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("the operator takes {count} {what}, not {}", sizes.len()))),
-    };
-    match operator.sizes {
-        Sizes::None => counted("sizes", 0),
-        Sizes::Shape => Ok(()),
-        Sizes::Count => counted("sizes", 1),
-        Sizes::Numbers(count) => counted("sizes", count),
-        Sizes::Dimension => {
-            counted("dimensions", 1)?;
-            check_dimensions(sizes, tensors[0])
-        }
-        Sizes::Dimensions => check_dimensions(sizes, tensors[0]),
-    }
-}
-
-fn check_dimensions(list: &[usize], tensor: &Tensor) -> Result<()> {
-    for (index, &dimension) in list.iter().enumerate() {
-        if dimension >= tensor.rank() {
-            return Err(Error::invalid(format!(
-                "dimension {dimension} is out of range for shape {:?}",
-                tensor.shape()
-            )));
-        }
-        if list[..index].contains(&dimension) {
-            return Err(Error::invalid(format!("the dimensions {list:?} repeat")));
-        }
-    }
-    Ok(())
-}
 
 /// A body with everything that a launch of it needs.
 pub(crate) struct LoopLaunch<'a> {
@@ -410,7 +293,7 @@ thread_local! {
 
 impl Resolved {
     /// Resolves a call, or finds it resolved.
-    fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
+    pub(super) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
         let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
         let alignment_bytes = alignment_of(&inputs);
         let key = Self::key(call, alignment_bytes);
@@ -425,6 +308,11 @@ impl Resolved {
             known.insert(key, Arc::clone(&made));
         });
         Ok(made)
+    }
+
+    /// Returns shape and dtype of each output.
+    pub(super) fn outputs(&self) -> &[(Shape, DType)] {
+        &self.outputs
     }
 
     /// Everything that a call depends on beside the values of its numbers.

@@ -11,6 +11,7 @@ pub(crate) mod creation;
 pub(crate) mod dropout;
 pub(crate) mod indexing;
 pub(crate) mod linear;
+mod loop_call;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod normalization;
