@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, Node};
 
-use crate::definition::{FromResult, LoopOp, Signature};
+use crate::definition::{DTypes, FromResult, LoopOp, Signature};
 
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
@@ -73,11 +73,27 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
         let used_outputs = SmallVec::from_slice(&[0]);
         return Ok(Arc::new(GradientBody { id, saved_inputs, saved_outputs, used_outputs, body }));
     }
-    let body = operator.body(signature);
-    let gradient = thalweg_ir::grad::gradient(&body, &wrt)
-        .map_err(|reason| format!("{} is not differentiable: {reason}", operator.name))?;
+    of_body(operator.name, id, &operator.body(signature), &wrt)
+}
+
+/// The gradient of a derived gradient, with respect to the inputs of its body in `wanted` (a bit each), or why there is none.
+pub fn gradient_of(name: &'static str, derived: &GradientBody, wanted: u32) -> Derived {
+    static GRADIENTS: Kept<(u64, DTypes, u32), Derived> = OnceLock::new();
+    let dtypes: DTypes = derived.body.inputs.iter().map(|input| input.dtype).collect();
+    keep(&GRADIENTS, (derived.id, dtypes, wanted), || {
+        let wrt: SmallVec<[usize; 4]> =
+            (0..derived.body.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
+        let id = (derived.id ^ u64::from(wanted)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        of_body(name, id, &derived.body, &wrt)
+    })
+}
+
+/// The gradient of a body.
+fn of_body(name: &str, id: u64, body: &Body, wrt: &[usize]) -> Derived {
+    let gradient = thalweg_ir::grad::gradient(body, wrt)
+        .map_err(|reason| format!("{name} is not differentiable: {reason}"))?;
+    let inputs = body.inputs.len();
     let (body, kept) = without_unused_inputs(&gradient.body);
-    let inputs = signature.inputs.len();
     Ok(Arc::new(GradientBody {
         id,
         saved_outputs: SmallVec::new(),

@@ -26,5 +26,5 @@ pub use definition::{
     DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
 };
 pub use elementwise::{elementwise, parts, table};
-pub use gradient::{ForwardBody, GradientBody, forward, gradient};
+pub use gradient::{ForwardBody, GradientBody, forward, gradient, gradient_of};
 pub use plan::{Iteration, Placement, Plan, kernel, plan};

@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
-use super::{BackwardOptions, Edge, Gradients, Node};
+use super::{BackwardOptions, Edge, Gradients, Node, run_function};
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -136,7 +136,7 @@ impl Pass {
                 }
                 false => SmallVec::from_elem(None, node.edges.len()),
             };
-            if runs && !self.options.retain_graph {
+            if runs && !self.options.retains() {
                 node.function.release();
             }
             for (edge, result) in node.edges.iter().zip(results) {
@@ -258,7 +258,7 @@ fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
 }
 
 /// Runs one node on its stream, once its gradients are ready there.
-fn run_node(node: &Node, mut buffer: Buffer) -> Result<Gradients> {
+fn run_node(node: &Arc<Node>, mut buffer: Buffer) -> Result<Gradients> {
     buffer.resize(node.outputs, None);
     let mut gradients: Gradients = SmallVec::new();
     for slot in buffer {
@@ -273,7 +273,7 @@ fn run_node(node: &Node, mut buffer: Buffer) -> Result<Gradients> {
     let _current = node.stream.make_current();
     let name = node.function.name();
     let results =
-        node.function.backward(&gradients).map_err(|error| error.context(format!("backward of {name}")))?;
+        run_function(node, &gradients).map_err(|error| error.context(format!("backward of {name}")))?;
     if results.len() != node.edges.len() && !node.edges.is_empty() {
         return Err(Error::invalid(format!(
             "backward of {name} gave {} gradients for {} inputs",

@@ -47,7 +47,7 @@ impl Formula {
                 .iter()
                 .filter_map(|&at| Some((at, Saved::new(call.tensors.get(at)?))))
                 .collect(),
-            saved_results: self.outputs.iter().map(|&at| (at, Saved::new(&results[at]))).collect(),
+            saved_results: self.outputs.iter().map(|&at| (at, Saved::result(&results[at], at))).collect(),
             device: call.device.clone(),
             label: call.label,
         };

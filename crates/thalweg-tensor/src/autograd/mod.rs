@@ -14,9 +14,10 @@ pub(crate) mod in_place;
 mod meta;
 pub(crate) mod nodes;
 
+use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result, Stream, within};
@@ -38,6 +39,12 @@ pub trait Backward: Send + Sync {
     /// The gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
+
+    /// Whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of its
+    /// own.
+    fn is_recorded(&self) -> bool {
+        true
+    }
 
     /// Frees what was saved: a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
@@ -144,10 +151,10 @@ impl Tensor {
                 None => no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?,
                 Some(gradient) => {
                     self.check_gradient("backward", gradient)?;
-                    gradient.detach()
+                    options.given(gradient)
                 }
             };
-            no_grad(|| engine::run(edge, gradient, options))
+            options.run(|| engine::run(edge, gradient, options))
         })
     }
 }
@@ -158,6 +165,26 @@ pub struct BackwardOptions {
     /// Whether what the graph saved is kept, so that another backward pass can follow (`retain_graph` of PyTorch). Without it
     /// the memory is given back as the pass goes, and a second one over the same nodes is an error.
     pub retain_graph: bool,
+    /// Whether the gradients are themselves part of a graph, so that gradients of gradients can follow (`create_graph` of
+    /// PyTorch). What the graph saved is kept then too.
+    pub create_graph: bool,
+}
+
+impl BackwardOptions {
+    /// Returns whether what the graph saved is kept.
+    pub(crate) const fn retains(self) -> bool {
+        self.retain_graph || self.create_graph
+    }
+
+    /// Runs a pass, recorded only if gradients of gradients are asked for.
+    fn run<T>(self, pass: impl FnOnce() -> T) -> T {
+        if self.create_graph { pass() } else { no_grad(pass) }
+    }
+
+    /// A gradient that the caller gave: outside the graph unless gradients of gradients are asked for.
+    fn given(self, gradient: &Tensor) -> Tensor {
+        if self.create_graph { gradient.clone() } else { gradient.detach() }
+    }
 }
 
 /// The gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input that
@@ -201,10 +228,10 @@ pub fn gradients_with(
         for (output, gradient) in outputs.iter().zip(output_gradients) {
             let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
             output.check_gradient("gradients", gradient)?;
-            roots.push((edge, gradient.detach()));
+            roots.push((edge, options.given(gradient)));
         }
         let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
-        no_grad(|| engine::gradients(roots, &targets, options))
+        options.run(|| engine::gradients(roots, &targets, options))
     })
 }
 
@@ -217,6 +244,39 @@ pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
 /// Whether operators of this thread record themselves.
 pub fn is_grad_enabled() -> bool {
     !is_excluded(DispatchKey::Autograd)
+}
+
+/// What stands behind a gradient whose own gradient is not known.
+struct Undifferentiable(&'static str);
+
+impl Backward for Undifferentiable {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn backward(&self, _: &[Option<Tensor>]) -> Result<Gradients> {
+        Err(Error::invalid(format!("the gradient of {} cannot be differentiated again", self.0)))
+    }
+}
+
+/// Runs a node's backward function; what it computes without recording itself is marked as having no gradient of its own.
+pub(crate) fn run_function(node: &Arc<Node>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+    let function = &node.function;
+    if !is_grad_enabled() {
+        return function.backward(gradients);
+    }
+    if function.is_recorded() {
+        return running(node, || function.backward(gradients));
+    }
+    let mut results = no_grad(|| function.backward(gradients))?;
+    let inputs: SmallVec<[&Tensor; 4]> = gradients.iter().flatten().collect();
+    for result in results.iter_mut().flatten() {
+        let mut marked = [result.detach()];
+        record(Box::new(Undifferentiable(function.name())), &inputs, &mut marked, node.stream.clone());
+        let [marked] = marked;
+        *result = marked;
+    }
+    Ok(results)
 }
 
 /// The node of an operator over `inputs` with these results: `results` become part of the graph.
@@ -235,20 +295,61 @@ pub(crate) fn record(
     }
 }
 
+thread_local! {
+    /// The node that this thread runs, where gradients of gradients are asked for.
+    static RUNNING: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
+}
+
+/// Runs a function as a part of a node.
+pub(crate) fn running<T>(node: &Arc<Node>, function: impl FnOnce() -> T) -> T {
+    let former = RUNNING.replace(Some(Arc::clone(node)));
+    let result = function();
+    RUNNING.set(former);
+    result
+}
+
 /// A tensor that a node keeps for backward, with the version that it had.
 pub(crate) struct Saved {
     /// `None` once a backward pass has freed it.
     tensor: Mutex<Option<Tensor>>,
     version: u32,
+    origin: Origin,
+}
+
+/// Where the gradient of a saved tensor goes, if that is asked for.
+enum Origin {
+    /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
+    Input(Weak<Node>, usize),
+    /// To its leaf.
+    Leaf(Edge),
+    /// Nowhere.
+    None,
+    /// To the node that keeps it, whose result it is: an edge would let the node keep itself alive.
+    Result(usize),
 }
 
 impl Saved {
+    /// Keeps an input of a node.
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        // Outside the graph: a node that keeps its own result must not keep itself alive.
-        Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version() }
+        let origin = match tensor.gradient_edge() {
+            Some(edge) if edge.node.edges.is_empty() => Origin::Leaf(edge),
+            Some(edge) => Origin::Input(Arc::downgrade(&edge.node), edge.input),
+            None => Origin::None,
+        };
+        Self::with_origin(tensor, origin)
     }
 
-    /// The tensor for work on the current stream, if it was not written since.
+    /// Keeps a result of the node, by its place.
+    pub(crate) fn result(tensor: &Tensor, place: usize) -> Self {
+        Self::with_origin(tensor, Origin::Result(place))
+    }
+
+    fn with_origin(tensor: &Tensor, origin: Origin) -> Self {
+        Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version(), origin }
+    }
+
+    /// The tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients flow
+    /// on from it.
     pub(crate) fn get(&self) -> Result<Tensor> {
         let saved = self.tensor.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(tensor) = saved else {
@@ -268,7 +369,19 @@ impl Saved {
         }
         // It may be another stream's memory, and whoever recorded its use there knew of the forward pass alone.
         tensor.record_stream(&tensor.device().current_stream());
-        Ok(tensor)
+        if !is_grad_enabled() {
+            return Ok(tensor);
+        }
+        let edge = match &self.origin {
+            Origin::Input(node, input) => node.upgrade().map(|node| Edge { node, input: *input }),
+            Origin::Leaf(edge) => Some(edge.clone()),
+            Origin::None => None,
+            Origin::Result(input) => {
+                let node = RUNNING.with_borrow(Option::clone);
+                node.map(|node| Edge { node, input: *input })
+            }
+        };
+        Ok(edge.map_or(tensor.clone(), |edge| tensor.with_edge(edge)))
     }
 
     pub(crate) fn release(&self) {

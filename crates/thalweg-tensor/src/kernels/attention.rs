@@ -100,6 +100,10 @@ impl Backward for PackedAttentionBackward {
         Ok(Gradients::from_elem(Some(whole), 1))
     }
 
+    fn is_recorded(&self) -> bool {
+        false
+    }
+
     fn release(&self) {
         self.packed.release();
         self.weights.release();

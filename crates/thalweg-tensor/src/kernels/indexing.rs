@@ -129,6 +129,10 @@ impl Backward for EmbeddingBackward {
         Ok(results)
     }
 
+    fn is_recorded(&self) -> bool {
+        false
+    }
+
     fn release(&self) {
         self.indices.release();
     }

@@ -12,7 +12,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use super::matmul::{check, matrix};
-use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -160,7 +160,8 @@ impl LinearBackward {
         let input = self.input.get()?;
         let turned = gradient.transpose(0, 1)?;
         let (product, [a, b]) = product(&turned, &input)?;
-        if !wants_bias || !fits(&product) {
+        // One kernel for both records nothing.
+        if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
             return Ok([Some(turned.matmul(&input)?), bias]);
         }

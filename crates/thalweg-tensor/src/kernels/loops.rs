@@ -11,12 +11,14 @@ use thalweg_ir::{
 };
 use thalweg_ops::{
     DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
-    kernel, plan, scalar_bits,
+    gradient_of, kernel, plan, scalar_bits,
 };
-use thalweg_runtime::{Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result};
+use thalweg_runtime::{
+    Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream,
+};
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
-use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
@@ -568,12 +570,13 @@ fn node_of(
     Ok(LoopBackward {
         operator: call.operator,
         saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
-            .chain(derived.saved_outputs.iter().map(|&output| &results[output]))
             .map(Saved::new)
+            .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
             .collect(),
         scalars: bits_of(&resolved.forward.body, &call.arguments),
         resolved: Arc::clone(resolved),
         derived,
+        shapes: None,
         wanted,
         label: call.label,
     })
@@ -586,11 +589,29 @@ pub(crate) struct LoopBackward {
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
     scalars: SmallVec<[u64; 12]>,
+    /// What it is the gradient of, where that is itself a gradient.
+    shapes: Option<Box<Shapes>>,
     wanted: u32,
     label: Label,
 }
 
+/// The operands of a body whose gradient is computed.
+struct Shapes {
+    inputs: SmallVec<[Shape; 4]>,
+    outputs: SmallVec<[(Shape, DType); 2]>,
+}
+
 impl LoopBackward {
+    /// Shape and dtype of each output of what it is the gradient of.
+    fn outputs(&self) -> &[(Shape, DType)] {
+        self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
+    }
+
+    /// The shape of each input of what it is the gradient of.
+    fn inputs(&self) -> &[Shape] {
+        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
+    }
+
     /// The gradients of the outputs that the derived body reads; a missing one is zero.
     fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
         self.derived
@@ -599,7 +620,7 @@ impl LoopBackward {
             .map(|&output| match &gradients[output] {
                 Some(gradient) => Ok(gradient.clone()),
                 None => {
-                    let (shape, dtype) = &self.resolved.outputs[output];
+                    let (shape, dtype) = &self.outputs()[output];
                     Tensor::zeros(shape, *dtype, device)
                 }
             })
@@ -635,7 +656,7 @@ impl Backward for LoopBackward {
         };
         let mut full = full.into_iter();
         let mut results = Gradients::new();
-        for (input, shape) in self.resolved.inputs.iter().enumerate() {
+        for (input, shape) in self.inputs().iter().enumerate() {
             let wanted = self.wanted & (1 << input) != 0;
             results.push(if wanted {
                 let gradient = full.next().expect("one output a wanted input");
@@ -660,7 +681,7 @@ impl LoopBackward {
         let extents = &self.resolved.extents;
         let (rows, inner) = extents.rows_and_inner();
         let stream = device.current_stream();
-        let outputs = body
+        let mut outputs = body
             .outputs
             .iter()
             .map(|output| {
@@ -690,6 +711,37 @@ impl LoopBackward {
             label: self.label,
         }
         .run(&inputs, &outputs)?;
+        self.record(&inputs, &mut outputs, stream)?;
         Ok(outputs)
+    }
+
+    /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
+    fn record(&self, inputs: &[&Tensor], outputs: &mut [Tensor], stream: Stream) -> Result<()> {
+        if !is_grad_enabled() {
+            return Ok(());
+        }
+        let wanted = (inputs.iter().enumerate())
+            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
+            .fold(0u32, |mask, (input, _)| mask | 1 << input);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let derived = gradient_of(self.operator.name, &self.derived, wanted).map_err(Error::invalid)?;
+        let shapes = Shapes {
+            inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
+            outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),
+        };
+        let node = Self {
+            operator: self.operator,
+            resolved: Arc::clone(&self.resolved),
+            saved: derived.saved_inputs.iter().map(|&input| Saved::new(inputs[input])).collect(),
+            derived,
+            scalars: self.scalars.clone(),
+            shapes: Some(Box::new(shapes)),
+            wanted,
+            label: self.label,
+        };
+        record(Box::new(node), inputs, outputs, stream);
+        Ok(())
     }
 }

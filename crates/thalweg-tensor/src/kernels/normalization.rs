@@ -126,6 +126,10 @@ impl Backward for LayerNormBackward {
         Ok(results)
     }
 
+    fn is_recorded(&self) -> bool {
+        false
+    }
+
     fn release(&self) {
         [&self.x, &self.weight, &self.mean, &self.inverse_deviation].into_iter().for_each(Saved::release);
     }

@@ -291,6 +291,10 @@ impl Backward for MaxPoolBackward {
         Ok(results.into_iter().map(Some).collect())
     }
 
+    fn is_recorded(&self) -> bool {
+        false
+    }
+
     fn release(&self) {
         self.winners.release();
     }

@@ -11,7 +11,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, random, values};
 
-const RETAINED: BackwardOptions = BackwardOptions { retain_graph: true };
+const RETAINED: BackwardOptions = BackwardOptions { retain_graph: true, create_graph: false };
 
 fn leaf(numbers: &[f64]) -> Tensor {
     Tensor::from_slice(numbers, &[numbers.len()], &device()).unwrap().requires_grad_().unwrap()

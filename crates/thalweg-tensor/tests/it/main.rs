@@ -27,6 +27,7 @@ mod optimizers;
 mod reductions;
 mod rules;
 mod sanitizer;
+mod second_order;
 mod step;
 mod stream_order;
 mod streams;

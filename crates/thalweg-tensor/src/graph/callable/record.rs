@@ -147,7 +147,7 @@ impl Draft {
     fn gradients(&self, results: &[Tensor], from: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>> {
         let targets: Vec<Tensor> = self.targets.iter().flatten().cloned().collect();
         // What was saved stays until the capture has ended: gradients must not lie where the replay still reads.
-        let options = BackwardOptions { retain_graph: true };
+        let options = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
         let mut found = gradients_with(results, from, &targets, options)?.into_iter();
         Ok(self.targets.iter().map(|target| target.as_ref().and_then(|_| found.next().flatten())).collect())
     }

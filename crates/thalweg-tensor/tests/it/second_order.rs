@@ -1,0 +1,102 @@
+//! Gradients of gradients (`create_graph`).
+
+use std::slice::from_ref;
+
+use thalweg_ir::DType;
+use thalweg_ops::{DTypeRule, elementwise};
+use thalweg_runtime::Label;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::dispatch::{Argument, find_operator};
+
+use crate::support::{assert_close, random, tensor, values};
+
+const CREATE: BackwardOptions = BackwardOptions { retain_graph: true, create_graph: true };
+
+/// The gradient of the sum of a result, as a part of the graph.
+fn gradient(result: &Tensor, input: &Tensor) -> Tensor {
+    let ones = Tensor::ones(result.shape(), result.dtype(), result.device()).unwrap();
+    let mut found = gradients_with(from_ref(result), &[Some(ones)], from_ref(input), CREATE).unwrap();
+    found.remove(0).unwrap_or_else(|| Tensor::zeros(input.shape(), input.dtype(), input.device()).unwrap())
+}
+
+#[test]
+fn powers_have_every_derivative() {
+    let x = tensor(&[1.5, -2.0], &[2], DType::F64).requires_grad_().unwrap();
+    let mut y = x.mul(&x).unwrap().mul(&x).unwrap().mul(&x).unwrap();
+    for expected in [|x: f64| 4.0 * x.powi(3), |x: f64| 12.0 * x * x, |x: f64| 24.0 * x, |_| 24.0] {
+        y = gradient(&y, &x);
+        assert_close(&values(&y), &[expected(1.5), expected(-2.0)], 1e-12);
+    }
+}
+
+#[test]
+fn every_elementwise_operator_agrees_with_differences_of_its_gradient() {
+    for entry in elementwise().filter(|entry| matches!(entry.rule, DTypeRule::Numeric | DTypeRule::Floating))
+    {
+        let examples = entry.examples.unwrap();
+        let column = |input: usize, moved: f64| {
+            let list: Vec<f64> = examples.inputs.iter().map(|point| point[input] + moved).collect();
+            tensor(&list, &[list.len()], DType::F64)
+        };
+        let operator = find_operator(&entry.operator_name()).unwrap();
+        // The gradient of the first input, with the graph that it is part of.
+        let of = |moved: f64| {
+            let inputs: Vec<Tensor> = (0..entry.input_count)
+                .map(|input| column(input, if input == 0 { moved } else { 0.0 }).requires_grad_().unwrap())
+                .collect();
+            let numbers = examples.scalars.iter().map(|&number| Argument::Scalar(number.into()));
+            let arguments: Vec<_> = inputs.iter().map(Argument::Tensor).chain(numbers).collect();
+            let result = operator.call(&arguments, None, Label::here("second")).unwrap().swap_remove(0);
+            (gradient(&result, &inputs[0]), inputs)
+        };
+        let (first, inputs) = of(0.0);
+        let second = if first.requires_grad() {
+            values(&gradient(&first, &inputs[0]))
+        } else {
+            vec![0.0; examples.inputs.len()]
+        };
+        let step = 1e-6;
+        let differences: Vec<f64> = (values(&of(step).0).iter().zip(values(&of(-step).0)))
+            .map(|(above, below)| (above - below) / (2.0 * step))
+            .collect();
+        println!("{}", entry.name);
+        assert_close(&second, &differences, 1e-4);
+    }
+}
+
+#[test]
+fn products_and_reductions_are_differentiated_twice() {
+    let a = random(&[3, 4], 1).requires_grad_().unwrap();
+    let b = random(&[4, 2], 2).requires_grad_().unwrap();
+    let loss = |a: &Tensor| {
+        let product = a.matmul(&b).unwrap().tanh().unwrap();
+        product.softmax(-1).unwrap().mul(&product).unwrap().sum(&[], false).unwrap()
+    };
+    let penalty = |a: &Tensor| {
+        let first = gradient(&loss(a), a);
+        first.mul(&first).unwrap().sum(&[], false).unwrap()
+    };
+    let found = values(&gradient(&penalty(&a), &a));
+    let step = 1e-6;
+    for (place, found) in found.iter().enumerate() {
+        let moved = |by: f64| {
+            let mut list = values(&a);
+            list[place] += by;
+            values(&penalty(&tensor(&list, &[3, 4], DType::F64).requires_grad_().unwrap()))[0]
+        };
+        let difference = (moved(step) - moved(-step)) / (2.0 * step);
+        assert_close(&[*found], &[difference], 1e-6);
+    }
+}
+
+#[test]
+fn a_gradient_without_one_of_its_own_says_so() {
+    let x = random(&[2, 6], 3).requires_grad_().unwrap();
+    let weight = random(&[6], 4).requires_grad_().unwrap();
+    let bias = random(&[6], 5);
+    let y = thalweg_tensor::functional::layer_norm(&x, &[6], Some(&weight), Some(&bias), 1e-5).unwrap();
+    let first = gradient(&y.mul(&y).unwrap(), &x);
+    let error = first.sum(&[], false).unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("the gradient of layer_norm cannot be differentiated again"), "{error}");
+}
