@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use thalweg::memory::upstream::StreamId;
 use thalweg::memory_tools::analysis::{Categories, Lives, Stage, Summary, lives, stages};
 use thalweg::memory_tools::report::{
     BlockLife, Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, SegmentLife, StageRow, Tone,
 };
+use thalweg::snapshot::StreamId;
 use thalweg::snapshot::{Action, Recording, SettingValue};
 
 use super::shortage;

@@ -105,8 +105,8 @@ impl PageStacks {
 
 #[cfg(test)]
 mod tests {
-    use thalweg::memory::upstream::StreamId;
     use thalweg::memory_tools::analysis::lives;
+    use thalweg::snapshot::StreamId;
     use thalweg::snapshot::{Action, Frame, Snapshot, TraceEntry};
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use thalweg::memory::upstream::StreamId;
+use thalweg::snapshot::StreamId;
 use thalweg::snapshot::{Action, Annotation, Frame, SettingValue, Snapshot, TraceEntry};
 
 use crate::{program, scratch, text};
