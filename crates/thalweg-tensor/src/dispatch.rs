@@ -23,6 +23,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 
 use crate::argument::default_of;
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
+use crate::autocast::{Policy, is_autocast_enabled};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::{Body, in_place};
@@ -38,11 +39,13 @@ pub enum DispatchKey {
     Cuda = 1,
     /// A gradient may flow through the call.
     Autograd = 2,
+    /// The call stands in a region of [`autocast`](crate::autocast::autocast).
+    Autocast = 3,
 }
 
 impl DispatchKey {
     /// Every key, lowest priority first.
-    pub const ALL: [Self; 3] = [Self::Sim, Self::Cuda, Self::Autograd];
+    pub const ALL: [Self; 4] = [Self::Sim, Self::Cuda, Self::Autograd, Self::Autocast];
 
     /// The backend of a device.
     pub fn of_device(device: &Device) -> Self {
@@ -340,6 +343,9 @@ impl Operator {
         if tensors.iter().any(|tensor| tensor.requires_grad()) {
             keys = keys.with(DispatchKey::Autograd);
         }
+        if is_autocast_enabled() {
+            keys = keys.with(DispatchKey::Autocast);
+        }
         let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
         Call { operator: self, keys, arguments, tensors: &tensors, device, label, resolved: None }.dispatch()
     }
@@ -417,6 +423,11 @@ impl Registry {
         for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
+        }
+        if let Some(policy) = Policy::of(operator.base_name) {
+            _ = operator.slots[DispatchKey::Autocast as usize]
+                .built_in
+                .set(Arc::new(move |call| policy.run(call)));
         }
         let operator: &'static Operator = Box::leak(Box::new(operator));
         operators.insert(name, operator);

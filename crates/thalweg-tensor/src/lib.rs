@@ -3,6 +3,7 @@
 //! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
 //! - [`dispatch`]: which kernel answers a call; registration of one's own.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
+//! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`functional`], [`module`], [`optim`], [`random`]: what a training loop needs.
 //! - [`HostTensor`]: pinned host memory with a shape.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod argument;
+pub mod autocast;
 pub mod autograd;
 mod caller;
 pub mod dispatch;

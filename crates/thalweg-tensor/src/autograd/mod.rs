@@ -178,6 +178,7 @@ impl BackwardOptions {
 
     /// Runs a pass, recorded only if gradients of gradients are asked for.
     fn run<T>(self, pass: impl FnOnce() -> T) -> T {
+        let _computes_in_the_dtypes_of_the_forward_pass = ExcludeKeyGuard::new(DispatchKey::Autocast);
         if self.create_graph { pass() } else { no_grad(pass) }
     }
 

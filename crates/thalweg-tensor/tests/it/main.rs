@@ -4,6 +4,7 @@
 
 mod activations;
 mod audit;
+mod autocast;
 mod autograd;
 mod bad_input;
 mod dispatch;

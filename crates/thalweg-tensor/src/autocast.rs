@@ -1,0 +1,298 @@
+//! Autocast (`torch.autocast`): a region whose operators choose the dtype that they compute in.
+//!
+//! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators of
+//! several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that casts
+//! are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
+//!
+//! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
+//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass.
+
+use std::cell::{Cell, RefCell};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard};
+use crate::tensor::{Tensor, Tensors};
+
+/// The options of a region, with PyTorch's defaults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AutocastOptions {
+    /// The 16-bit dtype of products and convolutions.
+    pub dtype: DType,
+    /// Whether operators cast: a region in which they do not can stand inside one in which they do.
+    pub enabled: bool,
+    /// Whether casts of leaves are kept until the outermost region ends.
+    pub cache_enabled: bool,
+}
+
+impl Default for AutocastOptions {
+    fn default() -> Self {
+        Self { dtype: DType::F16, enabled: true, cache_enabled: true }
+    }
+}
+
+thread_local! {
+    /// The options of the innermost region of this thread.
+    static CURRENT: Cell<Option<AutocastOptions>> = const { Cell::new(None) };
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// Casts of leaves, by the leaf and the dtype. The leaf is kept too, so that its address is not another's.
+    static CASTS: RefCell<FxHashMap<(usize, DType), (Tensor, Tensor)>> = RefCell::default();
+}
+
+/// Runs a function in a region that casts to `dtype` (`torch.autocast("cuda", dtype)`): bf16 or f16.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the dtype is another; and those of the function.
+pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result<T> {
+    autocast_with(AutocastOptions { dtype, ..AutocastOptions::default() }, function)
+}
+
+/// [`autocast`] with options.
+///
+/// # Errors
+/// Those of [`autocast`].
+pub fn autocast_with<T>(options: AutocastOptions, function: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !matches!(options.dtype, DType::F16 | DType::Bf16) {
+        return Err(Error::invalid(format!(
+            "autocast computes in float16 or bfloat16, not in {}",
+            options.dtype
+        )));
+    }
+    let _region = Region::enter(options);
+    function()
+}
+
+/// Returns whether operators of this thread cast.
+pub fn is_autocast_enabled() -> bool {
+    CURRENT.get().is_some_and(|options| options.enabled)
+}
+
+/// Forgets the casts of leaves that this thread keeps: after a leaf was written inside a region.
+pub fn clear_autocast_cache() {
+    let _dropped_outside = CASTS.take();
+}
+
+/// An open region; dropping it ends the region.
+struct Region {
+    former: Option<AutocastOptions>,
+}
+
+impl Region {
+    fn enter(options: AutocastOptions) -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self { former: CURRENT.replace(Some(options)) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        CURRENT.set(self.former);
+        DEPTH.set(DEPTH.get() - 1);
+        if DEPTH.get() == 0 {
+            clear_autocast_cache();
+        }
+    }
+}
+
+/// What an operator casts to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Policy {
+    /// The 16-bit dtype of the region.
+    Lower,
+    /// f32.
+    Full,
+    /// The widest dtype of its tensors.
+    Widest,
+    /// It is refused.
+    Banned,
+}
+
+impl Policy {
+    /// Returns the policy of the operators of a base name; `None` of those that compute in the dtypes that they get.
+    pub(crate) fn of(base_name: &str) -> Option<Self> {
+        Some(match base_name {
+            "convolution"
+            | "conv1d"
+            | "conv2d"
+            | "conv3d"
+            | "conv_transpose1d"
+            | "conv_transpose2d"
+            | "conv_transpose3d"
+            | "prelu"
+            | "addmm"
+            | "addmv"
+            | "addr"
+            | "matmul"
+            | "einsum"
+            | "mm"
+            | "mv"
+            | "linalg_vecdot"
+            | "linear"
+            | "addbmm"
+            | "baddbmm"
+            | "bmm"
+            | "lstm_cell"
+            | "gru_cell"
+            | "packed_attention"
+            | "scaled_dot_product_attention" => Self::Lower,
+            "acos"
+            | "asin"
+            | "cosh"
+            | "erfinv"
+            | "exp"
+            | "expm1"
+            | "log"
+            | "log10"
+            | "log2"
+            | "log1p"
+            | "reciprocal"
+            | "rsqrt"
+            | "sinh"
+            | "tan"
+            | "pow"
+            | "softplus"
+            | "layer_norm"
+            | "native_layer_norm"
+            | "layer_norm_affine"
+            | "layer_norm_fork"
+            | "rms_norm"
+            | "group_norm"
+            | "native_group_norm"
+            | "cosine_similarity"
+            | "nll_loss"
+            | "cross_entropy"
+            | "cross_entropy_smoothed"
+            | "kl_div"
+            | "l1_loss"
+            | "smooth_l1_loss"
+            | "huber_loss"
+            | "mse_loss"
+            | "soft_margin_loss"
+            | "margin_ranking_loss"
+            | "hinge_embedding_loss"
+            | "binary_cross_entropy_with_logits"
+            | "dist"
+            | "renorm"
+            | "logsumexp"
+            | "upsample_nearest1d"
+            | "upsample_nearest2d"
+            | "upsample_nearest3d"
+            | "upsample_bilinear2d"
+            | "upsample_bicubic2d"
+            | "upsample_linear1d"
+            | "upsample_trilinear3d"
+            | "prod"
+            | "softmax"
+            | "scaled_softmax"
+            | "causal_softmax"
+            | "masked_softmax"
+            | "log_softmax"
+            | "cumprod"
+            | "cumsum"
+            | "linalg_vector_norm"
+            | "norm"
+            | "sum" => Self::Full,
+            "addcdiv" | "addcmul" | "atan2" | "cross" | "dot" | "vdot" | "grid_sampler" | "index_put"
+            | "tensordot" | "scatter_add" | "cat" | "stack" => Self::Widest,
+            "binary_cross_entropy" => Self::Banned,
+            _ => return None,
+        })
+    }
+
+    /// Answers a call: casts its tensors, and calls on without autocast.
+    pub(crate) fn run(self, call: &Call<'_>) -> Result<Tensors> {
+        let Some(options) = CURRENT.get() else { return call.redispatch() };
+        let dtype = match self {
+            Self::Lower => options.dtype,
+            Self::Full => DType::F32,
+            Self::Widest => match widest(call.tensors) {
+                Some(dtype) => dtype,
+                None => return call.redispatch(),
+            },
+            Self::Banned => {
+                return Err(Error::invalid(format!(
+                    "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \
+                     with `enabled: false`",
+                    call.operator.base_name()
+                )));
+            }
+        };
+        let cast = {
+            let _casts_are_not_cast = ExcludeKeyGuard::new(DispatchKey::Autocast);
+            call.tensors
+                .iter()
+                .map(|tensor| cast(tensor, dtype, options))
+                .collect::<Result<SmallVec<[Tensor; 6]>>>()?
+        };
+        let mut rest = cast.iter();
+        let mut lists: SmallVec<[Vec<Tensor>; 1]> = SmallVec::new();
+        for argument in call.arguments {
+            match argument {
+                Argument::Tensors(list) => lists.push(rest.by_ref().take(list.len()).cloned().collect()),
+                Argument::Tensor(_) => _ = rest.next(),
+                Argument::OptionalTensors(list) => rest = skip(rest, list.iter().flatten().count()),
+                _ => {}
+            }
+        }
+        let (mut rest, mut lists) = (cast.iter(), lists.iter());
+        let arguments: SmallVec<[Argument<'_>; 8]> = (call.arguments.iter())
+            .map(|argument| match *argument {
+                Argument::Tensor(_) => Argument::Tensor(rest.next().expect("one cast per tensor")),
+                Argument::Tensors(list) => {
+                    rest = skip(rest.clone(), list.len());
+                    Argument::Tensors(lists.next().expect("one list per list"))
+                }
+                // Indices are not cast.
+                Argument::OptionalTensors(list) => {
+                    rest = skip(rest.clone(), list.iter().flatten().count());
+                    Argument::OptionalTensors(list)
+                }
+                other => other,
+            })
+            .collect();
+        let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+        call.operator.call(&arguments, Some(call.device), call.label)
+    }
+}
+
+fn skip(mut rest: std::slice::Iter<'_, Tensor>, count: usize) -> std::slice::Iter<'_, Tensor> {
+    rest.by_ref().take(count).for_each(drop);
+    rest
+}
+
+/// Whether autocast looks at a tensor: floats of at most 32 bits.
+fn is_eligible(tensor: &Tensor) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::Bf16)
+}
+
+/// The widest dtype of the tensors that autocast looks at.
+fn widest(tensors: &[&Tensor]) -> Option<DType> {
+    let mut dtypes = tensors.iter().filter(|tensor| is_eligible(tensor)).map(|tensor| tensor.dtype());
+    let first = dtypes.next()?;
+    Some(dtypes.fold(first, |widest, dtype| if widest == dtype { widest } else { DType::F32 }))
+}
+
+/// A tensor in a dtype, from the kept casts where it is a leaf.
+fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
+    if !is_eligible(tensor) || tensor.dtype() == dtype {
+        return Ok(tensor.clone());
+    }
+    let is_kept = options.cache_enabled
+        && dtype == options.dtype
+        && tensor.dtype() == DType::F32
+        && tensor.requires_grad()
+        && tensor.is_leaf();
+    if !is_kept {
+        return tensor.to_dtype(dtype);
+    }
+    let key = (tensor.identity(), dtype);
+    if let Some(found) = CASTS.with_borrow(|casts| casts.get(&key).map(|(_, cast)| cast.clone())) {
+        return Ok(found);
+    }
+    let cast = tensor.to_dtype(dtype)?;
+    CASTS.with_borrow_mut(|casts| casts.insert(key, (tensor.clone(), cast.clone())));
+    Ok(cast)
+}
