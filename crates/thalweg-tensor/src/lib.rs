@@ -19,6 +19,7 @@ pub mod autocast;
 pub mod autograd;
 mod caller;
 pub mod dispatch;
+mod display;
 pub mod functional;
 pub mod graph;
 mod host_tensor;

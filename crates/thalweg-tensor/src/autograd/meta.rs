@@ -107,6 +107,11 @@ impl Tensor {
         self.edge().is_none()
     }
 
+    /// The operator that it is the result of, for messages; empty of a leaf.
+    pub(crate) fn gradient_name(&self) -> &'static str {
+        self.edge().map_or("", |edge| edge.node.function.name())
+    }
+
     /// Lets it collect a gradient, in place (`torch.Tensor.requires_grad_`), and gives the tensor itself. Floating-point tensors
     /// only. The result of a recorded operator has one anyway: there nothing changes.
     ///

@@ -8,6 +8,7 @@ mod autocast;
 mod autograd;
 mod bad_input;
 mod dispatch;
+mod display;
 mod errors;
 mod generator;
 mod goldens;

@@ -1,0 +1,209 @@
+//! `Display` of [`Tensor`]: as PyTorch prints it, with its defaults (4 digits, lines of 80 characters, tensors of more than 1,000
+//! elements shortened to 3 at each edge).
+
+use std::fmt;
+
+use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_runtime::Result;
+
+use crate::autograd::no_grad;
+use crate::tensor::Tensor;
+
+/// Digits behind the point.
+const PRECISION: usize = 4;
+/// Tensors with more elements are shortened.
+const THRESHOLD: usize = 1000;
+/// How many elements a shortened dimension keeps at each edge.
+const EDGE: usize = 3;
+const LINE: usize = 80;
+const PREFIX: &str = "tensor(";
+
+impl fmt::Display for Tensor {
+    /// Writes the elements as PyTorch does. Blocks until they are there; where they cannot be read, it says why instead.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.printed() {
+            Ok(text) => f.write_str(&text),
+            Err(error) => write!(f, "{self:?}: cannot be read: {error}"),
+        }
+    }
+}
+
+impl Tensor {
+    fn printed(&self) -> Result<String> {
+        let (shown, shape) = self.shown()?;
+        let mut suffixes = Vec::new();
+        suffixes.push(format!("device='{}'", self.device()));
+        if self.elements() == 0 && self.rank() != 1 {
+            suffixes.push(format!("size={}", size_text(self.shape())));
+        }
+        let is_default = match self.dtype() {
+            DType::F32 => true,
+            DType::I64 | DType::Bool => self.elements() > 0,
+            _ => false,
+        };
+        if !is_default {
+            suffixes.push(format!("dtype=torch.{}", self.dtype()));
+        }
+        match self.requires_grad() {
+            true if self.is_leaf() => suffixes.push("requires_grad=True".into()),
+            true => suffixes.push(format!("grad_fn=<{}>", self.gradient_name())),
+            false => {}
+        }
+        let body = match self.elements() {
+            0 => "[]".to_owned(),
+            _ => {
+                let layout =
+                    Printed { width: shown.width(), values: &shown, is_cut: self.elements() > THRESHOLD };
+                layout.dimension(&shape, self.shape(), 0, PREFIX.len())
+            }
+        };
+        Ok(with_suffixes(format!("{PREFIX}{body}"), &suffixes))
+    }
+
+    /// The elements that are printed, and their shape: those at the edges of a large tensor.
+    fn shown(&self) -> Result<(Numbers, Vec<usize>)> {
+        no_grad(|| {
+            let mut kept = self.detach();
+            if self.elements() > THRESHOLD {
+                for dimension in 0..self.rank() {
+                    let size = self.shape()[dimension];
+                    if size > 2 * EDGE {
+                        let at = dimension as i64;
+                        let edges = [kept.narrow(at, 0, EDGE)?, kept.narrow(at, size - EDGE, EDGE)?];
+                        kept = Tensor::cat(&edges, at)?;
+                    }
+                }
+            }
+            let numbers = match self.dtype() {
+                DType::Bool => {
+                    let values = kept.to_vec::<u8>()?;
+                    Numbers::texts(
+                        values.iter().map(|&value| if value == 0 { "False" } else { "True" }.to_owned()),
+                    )
+                }
+                dtype if dtype.is_floating_point() => {
+                    Numbers::floats(kept.to_dtype(DType::F64)?.to_vec::<f64>()?)
+                }
+                dtype => with_dtype!(dtype,
+                    bool => Numbers::texts(std::iter::empty()),
+                    integer T => Numbers::texts(kept.to_vec::<T>()?.into_iter().map(|value| value.to_string())),
+                    reduced T => Numbers::texts(kept.to_vec::<T>()?.into_iter().map(|value| value.to_f64().to_string())),
+                    float T => Numbers::texts(kept.to_vec::<T>()?.into_iter().map(|value| value.to_f64().to_string())),
+                ),
+            };
+            Ok((numbers, kept.shape().to_vec()))
+        })
+    }
+}
+
+fn size_text(shape: &[usize]) -> String {
+    let list: Vec<String> = shape.iter().map(usize::to_string).collect();
+    format!("({}{})", list.join(", "), if shape.len() == 1 { "," } else { "" })
+}
+
+/// Elements as text, all of one width.
+struct Numbers {
+    texts: Vec<String>,
+    width: usize,
+}
+
+impl Numbers {
+    fn texts(texts: impl Iterator<Item = String>) -> Self {
+        let texts: Vec<String> = texts.collect();
+        let width = texts.iter().map(String::len).max().unwrap_or(1);
+        Self { texts, width }
+    }
+
+    /// Floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
+    fn floats(values: Vec<f64>) -> Self {
+        let finite: Vec<f64> =
+            values.iter().copied().filter(|value| value.is_finite() && *value != 0.0).collect();
+        let (mut least, mut greatest) = (f64::INFINITY, 0.0f64);
+        for value in &finite {
+            (least, greatest) = (least.min(value.abs()), greatest.max(value.abs()));
+        }
+        let is_whole = finite.iter().all(|value| value.fract() == 0.0);
+        let is_wide = !finite.is_empty() && (greatest / least > 1000.0 || greatest > 1e8);
+        let has_exponent = is_wide || (!is_whole && least < 1e-4);
+        let text = |value: f64| match value {
+            value if value.is_nan() => "nan".to_owned(),
+            value if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
+            value if has_exponent => exponent_text(value),
+            value if is_whole => format!("{value:.0}."),
+            value => format!("{value:.PRECISION$}"),
+        };
+        let width = finite.iter().map(|&value| text(value).len()).max().unwrap_or(1);
+        Self { texts: values.into_iter().map(text).collect(), width }
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+}
+
+/// A number with an exponent of at least two digits, as C writes it.
+fn exponent_text(value: f64) -> String {
+    let text = format!("{value:.PRECISION$e}");
+    let (digits, exponent) = text.split_once('e').expect("the format has an exponent");
+    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
+    format!("{digits}e{sign}{exponent:0>2}")
+}
+
+/// The lines of a tensor.
+struct Printed<'a> {
+    values: &'a Numbers,
+    width: usize,
+    is_cut: bool,
+}
+
+impl Printed<'_> {
+    fn number(&self, index: usize) -> String {
+        format!("{:>width$}", self.values.texts[index], width = self.width)
+    }
+
+    /// The elements from `first` on, in brackets; `shape` is what is kept of `whole`.
+    fn dimension(&self, shape: &[usize], whole: &[usize], first: usize, indent: usize) -> String {
+        let Some((&extent, inner)) = shape.split_first() else { return self.number(first) };
+        // Where elements are left out.
+        let gap = (self.is_cut && whole[0] > 2 * EDGE).then_some(EDGE);
+        if inner.is_empty() {
+            return self.vector(first, extent, gap, indent);
+        }
+        let step: usize = inner.iter().product();
+        let mut parts = Vec::with_capacity(extent + 1);
+        for place in 0..extent {
+            if gap == Some(place) {
+                parts.push("...".to_owned());
+            }
+            parts.push(self.dimension(inner, &whole[1..], first + place * step, indent + 1));
+        }
+        let between = format!(",{}{}", "\n".repeat(inner.len()), " ".repeat(indent + 1));
+        format!("[{}]", parts.join(&between))
+    }
+
+    fn vector(&self, first: usize, extent: usize, gap: Option<usize>, indent: usize) -> String {
+        let mut texts: Vec<String> = (first..first + extent).map(|index| self.number(index)).collect();
+        if let Some(gap) = gap {
+            texts.insert(gap, " ...".to_owned());
+        }
+        let per_line = (LINE.saturating_sub(indent) / (self.width + 2)).max(1);
+        let lines: Vec<String> = texts.chunks(per_line).map(|line| line.join(", ")).collect();
+        format!("[{}]", lines.join(&format!(",\n{}", " ".repeat(indent + 1))))
+    }
+}
+
+/// The text with what else is to be said of the tensor, on new lines where it does not fit.
+fn with_suffixes(mut text: String, suffixes: &[String]) -> String {
+    let mut line = text.len() - text.rfind('\n').map_or(0, |end| end) + usize::from(text.contains('\n'));
+    for suffix in suffixes {
+        if line + suffix.len() + 2 > LINE {
+            text.push_str(&format!(",\n{}{suffix}", " ".repeat(PREFIX.len())));
+            line = PREFIX.len() + suffix.len();
+        } else {
+            text.push_str(&format!(", {suffix}"));
+            line += suffix.len() + 2;
+        }
+    }
+    text.push(')');
+    text
+}
