@@ -135,14 +135,18 @@ impl Block {
     }
 
     /// Takes the block out of what is being dropped, so that its memory goes back later: for checks that hold freed memory back.
-    /// For those who watch it ([`Vigil`](crate::Vigil)) it dies now. No other call of what is left is to follow.
-    pub fn hold_back(&mut self) -> Self {
+    /// For those who watch it ([`Vigil`](crate::Vigil)) it dies now. No other call of what is left is to follow. `None` if it is of a private
+    /// pool and a capture is under way: then what is captured next gets the memory, as it does in every replay.
+    pub fn hold_back(&mut self) -> Option<Self> {
+        if self.pool().is_some() && self.arena().common.is_capturing() {
+            return None;
+        }
         let arena = self.arena.take();
         if let (Some(arena), Some(block)) = (&arena, self.block.some()) {
             arena.lock().tell_vigils(block);
         }
         let uses = Mutex::new(self.uses().take());
-        Self { arena, uses, ..*self }
+        Some(Self { arena, uses, ..*self })
     }
 
     /// Its arena, and its name there.

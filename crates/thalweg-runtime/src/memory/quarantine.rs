@@ -4,7 +4,8 @@
 //! writes what belongs to another, in an order that is right for the other, and no sanitizer can tell it from a good one. Address
 //! sanitizers hold freed memory back for that reason; so do checks ([`Check::quarantine`](crate::sim::Check::quarantine)).
 //!
-//! The memory of private pools is left alone: graphs count on its addresses.
+//! Of the memory of private pools that is held back which is freed outside captures: outputs of a graph that were dropped, which another
+//! capture into the pool may get. What is freed within a capture is not: the rest of it has it again at every replay.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -41,14 +42,15 @@ impl Quarantine {
     /// Takes a block that is being dropped, and gives back those that were freed first, if it is too much now.
     pub(super) fn hold(&self, block: &mut Block) {
         let bytes = block.size_bytes();
-        if block.is_null() || block.pool().is_some() || bytes > self.most_bytes {
+        if block.is_null() || bytes > self.most_bytes {
             return;
         }
+        let Some(kept) = block.hold_back() else { return };
         // Dropped when the lock is free again: the allocator calls out.
         let mut outlived = Vec::new();
         let mut held = lock(&self.held);
         held.bytes += bytes;
-        held.blocks.push_back(block.hold_back());
+        held.blocks.push_back(kept);
         while held.bytes > self.most_bytes || held.blocks.len() > MOST_BLOCKS {
             let Some(oldest) = held.blocks.pop_front() else { break };
             held.bytes -= oldest.size_bytes();

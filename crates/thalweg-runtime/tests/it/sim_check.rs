@@ -127,6 +127,43 @@ fn a_stale_pointer_to_memory_that_another_has_is_found() {
     }
 }
 
+/// A raw pointer to the output of a graph that was dropped, used after another capture into the pool got the same bytes.
+fn stale_pointer_into_a_pool(gpu: &Gpu) -> Result<()> {
+    let main = gpu.device().current_stream();
+    let capture = |pool| {
+        let options = CaptureOptions { pool, ..CaptureOptions::default() };
+        Graph::capture(gpu.device(), options, || {
+            let stream = gpu.device().current_stream();
+            let temporary = Buffer::new(&stream, BYTES)?;
+            fill(&stream, &temporary, 1)?;
+            drop(temporary);
+            let output = Buffer::new(&stream, BYTES)?;
+            fill(&stream, &output, 2)?;
+            Ok(output)
+        })
+    };
+    let (first, output) = capture(None)?;
+    first.replay_on(&main)?;
+    let stale = output.pointer();
+    drop(output);
+    let (second, other) = capture(Some(first.pool().clone()))?;
+    second.replay_on(&main)?;
+    assert_eq!(read(&main, &other)?, 2);
+    main.fill(stale, FillPattern::U8(3), BYTES, Label::here("stale fill"))
+}
+
+#[test]
+fn a_stale_pointer_to_memory_that_another_capture_got_is_found() {
+    let plain = Check::new().quarantine(false).find(stale_pointer_into_a_pool);
+    assert!(plain.is_ok(), "the bytes are the next capture's, and the order is right for it: {plain:?}");
+    let failure = Check::new().find(stale_pointer_into_a_pool).unwrap_err();
+    assert_eq!(kind(&failure), Some(FindingKind::UseAfterFree), "{failure}");
+    let report = failure.to_string();
+    for part in ["seed 0 fails", "`stale fill` at", "held back", "`drop` at"] {
+        assert!(report.contains(part), "{report}");
+    }
+}
+
 /// Uses up nearly all memory again and again, and asks what there is, which must be as if nothing were held back.
 #[test]
 fn memory_that_is_held_back_is_there_when_it_is_needed() {
