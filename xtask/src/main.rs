@@ -1,10 +1,11 @@
-//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel` and
-//! `cargo xtask tidy`.
+//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`,
+//! `cargo xtask planted` and `cargo xtask tidy`.
 //!
 //! Exit statuses: 0 is success, 1 is that the chore failed or found something, 2 is that it was called wrongly.
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod planted;
 mod progress;
 mod tidy;
 mod wheel;
@@ -15,6 +16,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...]
        cargo xtask wheel [--torch FOLDER]... [--cuda FOLDER] [--out FOLDER] [--objects-only]
+       cargo xtask planted [FILTER]
        cargo xtask tidy
 
   bundle   builds tests, benches, examples and tools in release, and collects
@@ -32,6 +34,10 @@ usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...
     --out FOLDER    where to (default: target/wheels)
     --objects-only  the shared libraries beside the package, no wheel; and what
                     the allocation bench loads
+
+  planted  plants bugs in copies of the allocators and the runtime, one at a
+           time, and looks whether the simulated GPU catches each; with FILTER
+           those with this in their names
 
   tidy     checks sizes of files and functions, and what no source may contain
 ";
@@ -53,6 +59,8 @@ fn main() -> ExitCode {
             Ok(options) => wheel::run(&options),
             Err(text) => return complain(&text),
         },
+        "planted" if rest.len() <= 1 => planted::run(rest.first().map(String::as_str)),
+        "planted" => return complain("planted takes one filter"),
         "tidy" if rest.is_empty() => tidy::run(),
         "tidy" => return complain("tidy takes no arguments"),
         other => return complain(&format!("there is no chore `{other}`")),

@@ -101,13 +101,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-#[cfg(not(feature = "planted-bugs"))]
-#[macro_use]
-mod planted;
-#[cfg(feature = "planted-bugs")]
-#[macro_use]
-pub mod planted;
-
 mod device;
 mod diagnose;
 mod error;

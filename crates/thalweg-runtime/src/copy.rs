@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Copy, DevicePointer, Endpoint, Fill, FillPattern, Label};
-use thalweg_memory::planted;
 
 use crate::graph::Command;
 use crate::{PinnedBuffer, Result, Stream};
@@ -35,11 +34,7 @@ impl Stream {
             bytes,
             label,
         )?;
-        planted!(
-            CopyRecordedElsewhere,
-            source.record_use(self, label),
-            source.record_use(&self.device().current_stream(), label)
-        );
+        source.record_use(self, label);
         Ok(())
     }
 
@@ -60,7 +55,7 @@ impl Stream {
             bytes,
             label,
         )?;
-        planted!(CopyNotRecorded, target.record_use(self, label), ());
+        target.record_use(self, label);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Label, Process};
-use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings, planted};
+use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::environment::Environment;
@@ -254,7 +254,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         called(self, Label::here("synchronize"));
         let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
-        planted!(DeviceReturnsAtOnce, self.check(self.driver().device_synchronize(self.0.index))?, ());
+        self.check(self.driver().device_synchronize(self.0.index))?;
         streams.iter().for_each(|(next, stream)| stream.complete_before(*next));
         Ok(())
     }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
-use thalweg_memory::planted;
 
 use crate::graph::audit::called;
 use crate::stream::same_device;
@@ -83,7 +82,7 @@ impl Event {
             }
         };
         same_device("the stream to record the event on", &recorded.device, stream.device())?;
-        let place = planted!(RecordedElsewhere, stream.handle(), stream.device().default_stream().handle());
+        let place = stream.handle();
         stream.check(recorded.device.driver().event_record(recorded.handle, place))?;
         recorded.capture.store(recorded.device.captures().of(stream), Ordering::Relaxed);
         Ok(())
@@ -101,7 +100,7 @@ impl Event {
     /// [`Event::wait`] as a call of another name.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
         called(stream.device(), label);
-        match planted!(WaitEventDropped, self.recorded(), None) {
+        match self.recorded() {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
                     return Err(Error::invalid(format!(
@@ -127,7 +126,7 @@ impl Event {
     /// Whether the latest record is complete; `true` where there is none.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
-        match planted!(QueryAlwaysTrue, self.recorded(), None) {
+        match self.recorded() {
             Some(recorded) => {
                 called(&recorded.device, Label::here("query"));
                 let answer = recorded.device.check(recorded.device.driver().event_query(recorded.handle));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use thalweg_driver::{BlockKind, UseKind};
 use thalweg_driver::{HostPointer, Label, StreamHandle};
-use thalweg_memory::{HostBlock, StreamId, planted};
+use thalweg_memory::{HostBlock, StreamId};
 
 use crate::memory::from_allocation;
 use crate::{Device, Error, Result, Stream};
@@ -34,7 +34,7 @@ impl PinnedBlock {
     pub(crate) fn record(&self, stream: StreamId, kind: UseKind, label: Label) {
         match kind {
             UseKind::UntilFree => self.block.record_stream(stream),
-            UseKind::SoFar => planted!(PinnedUseNotTold, self.block.record_use(stream), ()),
+            UseKind::SoFar => self.block.record_use(stream),
         }
         if let Some(instrument) = self.device.driver().instrument() {
             let stream = StreamHandle::from_raw(stream.raw());

@@ -111,7 +111,7 @@ pub fn run() -> Result<bool, String> {
 }
 
 /// The files that git tracks or would, with paths from the root.
-fn files(root: &Path) -> Result<Vec<String>, String> {
+pub fn files(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)

@@ -162,7 +162,7 @@ impl Arena {
     #[cold]
     fn take_in(&self, state: &mut ArenaState) {
         while let Some((block, uses, stack)) = self.returned.pop() {
-            state.free(self, block, planted!(InboxLosesUses, uses, Uses::new()), stack);
+            state.free(self, block, uses, stack);
         }
         // Only a panic of the upstream leaves something here.
         state.collect_ready(self);
@@ -407,7 +407,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         let Some((block, size_bytes)) = self.hand else { return false };
-        let fits = planted!(TooSmallFromHand, size_bytes == request.size_bytes, true);
+        let fits = size_bytes == request.size_bytes;
         if !fits {
             return false;
         }
@@ -500,7 +500,7 @@ impl ArenaState {
             return None;
         }
         let bins = &mut self.free[request.class as usize];
-        planted!(StaysInBin, bins.remove(entry.span(), entry.registration), ());
+        bins.remove(entry.span(), entry.registration);
         Some(entry.span())
     }
 
@@ -615,7 +615,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
         if !self.watched.is_empty() {
-            planted!(VigilNotTold, self.tell_vigils(block), ());
+            self.tell_vigils(block);
         }
         if self.is_revoked(block) {
             return self.forget_revoked(arena, block, uses);
@@ -648,7 +648,7 @@ impl ArenaState {
             gauges.held(class, size_bytes);
             let around = arena.common.surroundings();
             self.note_waiting(arena);
-            self.order.free(block, planted!(UsesForgotten, uses, Uses::new()), &around);
+            self.order.free(block, uses, &around);
             self.collect_ready(arena);
         }
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
@@ -687,11 +687,11 @@ impl ArenaState {
         let bins = &mut self.free[class as usize];
         let (mut absorbed, mut absorbed_bytes) = (0, 0);
         if let Some(before) = before {
-            planted!(NeighbourStaysInBin, bins.remove(before, registration), ());
+            bins.remove(before, registration);
             (absorbed, absorbed_bytes) = (1, before.size_bytes);
         }
         if let Some(behind) = behind {
-            planted!(NeighbourStaysInBin, bins.remove(behind, registration), ());
+            bins.remove(behind, registration);
             (absorbed, absorbed_bytes) = (absorbed + 1, absorbed_bytes + behind.size_bytes);
         }
         bins.insert(span, registration);

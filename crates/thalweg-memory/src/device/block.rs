@@ -78,7 +78,7 @@ impl Block {
     /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
-        let is_foreign = planted!(RecordStreamLost, stream != self.stream, false);
+        let is_foreign = stream != self.stream;
         if is_foreign && !self.is_null() {
             use_of(self.uses().get_or_insert_default(), stream).note(self.arena().common.is_capturing());
         }
@@ -118,10 +118,10 @@ impl Block {
             }
             return;
         }
-        if let Ok(recorded) = around.record(planted!(UseRecordedAtHome, stream, self.stream)) {
+        if let Ok(recorded) = around.record(stream) {
             one.at_free = false;
             one.eager = was_eager;
-            let kept = planted!(FirstUseKept, recorded, one.event.take().unwrap_or(recorded));
+            let kept = recorded;
             if let Some(before) = one.event.replace(kept) {
                 around.events.release_event(before.event);
             }
@@ -182,7 +182,7 @@ impl Block {
     fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
         if self.stream != arena.home.stream {
             // A borrowed block: all that its borrower was given so far comes before its owner has it back.
-            planted!(BorrowerForgotten, use_of(&mut uses, self.stream).note(false), ());
+            use_of(&mut uses, self.stream).note(false);
             arena.forget_own_use(&mut uses);
         }
         Arena::take_back(arena, block, uses);

@@ -255,7 +255,7 @@ impl<Tag: Copy> Blocks<Tag> {
             "a block that somebody has is not split"
         );
         assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
-        let address = record.address + planted!(SplitOverlaps, size_bytes, size_bytes - 512);
+        let address = record.address + size_bytes;
         let rest_bytes = record.size_bytes - size_bytes;
         let Record { figure, next, segment, tag, state, .. } = *record;
         record.size_bytes = size_bytes;
@@ -386,10 +386,7 @@ impl<Tag: Copy> Blocks<Tag> {
         if let Some(previous) = previous.some().filter(|previous| self.is_alike(*previous, state)) {
             absorbed[0] = Some(self.span(previous));
             self.absorb(previous, block);
-            first = planted!(MergesWithTaken, previous, {
-                self.records[previous].state = state;
-                previous
-            });
+            first = previous;
         }
         if let Some(next) = next.some().filter(|next| self.is_alike(*next, state)) {
             absorbed[1] = Some(self.span(next));
@@ -402,11 +399,7 @@ impl<Tag: Copy> Blocks<Tag> {
     #[inline]
     fn is_alike(&self, neighbour: BlockId, state: State) -> bool {
         let other = self.records[neighbour].state;
-        planted!(
-            MergesWithTaken,
-            other == state,
-            other == state || (other == State::Taken && state == State::Free),
-        )
+        other == state
     }
 
     /// Adds the block behind to this one. What is free in part since later is free as a whole since later.

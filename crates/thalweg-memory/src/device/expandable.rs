@@ -459,9 +459,9 @@ impl ArenaState {
         self.blocks.take(block, 0);
         arena.common.rolls.holed.insert(arena.number);
         self.holes.insert(block, Hole { pages: moved, is_alias });
-        if planted!(AliasUnmapped, !is_alias, true) {
+        if !is_alias {
             self.note_waiting(arena);
-            let uses = planted!(HoleUnmappedAtOnce, vec![Use::noted(arena.home.stream)], Vec::new());
+            let uses = vec![Use::noted(arena.home.stream)];
             self.order.free(block, uses, &arena.common.surroundings());
         }
     }
@@ -568,7 +568,7 @@ impl ArenaState {
             (Legal::Ordered | Legal::Aliased, _) => true,
             (Legal::Idle(passed), BlockUse::Free { since }) => {
                 let passed = passed[self.blocks.tag(block).class as usize];
-                planted!(FreedSinceIsIdle, since <= passed, true)
+                since <= passed
             }
             (Legal::Idle(_), _) => false,
         }
@@ -594,13 +594,11 @@ impl ArenaState {
             {
                 self.idle.fence = Some(fence);
                 // What becomes free from now on is free since later.
-                planted!(ClockStandsStill, self.searches = self.searches.map(|searches| searches + 1), ());
+                self.searches = self.searches.map(|searches| searches + 1);
             }
         }
         let upstream = &*arena.common.upstream;
-        if let Some(fence) =
-            self.idle.fence.take_if(|fence| planted!(FenceNotAwaited, fence.is_over(upstream), true))
-        {
+        if let Some(fence) = self.idle.fence.take_if(|fence| fence.is_over(upstream)) {
             self.idle.passed = Some(fence.searches);
             fence.release(upstream);
         }
@@ -611,7 +609,7 @@ impl ArenaState {
     /// requests of `class` to be had for it, or the stream cannot be waited for, as one that captures cannot.
     pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Legal> {
         let must_wait = self.movable(class, Legal::Ordered, 0..0).next().is_some();
-        if !must_wait || planted!(TakenWhileBusy, arena.wait_for_users(self), Ok(())).is_err() {
+        if !must_wait || arena.wait_for_users(self).is_err() {
             return None;
         }
         let passed = self.searches;

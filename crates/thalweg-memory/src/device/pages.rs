@@ -53,8 +53,7 @@ impl PageTable {
     pub(super) fn whole_pages(&self, span: Span) -> Option<Span> {
         let from = (span.address - self.address).next_multiple_of(self.page_bytes);
         let end = span.end() - self.address;
-        let to =
-            planted!(PageInUseMoves, end / self.page_bytes, end.div_ceil(self.page_bytes)) * self.page_bytes;
+        let to = end / self.page_bytes * self.page_bytes;
         (from < to).then(|| Span { address: self.address + from, size_bytes: to - from, ..span })
     }
 }

@@ -177,8 +177,7 @@ impl<T: Copy + Eq> Order<T> {
         let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
         let mut unmarked = SmallVec::<[StreamId; 2]>::new();
-        let told = planted!(OnlyFirstUse, uses, uses.into_iter().take(1).collect::<Uses>());
-        for Use { stream, at_free, eager, event, marks } in told {
+        for Use { stream, at_free, eager, event, marks } in uses {
             let in_capture = around.capturing && !eager;
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one; a place in a graph does not.
@@ -225,7 +224,7 @@ impl<T: Copy + Eq> Order<T> {
         let Some(marks) = around.marks(stream) else { return };
         let pending = self.pending.get_mut(&ticket).expect("it was just put there");
         self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
-        pending.marks.extend(planted!(MarksForgotten, marks, Vec::new()));
+        pending.marks.extend(marks);
         pending.unrecorded.retain(|other| *other != stream);
         self.finish(ticket);
     }
@@ -288,7 +287,7 @@ impl<T: Copy + Eq> Order<T> {
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream)
                 && let Ok(is_over) = around.events.query_event(recorded.event)
-                && planted!(NotReadyIsReady, is_over, true)
+                && is_over
             {
                 self.settle_head(stream);
                 around.events.release_event(recorded.event);
@@ -314,7 +313,7 @@ impl<T: Copy + Eq> Order<T> {
         self.end_captures(around);
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream) {
-                planted!(SynchronizeReturns, around.events.synchronize_event(recorded.event)?, ());
+                around.events.synchronize_event(recorded.event)?;
                 self.settle_head(stream);
                 around.events.release_event(recorded.event);
             }
@@ -343,12 +342,11 @@ impl<T: Copy + Eq> Order<T> {
             let queue = &self.queues[&stream];
             let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
             let last = last.recorded;
-            let waiting = planted!(WaitOnUser, home, stream);
-            planted!(OrderWithoutWait, around.events.wait_event(waiting, last.event)?, ());
+            around.events.wait_event(home, last.event)?;
             // The event is kept until it has passed, so that waits in flight can be counted.
             self.waits.push_back(last.event);
             while let Some(&Queued { recorded, .. }) = self.head(stream)
-                && planted!(SettlesTooMuch, recorded.sequence <= last.sequence, true)
+                && recorded.sequence <= last.sequence
             {
                 self.settle_head(stream);
                 if recorded.event != last.event {
@@ -368,9 +366,7 @@ impl<T: Copy + Eq> Order<T> {
     }
 
     fn is_settled(&self, stream: StreamId, recorded: Recorded) -> bool {
-        self.settled
-            .get(&stream)
-            .is_some_and(|&last| planted!(LaterIsSettled, recorded.sequence <= last, true))
+        self.settled.get(&stream).is_some_and(|&last| recorded.sequence <= last)
     }
 
     /// Puts an event into its queue, behind those that were recorded before it.
@@ -432,7 +428,7 @@ impl<T: Copy + Eq> Order<T> {
             let Some(&stream) = pending.unrecorded.last() else { return true };
             let Ok(recorded) = around.record(stream) else { return false };
             let left = pending.unrecorded.len() - 1;
-            pending.unrecorded.truncate(planted!(OnlyOneRecorded, left, 0));
+            pending.unrecorded.truncate(left);
             pending.queued_events += 1;
             self.enqueue(stream, recorded, ticket);
         }
@@ -449,9 +445,7 @@ impl<T: Copy + Eq> Order<T> {
             let pending = self.pending.get_mut(&ticket).expect("it was just seen");
             let mut nodes = pending.marks.iter();
             let is_reached = |node: &NodeId| self.reach.contains(*node);
-            if !pending.marks.is_empty()
-                && planted!(AnyMarkWillDo, nodes.all(is_reached), nodes.any(is_reached))
-            {
+            if !pending.marks.is_empty() && nodes.all(is_reached) {
                 pending.marks.clear();
                 self.marked -= 1;
                 self.finish(ticket);

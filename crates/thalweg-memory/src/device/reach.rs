@@ -52,6 +52,6 @@ impl Reach {
     }
 
     pub(crate) fn contains(&self, node: NodeId) -> bool {
-        planted!(UnjoinedIsReached, self.nodes.contains(&node), true)
+        self.nodes.contains(&node)
     }
 }

@@ -128,7 +128,7 @@ impl Arena {
             return Ok(());
         };
         let must_wait = !growing.is_empty() || state.has_aliases();
-        if planted!(EmptiedWhileBusy, must_wait, false) {
+        if must_wait {
             let waited = self.wait_for_users(&state);
             waited.map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
         }

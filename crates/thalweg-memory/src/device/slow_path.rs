@@ -417,11 +417,7 @@ impl<'a> Climb<'a> {
             self.pages.append(&mut self.made);
         } else {
             // Too few are none. One that cannot be given back is spare.
-            planted!(
-                MadePagesLost,
-                self.made.retain(|page| memory.destroy_page(*page).is_err()),
-                self.made.clear()
-            );
+            self.made.retain(|page| memory.destroy_page(*page).is_err());
         }
         made
     }
@@ -525,7 +521,7 @@ impl<'a> Climb<'a> {
     fn collect_pages(&mut self, donor: &Arc<Arena>, order: PageOrder) {
         let mut state = donor.lock();
         let must_wait = !order.own && matches!(order.legal, Legal::Ordered);
-        if planted!(PagesWithoutWait, must_wait, false) && !self.wait_for(donor) {
+        if must_wait && !self.wait_for(donor) {
             return;
         }
         let (owner, before) = (self.arena.home.owner, self.pages.len());
@@ -540,7 +536,7 @@ impl<'a> Climb<'a> {
     /// Makes this stream wait for all that `donor`'s stream, and others that may use its memory, were given so far; whether it could
     /// be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
-        let lender = planted!(LoanWaitsForItself, donor.home.stream, self.arena.home.stream);
+        let lender = donor.home.stream;
         if !self.wait_for_stream(lender) {
             return false;
         }
@@ -586,7 +582,7 @@ impl<'a> Climb<'a> {
             let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
             let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
             let must_wait = !own && matches!(legal, Legal::Ordered);
-            if planted!(LoanWithoutWait, must_wait, false) && !self.wait_for(&donor) {
+            if must_wait && !self.wait_for(&donor) {
                 continue;
             }
             state.take_out(span);

@@ -223,7 +223,7 @@ fn settled<'a>(
         let waits = state.order.pending().next().is_some();
         return if waits { Err(Kind::Capturing { call }.into()) } else { Ok(state) };
     }
-    let waited = planted!(RestoredWhileBusy, state.order.synchronize(&around), Ok(()));
+    let waited = state.order.synchronize(&around);
     state.collect_ready(arena);
     waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;
     Ok(state)

@@ -122,7 +122,7 @@ impl FreeList {
     /// The slab of exactly this size that was freed last.
     fn pop(&mut self, size_bytes: u64) -> Option<Slab> {
         let stack = self.stacks.get_mut(&size_bytes)?;
-        let (_, slab) = planted!(PinnedGivenTwice, stack.pop()?, *stack.last()?);
+        let (_, slab) = stack.pop()?;
         if stack.is_empty() && self.stacks.len() > STACKS {
             self.stacks.remove(&size_bytes);
         }
@@ -206,9 +206,7 @@ impl Shelf {
             Arrival::Home(Freed { slab, uses, .. }) if uses.has_marks() => {
                 self.deferred.push_back((slab, uses));
             }
-            Arrival::Home(Freed { slab, uses, stack, .. })
-                if planted!(PinnedUsesIgnored, uses.is_empty(), true) =>
-            {
+            Arrival::Home(Freed { slab, uses, stack, .. }) if uses.is_empty() => {
                 self.settle(slab, Outcome::Passed, stack, common);
             }
             Arrival::Home(Freed { slab, uses, .. }) => self.waiting.add(slab, uses),

@@ -109,7 +109,6 @@ impl Uses {
     pub(crate) fn record(&mut self, stream: StreamId, recorder: &Recorder) {
         let earlier = match self.of(stream) {
             Some(Use { event: None, .. }) => return,
-            Some(_) if planted!(PinnedFirstUseKept, false, true) => return,
             Some(used) => used.event.take(),
             None => {
                 self.0.push(Use { stream, event: None });
@@ -194,7 +193,7 @@ impl Waiting {
     pub(crate) fn add(&mut self, slab: Slab, uses: Uses) {
         let address = slab.address;
         self.bytes += slab.size_bytes;
-        let uses = planted!(PinnedOnlyFirstUse, uses.0, uses.0.into_iter().take(1).collect());
+        let uses = uses.0;
         let former = self.blocks.insert(address, Waiter { slab, events: uses.len() });
         assert!(former.is_none(), "a block is freed once");
         for Use { stream, event } in uses {
@@ -221,8 +220,6 @@ impl Waiting {
             while let Some(head) = self.queues.get(&stream).and_then(VecDeque::front) {
                 let address = head.address;
                 match has_passed(head.event.id) {
-                    Ok(false) if planted!(PinnedNotReadyIsReady, false, true) => self.passed(stream, address),
-                    Ok(false) if planted!(PinnedRetired, false, true) => self.failed(address),
                     Ok(false) => break,
                     Ok(true) => self.passed(stream, address),
                     Err(_) => self.failed(address),

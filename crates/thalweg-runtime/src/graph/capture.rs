@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
-use thalweg_memory::{Backend, Block, PoolId, StreamFilter, StreamId, planted};
+use thalweg_memory::{Backend, Block, PoolId, StreamFilter, StreamId};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
@@ -123,7 +123,7 @@ impl Captures {
     pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
         self.note(stream, |capture, _| {
             if !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block)) {
-                planted!(GraphForgetsPinned, capture.pinned.push(block.clone()), ());
+                capture.pinned.push(block.clone());
             }
         });
     }
@@ -415,7 +415,7 @@ impl Capture {
             input_bytes: contract.inputs().iter().map(|input| input.size_bytes).sum(),
             pinned_bytes: pinned.iter().map(|block| block.size_bytes()).sum(),
         };
-        let pool = planted!(GraphDropsPool, self.pool.clone(), GraphPool::new(&device));
+        let pool = self.pool.clone();
         let member = pool.members().join(&contract, written, left, memory);
         let content = Content {
             device,
@@ -447,7 +447,7 @@ impl Drop for Capture {
         let ended = device.host_allocator().end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
         let allocator = device.allocator();
-        let ended = planted!(CaptureNeverEnds, allocator.end_allocate_to_pool(self.pool.id()), Ok(()));
+        let ended = allocator.end_allocate_to_pool(self.pool.id());
         debug_assert!(ended.is_ok(), "a capture ends what it began: {ended:?}");
     }
 }

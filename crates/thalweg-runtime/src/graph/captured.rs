@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use smallvec::SmallVec;
 use thalweg_driver::UseKind;
 use thalweg_driver::{GraphDescription, GraphHandle, Label};
-use thalweg_memory::{StreamId, planted};
+use thalweg_memory::StreamId;
 
 use super::contract::Contract;
 use super::pool::GraphPool;
@@ -96,8 +96,8 @@ impl Drop for Content {
     fn drop(&mut self) {
         self.member.leave();
         let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);
-        planted!(ReplayNotAwaited, self.pool.was_replayed_on(streams), ());
-        let used = planted!(ReplayForgetsPinned, &self.pinned[..], &[]);
+        self.pool.was_replayed_on(streams);
+        let used = &self.pinned[..];
         for block in used {
             streams.iter().for_each(|stream| block.record(*stream, UseKind::UntilFree, REPLAY));
         }

@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label};
-use thalweg_memory::planted;
 
 use super::contract::{Contract, InputKind, Output};
 use super::ranges::Ranges;
@@ -216,7 +215,7 @@ impl Members {
             }
         }
         if member.overwrites.load(Ordering::Acquire) {
-            return planted!(SharingUnchecked, self.protect(member, stream, label), Ok(Kept::default()));
+            return self.protect(member, stream, label);
         }
         Ok(Kept::default())
     }

@@ -1,7 +1,7 @@
 //! What captures are building, as the allocators ask for it: numbers of captures and nodes are the driver's own.
 
 use thalweg_driver::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
-use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError, planted};
+use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError};
 
 use super::upstream::{DriverUpstream, handle, upstream_error};
 
@@ -45,7 +45,7 @@ impl Captures for DriverUpstream {
 
     fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError> {
         let info = self.capture_of_capturing(stream)?;
-        Ok(node_ids(planted!(NoTerminals, info.dependencies, Vec::new())))
+        Ok(node_ids(info.dependencies))
     }
 
     fn predecessors(&self, stream: StreamId, node: NodeId) -> Result<Vec<NodeId>, UpstreamError> {

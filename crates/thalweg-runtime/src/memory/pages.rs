@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use thalweg_driver::{DevicePointer, HandleType, MemoryAccess, PhysicalFlags, PhysicalHandle};
-use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory, planted};
+use thalweg_memory::{PageId, StreamId, UpstreamError, VirtualMemory};
 
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
 
@@ -86,7 +86,7 @@ impl VirtualMemory for DriverUpstream {
         if mapped == 0 {
             return Err(upstream_error(error));
         }
-        match planted!(FailedMapNotUndone, self.driver.memory_unmap(start, mapped), Ok(())) {
+        match self.driver.memory_unmap(start, mapped) {
             Ok(()) => Err(upstream_error(error)),
             // The device is beyond help, most likely: whoever reads this should know that the range is not empty.
             Err(second) => {

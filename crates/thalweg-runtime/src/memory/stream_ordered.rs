@@ -4,7 +4,7 @@
 //! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
 
 use thalweg_driver::{DevicePointer, PoolHandle};
-use thalweg_memory::{StreamId, StreamOrdered, UpstreamError, planted};
+use thalweg_memory::{StreamId, StreamOrdered, UpstreamError};
 
 use super::outside_capture;
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
@@ -29,11 +29,7 @@ impl StreamOrdered for DriverUpstream {
     }
 
     fn free_async(&self, address: u64, stream: StreamId) -> Result<(), UpstreamError> {
-        let behind = planted!(
-            FreedOnDefaultStream,
-            self.stream_behind(handle(stream)),
-            self.driver.default_stream(self.device)
-        );
+        let behind = self.stream_behind(handle(stream));
         let freed =
             behind.and_then(|stream| self.driver.memory_free_async(DevicePointer::new(address), stream));
         freed.map_err(upstream_error)

@@ -18,7 +18,7 @@ use thalweg_driver::{
 };
 use thalweg_memory::{
     Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, Sharing, StreamId,
-    StreamOrdered, Upstream, UpstreamError, VirtualMemory, planted,
+    StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
 
 use super::outside_capture;
@@ -157,9 +157,7 @@ impl DriverUpstream {
     fn take_event(&self, device: u32) -> thalweg_driver::Result<EventHandle> {
         let mut events = lock(&self.events);
         let spare = events.spare.get_mut(&device);
-        if let Some(event) =
-            spare.and_then(|spare| planted!(EventGivenTwice, spare.pop(), spare.last().copied()))
-        {
+        if let Some(event) = spare.and_then(|spare| spare.pop()) {
             return Ok(event);
         }
         let event = self.driver.event_create(device, EventFlags::default())?;
@@ -172,13 +170,8 @@ impl Events for DriverUpstream {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
         let stream = self.stream_behind(handle(stream)).map_err(upstream_error)?;
         let device = self.driver.stream_device(stream).map_err(upstream_error)?;
-        let event =
-            self.take_event(planted!(PeerEventAtHome, device, self.device)).map_err(upstream_error)?;
-        let place = planted!(
-            EventOnDefaultStream,
-            stream,
-            self.driver.default_stream(device).map_err(upstream_error)?
-        );
+        let event = self.take_event(device).map_err(upstream_error)?;
+        let place = stream;
         match self.driver.event_record(event, place) {
             Ok(()) => Ok(EventId::from_raw(event.raw())),
             Err(error) => {
