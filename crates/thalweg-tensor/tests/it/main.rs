@@ -24,6 +24,7 @@ mod layouts;
 mod leaves;
 mod linear;
 mod networks;
+mod opinfo;
 mod optimizer_goldens;
 mod optimizers;
 mod reductions;

@@ -1,0 +1,390 @@
+//! Holds one operator against its goldens: results, gradients, in-place and `out=` forms, and the inputs that PyTorch refuses.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde_json::{Value as Json, json};
+use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
+use thalweg_tensor::dispatch::{Argument, Value, find_operator};
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::file::{File, Inputs, Row, list};
+use super::numbers::{Numbers, Tolerance, compare_with_row, pattern};
+use super::program::{Machine, Stop};
+use crate::support::device;
+
+/// How many of the things that were asked for hold.
+#[derive(Clone, Copy, Default)]
+pub struct Tally {
+    /// Those that hold.
+    pub held: usize,
+    /// All.
+    pub of: usize,
+}
+
+/// What is known of one operator.
+#[derive(Default)]
+pub struct Score {
+    /// OpInfo's name.
+    pub name: String,
+    /// Whether it belongs to Core ATen.
+    pub is_core: bool,
+    /// The dtypes of its samples.
+    pub dtypes: BTreeSet<String>,
+    /// Overloads that do not exist here.
+    pub missing: BTreeSet<String>,
+    /// Samples whose results agree, as they are stored and with gaps between elements.
+    pub forward: Tally,
+    /// Samples whose gradients agree.
+    pub backward: Tally,
+    /// Samples whose gradients of gradients agree.
+    pub double_backward: Tally,
+    /// Samples whose results agree when they are computed in place.
+    pub in_place: Tally,
+    /// Samples whose results agree when they are written to given tensors.
+    pub out: Tally,
+    /// Inputs that are refused as PyTorch refuses them.
+    pub errors: Tally,
+    /// Refusals in which the words stand that OpInfo asks for.
+    pub words: Tally,
+    /// The first things that do not hold.
+    pub failures: Vec<String>,
+    /// The first of those that do not decide whether the operator passes: gradients of gradients, forms in place and `out=`.
+    pub others: Vec<String>,
+}
+
+impl Score {
+    /// Whether everything is there and agrees. Gradients of gradients, forms in place and `out=` are counted apart.
+    pub fn passes(&self) -> bool {
+        self.missing.is_empty() && self.failures.is_empty() && self.forward.of > 0
+    }
+
+    fn note(&mut self, what: &str, sample: &Json, result: Result<(), String>) -> bool {
+        note(&mut self.failures, what, sample, result)
+    }
+
+    fn note_other(&mut self, what: &str, sample: &Json, result: Result<(), String>) -> bool {
+        note(&mut self.others, what, sample, result)
+    }
+}
+
+/// Keeps the first failures; returns whether there is none.
+fn note(failures: &mut Vec<String>, what: &str, sample: &Json, result: Result<(), String>) -> bool {
+    let Err(reason) = result else { return true };
+    if failures.len() < 5 {
+        let text = |field: &str| sample[field].as_str().unwrap_or_default();
+        failures.push(format!("{what} {} {} {}: {reason}", text("variant"), text("dtype"), sample["calls"]));
+    }
+    false
+}
+
+/// Runs what may panic; a panic is a failure like any other.
+fn guarded(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panics: {}", text.or(panic.downcast_ref().copied()).unwrap_or("without words")))
+    })
+}
+
+/// Holds an operator against a file.
+pub fn judge(file: &File) -> Score {
+    let mut score = Score {
+        name: file.text("name").into(),
+        is_core: file.header["core"] == Json::Bool(true),
+        ..Score::default()
+    };
+    let (samples, errors) = (list(&file.header["samples"]), list(&file.header["errors"]));
+    for sample in samples.iter().chain(errors) {
+        let names = list(&sample["calls"]).iter().filter_map(|call| call[0].as_str());
+        score.missing.extend(names.filter(|name| find_operator(name).is_err()).map(str::to_owned));
+        score.dtypes.extend(sample["dtype"].as_str().map(str::to_owned));
+    }
+    if !score.missing.is_empty() {
+        return score;
+    }
+    for sample in samples {
+        let judged = Judged { file, sample };
+        let forward = guarded(|| judged.forward(false));
+        score.forward.of += 1;
+        score.forward.held += usize::from(score.note("forward", sample, forward));
+        if sample["strided"] == Json::Bool(true) {
+            let strided = guarded(|| judged.forward(true));
+            score.forward.of += 1;
+            score.forward.held += usize::from(score.note("with gaps", sample, strided));
+        }
+        if !sample["leaves"].is_null() {
+            let backward = guarded(|| judged.backward());
+            score.backward.of += 1;
+            score.backward.held += usize::from(score.note("backward", sample, backward));
+        }
+        if !sample["second"].is_null() {
+            let twice = guarded(|| judged.double_backward());
+            score.double_backward.of += 1;
+            score.double_backward.held += usize::from(score.note_other("double backward", sample, twice));
+        }
+        forms(&judged, &mut score);
+    }
+    for error in errors {
+        let judged = Judged { file, sample: error };
+        // What cannot even be said here is no input that could be accepted.
+        let mut message = Some(String::new());
+        let refused = guarded(|| judged.refuses().map(|text| message = text));
+        if let Some(message) = message {
+            score.errors.of += 1;
+            score.errors.held += usize::from(score.note("error input", error, refused));
+            score.words.of += 1;
+            score.words.held +=
+                usize::from(error["matched"].as_str().is_some_and(|words| message.contains(words)));
+        }
+    }
+    score
+}
+
+/// Counts the in-place and `out=` forms of a sample of one call.
+fn forms(judged: &Judged<'_>, score: &mut Score) {
+    let [call] = list(&judged.sample["calls"]) else { return };
+    if judged.sample["random"] == Json::Bool(true) {
+        return;
+    }
+    let form = |kind: &str| {
+        let name = judged.file.header["forms"][call[0].as_str().unwrap_or_default()][kind].as_str()?;
+        (judged.file.header[kind] == Json::Bool(true)).then_some(name)
+    };
+    if let Some(name) = form("inplace")
+        && judged.may_be_in_place(call)
+    {
+        score.in_place.of += 1;
+        score.in_place.held +=
+            usize::from(score.note_other("in place", judged.sample, guarded(|| judged.in_place(name, call))));
+    }
+    if form("out").is_some() {
+        score.out.of += 1;
+        score.out.held += usize::from(score.note_other("out=", judged.sample, guarded(|| judged.out(call))));
+    }
+}
+
+/// The leaves of a program that was run, its results that have a gradient, and the gradients that they are given.
+struct Rooted {
+    leaves: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+    cotangents: Vec<Tensor>,
+}
+
+/// A sample with its file.
+struct Judged<'a> {
+    file: &'a File,
+    sample: &'a Json,
+}
+
+impl Judged<'_> {
+    fn inputs(&self, is_strided: bool) -> Result<Vec<Tensor>, String> {
+        let mut inputs = Inputs::new(self.file, is_strided);
+        list(&self.sample["inputs"]).iter().map(|index| inputs.make(index)).collect()
+    }
+
+    fn tolerance(&self, dtype: &str) -> Tolerance {
+        let variant = self.sample["variant"].as_str().unwrap_or_default();
+        let pair = &self.file.header["tolerances"][variant][dtype];
+        let number = |index: usize, default: f64| pair[index].as_f64().unwrap_or(default);
+        Tolerance { relative: number(0, 1e-7), absolute: number(1, 1e-7) }
+    }
+
+    /// Compares a result, by the tolerance of its dtype and no less than that of the sample's. `exact` is its row in f64, or null.
+    fn agrees(&self, found: &Tensor, row: &Json, exact: &Json) -> Result<(), String> {
+        self.agrees_within(found, row, exact, |tolerance, _| tolerance)
+    }
+
+    /// Compares a gradient. For those in 16-bit floats OpInfo has no tolerance; their sums cancel, so that the largest number says how
+    /// far the others may be off.
+    fn gradient_agrees(&self, found: &Tensor, row: &Json, exact: &Json) -> Result<(), String> {
+        self.agrees_within(found, row, exact, |tolerance, row| {
+            let is_reduced = matches!(row.dtype, "float16" | "bfloat16");
+            let largest = Numbers::of_row(self.file, row).map_or(0.0, |numbers| numbers.largest());
+            let absolute = tolerance.absolute + if is_reduced { tolerance.relative * largest } else { 0.0 };
+            Tolerance { absolute, ..tolerance }
+        })
+    }
+
+    fn agrees_within(
+        &self,
+        found: &Tensor,
+        row: &Json,
+        exact: &Json,
+        widen: impl FnOnce(Tolerance, &Row<'_>) -> Tolerance,
+    ) -> Result<(), String> {
+        let row = self.file.row(row);
+        let exact = (!exact.is_null()).then(|| self.file.row(exact));
+        let of_sample = self.tolerance(self.sample["dtype"].as_str().unwrap_or_default());
+        let own = self.tolerance(row.dtype);
+        let tolerance = Tolerance {
+            relative: own.relative.max(of_sample.relative),
+            absolute: own.absolute.max(of_sample.absolute),
+        };
+        compare_with_row(found, self.file, &row, exact.as_ref(), widen(tolerance, &row))
+    }
+
+    fn run(&self, inputs: &[Tensor]) -> Result<Machine, Stop> {
+        let mut machine = Machine::new(inputs);
+        machine.run(list(&self.sample["calls"]))?;
+        Ok(machine)
+    }
+
+    /// Compares the results, what inputs hold afterwards, and shared storage.
+    fn forward(&self, is_strided: bool) -> Result<(), String> {
+        let inputs = self.inputs(is_strided)?;
+        let machine = no_grad(|| self.run(&inputs)).map_err(Stop::into_message)?;
+        let mut outputs = Vec::new();
+        for (index, output) in list(&self.sample["outputs"]).iter().enumerate() {
+            let found = machine.tensor(&output[0])?;
+            let exact = &self.sample["exact"]["outputs"][index];
+            self.agrees(found, &output[1], exact).map_err(|reason| format!("output {index}: {reason}"))?;
+            outputs.push(found);
+        }
+        for pair in list(&self.sample["mutated"]) {
+            let index = pair[0].as_u64().expect("an input's number") as usize;
+            self.agrees(&inputs[index], &pair[1], &Json::Null)
+                .map_err(|reason| format!("input {index} afterwards: {reason}"))?;
+        }
+        if is_strided {
+            return Ok(());
+        }
+        for (i, output) in outputs.iter().enumerate() {
+            for (j, input) in inputs.iter().enumerate() {
+                let is_shared = list(&self.sample["aliases"]).contains(&json!([i, j]));
+                if output.elements() > 0 && output.shares_storage_with(input) != is_shared {
+                    let verb = if is_shared { "does not share" } else { "shares" };
+                    return Err(format!("output {i} {verb} the storage of input {j}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the program with leaves that require a gradient.
+    fn rooted(&self) -> Result<Rooted, String> {
+        let mut inputs = self.inputs(false)?;
+        let number = |json: &Json| json.as_u64().expect("a number") as usize;
+        let leaves: Vec<usize> = list(&self.sample["leaves"]).iter().map(number).collect();
+        for &leaf in &leaves {
+            inputs[leaf] = inputs[leaf].requires_grad_().map_err(|error| error.to_string())?;
+        }
+        let machine = self.run(&inputs).map_err(Stop::into_message)?;
+        let leaves = leaves.iter().map(|&leaf| inputs[leaf].clone()).collect();
+        let mut rooted = Rooted { leaves, outputs: Vec::new(), cotangents: Vec::new() };
+        for index in list(&self.sample["roots"]).iter().map(number) {
+            let output = machine.tensor(&self.sample["outputs"][index][0])?;
+            if !output.requires_grad() {
+                return Err(format!("output {index} requires no gradient"));
+            }
+            rooted.cotangents.push(pattern(output.shape(), output.dtype(), index));
+            rooted.outputs.push(output.clone());
+        }
+        Ok(rooted)
+    }
+
+    /// Compares the gradients of the leaves.
+    fn backward(&self) -> Result<(), String> {
+        let Rooted { leaves, outputs, cotangents } = self.rooted()?;
+        let cotangents: Vec<Option<Tensor>> = cotangents.into_iter().map(Some).collect();
+        let found = gradients(&outputs, &cotangents, &leaves).map_err(|error| error.to_string())?;
+        self.gradients_agree(&found, &self.sample["gradients"], &self.sample["exact"]["gradients"])
+    }
+
+    /// Compares the gradients of the gradients, for leaves and cotangents.
+    fn double_backward(&self) -> Result<(), String> {
+        let Rooted { leaves, outputs, cotangents } = self.rooted()?;
+        let text = |error: thalweg_runtime::Error| error.to_string();
+        let cotangents: Vec<Tensor> =
+            cotangents.iter().map(Tensor::requires_grad_).collect::<Result<_, _>>().map_err(text)?;
+        let given: Vec<Option<Tensor>> = cotangents.iter().cloned().map(Some).collect();
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+        let first = gradients_with(&outputs, &given, &leaves, options).map_err(text)?;
+        let (mut roots, mut directions) = (Vec::new(), Vec::new());
+        for (index, gradient) in first.into_iter().enumerate() {
+            if let Some(gradient) = gradient.filter(Tensor::requires_grad) {
+                directions.push(Some(pattern(gradient.shape(), gradient.dtype(), 100 + index)));
+                roots.push(gradient);
+            }
+        }
+        let wanted: Vec<Tensor> = leaves.iter().chain(&cotangents).cloned().collect();
+        let found = gradients(&roots, &directions, &wanted).map_err(text)?;
+        let (of_leaves, of_cotangents) = found.split_at(leaves.len());
+        let second = &self.sample["second"];
+        self.gradients_agree(of_leaves, &second["inputs"], &Json::Null)?;
+        self.gradients_agree(of_cotangents, &second["cotangents"], &Json::Null)
+            .map_err(|reason| format!("of cotangents: {reason}"))
+    }
+
+    /// Compares gradients with rows; one that is missing is one of zeros.
+    fn gradients_agree(&self, found: &[Option<Tensor>], expected: &Json, exact: &Json) -> Result<(), String> {
+        for (place, (found, row)) in found.iter().zip(list(expected)).enumerate() {
+            let result = match (found, row) {
+                (None, Json::Null) => Ok(()),
+                (Some(found), Json::Null) if Numbers::of_tensor(found)?.are_zero() => Ok(()),
+                (Some(_), Json::Null) => Err("there is one, in PyTorch none".to_owned()),
+                (None, row) => match Numbers::of_row(self.file, &self.file.row(row)) {
+                    Some(numbers) if numbers.are_zero() => Ok(()),
+                    _ => Err("there is none".to_owned()),
+                },
+                (Some(found), row) => self.gradient_agrees(found, row, &exact[place]),
+            };
+            result.map_err(|reason| format!("gradient {place}: {reason}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the result has the shape and dtype of the first argument.
+    fn may_be_in_place(&self, call: &Json) -> bool {
+        let Some(this) = call[1]["self"]["t"].as_u64() else { return false };
+        let own = self.file.row(&self.sample["inputs"][this as usize]);
+        let [output] = list(&self.sample["outputs"]) else { return false };
+        let result = self.file.row(&output[1]);
+        // Inputs whose elements share memory cannot be written.
+        let is_whole = own.strides.iter().zip(&own.shape).all(|(&stride, &size)| stride > 0 || size <= 1);
+        is_whole && own.dtype == result.dtype && own.shape == result.shape
+    }
+
+    fn in_place(&self, name: &str, call: &Json) -> Result<(), String> {
+        let inputs = self.inputs(false)?;
+        let mut machine = Machine::new(&inputs);
+        let calls = [json!([name, call[1], call[2]])];
+        no_grad(|| machine.run(&calls)).map_err(Stop::into_message)?;
+        let this = machine.tensor(&call[1]["self"]["t"])?;
+        self.agrees(this, &self.sample["outputs"][0][1], &self.sample["exact"]["outputs"][0])
+    }
+
+    fn out(&self, call: &Json) -> Result<(), String> {
+        let machine = Machine::new(&self.inputs(false)?);
+        let name = call[0].as_str().expect("an overload's name");
+        let (operator, values) = machine.bind(name, &call[1]).map_err(Stop::into_message)?;
+        let outputs = list(&self.sample["outputs"]);
+        let mut given = Vec::new();
+        for output in outputs {
+            let row = self.file.row(&output[1]);
+            let dtype = row.dtype.parse().map_err(|_| format!("dtype {} does not exist", row.dtype))?;
+            given.push(Tensor::empty(&row.shape, dtype, &device()).map_err(|error| error.to_string())?);
+        }
+        let arguments: Vec<Argument<'_>> = values.iter().map(Value::as_argument).collect();
+        no_grad(|| operator.call_out(&arguments, &given)).map_err(|error| error.to_string())?;
+        for (index, (given, output)) in given.iter().zip(outputs).enumerate() {
+            self.agrees(given, &output[1], &self.sample["exact"]["outputs"][index])?;
+        }
+        Ok(())
+    }
+
+    /// Returns the words in which the last call is refused; none where it cannot be said here at all.
+    fn refuses(&self) -> Result<Option<String>, String> {
+        let Ok(inputs) = self.inputs(false) else { return Ok(None) };
+        match self.run(&inputs) {
+            Ok(_) => Err(format!("accepted; PyTorch says: {}", self.sample["message"])),
+            Err(Stop::Inexpressible(_)) => Ok(None),
+            Err(Stop::Refused { in_last_call: false, message, .. }) => {
+                Err(format!("refused too early: {message}"))
+            }
+            Err(Stop::Refused { is_invalid_argument: false, message, .. }) => {
+                Err(format!("not refused as an invalid argument: {message}"))
+            }
+            Err(Stop::Refused { message, .. }) => Ok(Some(message)),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! PyTorch's own database of operator samples, OpInfo, replayed here: results, gradients, and inputs that must be refused.
+//!
+//! `tests/opinfo/dump.py` writes the goldens, where PyTorch is installed. `tests/opinfo/passing.txt` lists the operators that
+//! pass; the test fails when one of them no longer does, and when another does, so that the list is exact. After a change:
+//!
+//! ```text
+//! THALWEG_OPINFO_WRITE=1 cargo test -p thalweg-tensor --test it opinfo     # the list, and docs/operators.md
+//! THALWEG_OPINFO_ONLY=add,mul cargo test -p thalweg-tensor --test it opinfo -- --nocapture
+//! THALWEG_OPINFO=FOLDER ...                                                # other goldens, such as the full set
+//! ```
+
+mod file;
+mod judge;
+mod numbers;
+mod program;
+mod table;
+
+use std::collections::BTreeSet;
+use std::env;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::thread;
+
+use file::File;
+use judge::{Score, judge};
+use thalweg_ops::schema::Schema;
+use thalweg_tensor::dispatch::find_operator;
+
+/// The files of the goldens, by name.
+fn files() -> Vec<PathBuf> {
+    let folder = env::var_os("THALWEG_OPINFO").map_or_else(|| table::folder().join("goldens"), PathBuf::from);
+    let only: Option<BTreeSet<String>> =
+        env::var("THALWEG_OPINFO_ONLY").ok().map(|names| names.split(',').map(str::to_owned).collect());
+    let entries = std::fs::read_dir(&folder).expect("the folder of goldens is read");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry is read").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "gz"));
+    files.retain(|path| {
+        let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        only.as_ref().is_none_or(|only| only.contains(name))
+    });
+    files.sort();
+    files
+}
+
+/// Judges all operators, on as many threads as there are cores.
+fn scores() -> Vec<Score> {
+    let files = Mutex::new(files());
+    let scores = Mutex::new(Vec::new());
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let next = || files.lock().expect("no thread panics").pop();
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(path) = next() {
+                    let score = judge(&File::read(&path));
+                    scores.lock().expect("no thread panics").push(score);
+                }
+            });
+        }
+    });
+    let mut scores = scores.into_inner().expect("no thread panics");
+    scores.sort_by(|a, b| a.name.cmp(&b.name));
+    scores
+}
+
+#[test]
+fn operators_agree_with_pytorchs_samples() {
+    let scores = scores();
+    for score in &scores {
+        for failure in score.failures.iter().chain(&score.others) {
+            println!("{}: {failure}", score.name);
+        }
+    }
+    if env::var_os("THALWEG_OPINFO_WRITE").is_some() {
+        let root = table::folder().join("../../../..");
+        std::fs::write(table::folder().join("passing.txt"), table::list_of(&scores))
+            .expect("the list is written");
+        std::fs::write(root.join("docs/operators.md"), table::page(&scores)).expect("the page is written");
+        return;
+    }
+    let listed = table::listed();
+    let lost: Vec<&str> = scores
+        .iter()
+        .filter(|score| listed.contains(&score.name) && !score.passes())
+        .map(|score| score.name.as_str())
+        .collect();
+    assert!(lost.is_empty(), "these operators passed, and do not any more: {lost:?}");
+    let gained: Vec<&str> = scores
+        .iter()
+        .filter(|score| score.passes() && !listed.contains(&score.name))
+        .map(|score| score.name.as_str())
+        .collect();
+    assert!(gained.is_empty(), "these operators pass; say so with THALWEG_OPINFO_WRITE=1: {gained:?}");
+}
+
+#[test]
+fn schemas_are_pytorchs() {
+    let text =
+        std::fs::read_to_string(table::folder().join("goldens/schemas.txt")).expect("the schemas are read");
+    let mut compared = 0;
+    let mut differ = Vec::new();
+    for line in text.lines() {
+        let name = line.split_once('(').map_or(line, |(name, _)| name);
+        let Ok(operator) = find_operator(name) else { continue };
+        compared += 1;
+        let own = operator.schema().to_string();
+        if Schema::parse(line).is_ok_and(|schema| schema.to_string() == own) {
+            continue;
+        }
+        differ.push(format!("{own}\n    PyTorch: {line}"));
+    }
+    assert!(compared > 20, "{compared} operators have names that PyTorch knows");
+    assert!(differ.is_empty(), "these schemas differ:\n{}", differ.join("\n"));
+}
