@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod foreach;
 pub mod matmul;
 mod operands;
+pub mod scatter;
 
 use std::sync::Arc;
 
@@ -81,6 +82,9 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in FLOATS {
         all.push((matmul::cuda::name(dtype).to_owned(), matmul::cuda::print(dtype)));
         all.push((embedding::name(dtype).to_owned(), embedding::print(dtype)));
+    }
+    for dtype in scatter::DTYPES {
+        all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all

@@ -209,8 +209,10 @@ fn split(list: &str) -> impl Iterator<Item = &str> {
 
 impl Parameter {
     fn parse(text: &str, keyword_only: bool) -> Option<Self> {
-        let (ty, rest) = text.split_once(' ')?;
-        let ty = Type::parse(ty)?;
+        // `Tensor(a -> *) self`: the facts about memory have spaces, too.
+        let facts = text.find(')').unwrap_or(0);
+        let (ty, rest) = text.split_at(facts + text[facts..].find(' ')?);
+        let (ty, rest) = (Type::parse(ty)?, rest.trim_start());
         let (name, default) = match rest.split_once('=') {
             Some((name, literal)) => (name.trim(), Some(Literal::parse(literal.trim(), &ty)?)),
             None => (rest.trim(), None),
@@ -358,6 +360,14 @@ mod tests {
             "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)",
         );
         assert_eq!(schema.unwrap().returns.len(), 2);
+    }
+
+    #[test]
+    fn elements_of_a_list_may_share_the_memory_of_an_argument() {
+        let schema = Schema::parse("unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]").unwrap();
+        let alias = Some(Alias { set: "a".into(), writes: false });
+        assert_eq!((schema.parameters[0].name.as_str(), &schema.parameters[0].ty.alias), ("self", &alias));
+        assert!(schema.returns[0].list && schema.returns[0].alias == alias);
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod normalization;
 mod random;
 
 pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
-pub use indexing::{EMBEDDING, INDEX_COPY, STACK3};
+pub use indexing::{EMBEDDING, GATHER, INDEX_COPY, PLACE, STACK3};
 pub use loss::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED, MEAN_OVER_CLASSES, NLL_LOSS};
 pub use normalization::{
     LAYER_NORM, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LAYER_NORM_BACKWARD_ADD,
@@ -30,6 +30,8 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &COPY,
     &FULL,
     &ARANGE,
+    &LINSPACE,
+    &TRIANGLE,
     &SUM,
     &MEAN,
     &AMAX,
@@ -51,6 +53,8 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &LAYER_NORM_PARAMETERS_BACKWARD,
     &EMBEDDING,
     &INDEX_COPY,
+    &GATHER,
+    &PLACE,
     &STACK3,
     &UNIFORM,
     &NORMAL,
@@ -115,6 +119,40 @@ pub static ARANGE: LoopOp = LoopOp {
     },
     from_result: None,
     examples: None,
+};
+
+/// Numbers from start to end, evenly: counted from the start in the first half, from the end in the second, so that both are exact.
+pub static LINSPACE: LoopOp = LoopOp {
+    name: "linspace",
+    doc: "Numbers from start to end, evenly spaced.",
+    scalars: &["start", "end", "step", "half", "last"],
+    build: |b, signature| {
+        // Integers are spaced in f32, and cut off.
+        let compute = if signature.compute.is_floating_point() { signature.compute } else { DType::F32 };
+        let [start, end, step] = [0; 3].map(|_| scalar(b, compute));
+        let [half, last] = [0; 2].map(|_| scalar(b, DType::I64));
+        let at = b.index(Dimension::Row(0));
+        let first = start + at.to(compute) * step;
+        let second = end - (last - at).to(compute) * step;
+        b.output(at.lt(half).select(first, second).to(signature.compute), signature.outputs[0], Place::Row);
+    },
+    ..ARANGE
+};
+
+/// Where the column of a matrix is at most `diagonal` to the right of the row: truth values of a lower triangle.
+pub static TRIANGLE: LoopOp = LoopOp {
+    name: "triangle",
+    doc: "The lower triangle of a matrix, up to a diagonal, as truth values.",
+    scalars: &["diagonal"],
+    sizes: Sizes::Numbers(2),
+    rule: DTypeRule::Created,
+    build: |b, signature| {
+        let diagonal = scalar(b, DType::I64);
+        let [row, column] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
+        let inside = (column - row).le(diagonal);
+        b.output(inside.to(signature.compute), signature.outputs[0], Place::Row);
+    },
+    ..ARANGE
 };
 
 /// A reduction of one input to one output a row.

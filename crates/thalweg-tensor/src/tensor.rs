@@ -274,7 +274,7 @@ impl Tensor {
     }
 
     /// Reads the elements; `kind` is what that is to the audit of a capture, where it is more than a copy.
-    fn read<T: Element>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
+    pub(crate) fn read<T: Element>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
         let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
         if !readable {
             return Err(Error::invalid(format!(

@@ -12,7 +12,7 @@ use crate::random::host_room;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    fn view_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
+    fn seen_as(&self, layout: Layout, backward: impl FnOnce() -> ViewBackward) -> Self {
         record_view(self, self.view(layout), backward)
     }
 
@@ -21,7 +21,7 @@ impl Tensor {
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         in_call("permute", &[self], Location::caller(), || {
             let layout = self.layout().permute(order)?;
-            Ok(self.view_as(layout, || {
+            Ok(self.seen_as(layout, || {
                 let mut inverse: Shape = SmallVec::from_elem(0, order.len());
                 order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
                 ViewBackward::Permute(inverse)
@@ -45,7 +45,12 @@ impl Tensor {
         in_call("narrow", &[self], Location::caller(), || {
             let dimension = self.layout().dimension(dimension)?;
             let layout = self.layout().narrow(dimension, start, length)?;
-            Ok(self.view_as(layout, || ViewBackward::Narrow { shape: self.shape().into(), dimension, start }))
+            Ok(self.seen_as(layout, || {
+                let base = Layout::contiguous(self.shape());
+                let part =
+                    base.narrow(dimension, start, length).expect("what fits the tensor fits its shape");
+                ViewBackward::Part { name: "narrow", shape: self.shape().into(), part }
+            }))
         })
     }
 
@@ -93,7 +98,7 @@ impl Tensor {
                 )));
             }
             let layout = self.layout().unsqueeze(at as usize)?;
-            Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+            Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
         })
     }
 
@@ -102,7 +107,7 @@ impl Tensor {
     pub fn squeeze(&self, dimension: i64) -> Result<Self> {
         in_call("squeeze", &[self], Location::caller(), || {
             let layout = self.layout().squeeze(self.layout().dimension(dimension)?);
-            Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into())))
+            Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into())))
         })
     }
 
@@ -111,7 +116,7 @@ impl Tensor {
     pub fn expand(&self, shape: &[usize]) -> Result<Self> {
         in_call("expand", &[self], Location::caller(), || {
             let layout = self.layout().expand(shape)?;
-            Ok(self.view_as(layout, || ViewBackward::Expand(self.shape().into())))
+            Ok(self.seen_as(layout, || ViewBackward::Expand(self.shape().into())))
         })
     }
 
@@ -119,7 +124,7 @@ impl Tensor {
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
         in_call("reshape", &[self], Location::caller(), || match self.layout().reshape(shape)? {
-            Some(layout) => Ok(self.view_as(layout, || ViewBackward::Reshape(self.shape().into()))),
+            Some(layout) => Ok(self.seen_as(layout, || ViewBackward::Reshape(self.shape().into()))),
             None => self.contiguous()?.reshape(shape),
         })
     }

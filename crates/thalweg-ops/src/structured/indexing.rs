@@ -49,6 +49,44 @@ pub static EMBEDDING: LoopOp = indexing(
     },
 );
 
+/// The elements at indices of one dimension. Rows: outer, the number of the index, inner. Inputs: a contiguous source (outer, extent,
+/// inner), gathered; the indices.
+pub static GATHER: LoopOp = indexing(
+    "gather",
+    "The elements at indices of one dimension; NaN where an index is out of range.",
+    2,
+    &["extent", "inner"],
+    |b, signature| {
+        let source = b.gathered_input(signature.inputs[0]);
+        let index = b.input(DType::I64);
+        let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
+        let [outer, column] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
+        let place = (outer * extent + index) * inner + column;
+        let value = b.gather(source, place, in_range(index, extent), Scalar::F64(f64::NAN));
+        b.output(value, signature.outputs[0], Place::Row);
+    },
+);
+
+/// A sum of places in several dimensions, with one more: plus the index, counted from the end where it is negative, times the
+/// stride. −1 where the index is out of range, or the sum is that already.
+pub static PLACE: LoopOp = LoopOp {
+    rule: DTypeRule::Numeric,
+    space: Space::Elementwise,
+    ..indexing(
+        "place",
+        "Places in several dimensions as one number, with a dimension more; −1 where an index is out of range.",
+        2,
+        &["extent", "stride"],
+        |b, signature| {
+            let [sum, index] = [0, 1].map(|input| b.input(signature.inputs[input]).to(DType::I64));
+            let [extent, stride] = [0; 2].map(|_| scalar(b, DType::I64));
+            let index = index.lt(0).select(index + extent, index);
+            let fits = in_range(index, extent).and(sum.ge(0));
+            b.output(fits.select(sum + index * stride, sum.like(-1i64)), signature.outputs[0], Place::Row);
+        },
+    )
+};
+
 /// Slices of a source, written in place at indices of one dimension of the target. Rows: what is outside of the dimension, the
 /// number of the index, what is inside. Inputs: the source, the indices. Strides are the target's.
 pub static INDEX_COPY: LoopOp = indexing(

@@ -3,13 +3,14 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use thalweg_ir::Shape;
+use thalweg_ir::{DType, Layout, Shape};
 use thalweg_ops::structured;
 use thalweg_runtime::Result;
 
 use super::{Backward, Gradients, record};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, run_into};
+use crate::operators::index::scatter;
 use crate::tensor::Tensor;
 
 /// A leaf: adds what arrives to the leaf's gradient.
@@ -82,14 +83,21 @@ pub(crate) enum ViewBackward {
     Reshape(Shape),
     /// Repeated dimensions; this is the base's shape.
     Expand(Shape),
-    /// Some elements of one dimension.
-    Narrow {
+    /// Some elements, each of them once.
+    Part {
+        /// The view.
+        name: &'static str,
         /// The base's shape.
         shape: Shape,
-        /// The dimension.
-        dimension: usize,
-        /// The first element.
-        start: usize,
+        /// Where the view's elements lie in a contiguous tensor of that shape.
+        part: Layout,
+    },
+    /// Any strides over the memory.
+    Strided {
+        /// The base's layout.
+        base: Layout,
+        /// The view's layout.
+        view: Layout,
     },
 }
 
@@ -99,7 +107,8 @@ impl Backward for ViewBackward {
             Self::Permute(_) => "permute",
             Self::Reshape(_) => "reshape",
             Self::Expand(_) => "expand",
-            Self::Narrow { .. } => "narrow",
+            Self::Part { name, .. } => name,
+            Self::Strided { .. } => "as_strided",
         }
     }
 
@@ -109,17 +118,32 @@ impl Backward for ViewBackward {
             Self::Permute(order) => gradient.permute(order)?,
             Self::Reshape(shape) => gradient.reshape(shape)?,
             Self::Expand(shape) => gradient.sum_to_shape(shape)?,
-            // A narrowing that kept everything.
-            Self::Narrow { shape, .. } if gradient.shape() == shape.as_slice() => gradient.clone(),
-            Self::Narrow { shape, dimension, start } => {
+            // A part that is everything.
+            Self::Part { shape, part, .. } if *part == Layout::contiguous(shape) => gradient.clone(),
+            Self::Part { shape, part, .. } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
-                let length = gradient.shape()[*dimension];
-                whole.narrow(*dimension as i64, *start, length)?.copy_(gradient)?;
+                whole.with_layout(part.clone()).copy_(gradient)?;
                 whole
             }
+            Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
         };
         Ok(Gradients::from_elem(Some(result), 1))
     }
+}
+
+/// Adds the gradient of a view with any strides up in its base's memory: its elements may be there several times.
+fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<Tensor> {
+    let start = base.offset().min(view.offset());
+    let reach = |layout: &Layout| layout.offset() - start + layout.span();
+    let memory = reach(base).max(reach(view));
+    let device = gradient.device();
+    let places = Tensor::arange(memory, 0i64, 1i64, DType::I64, device)?;
+    let within = |layout: &Layout| Layout::new(layout.shape(), layout.strides(), layout.offset() - start);
+    let index = places.with_layout(within(view)?).reshape(&[1, gradient.elements(), 1])?;
+    let sums = Tensor::zeros(&[1, memory, 1], gradient.dtype(), device)?;
+    let source = gradient.reshape(&[1, gradient.elements(), 1])?;
+    let sums = scatter(&sums, &index, &source, "sum")?;
+    sums.with_layout(within(base)?).contiguous()
 }
 
 /// Records a view.
@@ -131,6 +155,49 @@ pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -
     record(Box::new(backward()), &[base], &mut results, base.device().current_stream());
     let [view] = results;
     view
+}
+
+/// The parts of a dimension, one behind the other: their gradients are put together again.
+struct SplitBackward {
+    /// The base's shape.
+    shape: Shape,
+    dimension: usize,
+    lengths: Vec<usize>,
+}
+
+impl Backward for SplitBackward {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
+        let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
+        let mut start = 0;
+        for (&length, gradient) in self.lengths.iter().zip(gradients) {
+            let part = whole.narrow(self.dimension as i64, start, length)?;
+            start += length;
+            match gradient {
+                Some(gradient) => part.copy_(gradient)?,
+                None => part.copy_(&Tensor::zeros(&[], whole.dtype(), whole.device())?)?,
+            }
+        }
+        Ok(Gradients::from_elem(Some(whole), 1))
+    }
+}
+
+/// Records the parts of a dimension, of these lengths, as views.
+pub(crate) fn record_split(
+    base: &Tensor,
+    mut parts: Vec<Tensor>,
+    dimension: usize,
+    lengths: Vec<usize>,
+) -> Vec<Tensor> {
+    if base.requires_grad() && super::is_grad_enabled() && !parts.is_empty() {
+        let node = SplitBackward { shape: base.shape().into(), dimension, lengths };
+        record(Box::new(node), &[base], &mut parts, base.device().current_stream());
+    }
+    parts
 }
 
 /// The places of a dimension: their gradients are put together again.

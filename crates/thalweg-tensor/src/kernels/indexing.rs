@@ -1,10 +1,11 @@
-//! Reading and writing at indices in device memory: embedding with its gradient, and copying in place.
+//! Reading and writing at indices in device memory: gathering, scattering, embedding with its gradient, and copying in place.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
-use thalweg_ops::structured::{EMBEDDING, INDEX_COPY};
+use thalweg_kernels::scatter::{Combine, ScatterReduce};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
 
@@ -15,7 +16,7 @@ use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
 pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &INDEX_COPY].iter().any(|indexing| indexing.name == operator.name)
+    [&EMBEDDING, &INDEX_COPY, &GATHER].iter().any(|indexing| indexing.name == operator.name)
 }
 
 fn strided(rows: &[usize], inner: &[usize]) -> Placement {
@@ -113,18 +114,8 @@ impl Backward for EmbeddingBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, 2);
         let Some(gradient) = &gradients[0] else { return Ok(results) };
-        let gradient = gradient.contiguous()?;
-        let sum = Tensor::zeros(&self.shape, gradient.dtype(), gradient.device())?;
-        let ([embeddings, features], indices) = sizes(&sum, &self.indices.get()?)?;
-        let sizes = Sizes {
-            indices: indices.elements() as u64,
-            embeddings: embeddings as u64,
-            features: features as u64,
-            padding: self.padding,
-            dtype: sum.dtype(),
-        };
-        let at = [&gradient, &indices, &sum].map(Tensor::pointer);
-        gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, self.label)?;
+        let shape = [self.shape[0], self.shape[1]];
+        let sum = embedding_gradient(gradient, &self.indices.get()?, shape, self.padding, self.label)?;
         results[0] = Some(sum);
         Ok(results)
     }
@@ -136,6 +127,124 @@ impl Backward for EmbeddingBackward {
     fn release(&self) {
         self.indices.release();
     }
+}
+
+/// Returns a tensor's three extents, or says that it must have three.
+fn three(tensor: &Tensor) -> Result<[usize; 3]> {
+    tensor.shape().try_into().map_err(|_| {
+        Error::invalid(format!(
+            "a tensor (outer, extent, inner) has three dimensions, not {:?}",
+            tensor.shape()
+        ))
+    })
+}
+
+/// Refuses indices that are not (outer, count, inner) of int64.
+fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 3]> {
+    let shape = three(index)?;
+    if index.dtype() == DType::I64 && shape[0] == outer && shape[2] == inner {
+        return Ok(shape);
+    }
+    Err(Error::invalid(format!(
+        "the indices are int64 ({outer}, count, {inner}), not {} {:?}",
+        index.dtype(),
+        index.shape()
+    )))
+}
+
+/// The elements of (outer, extent, inner) at indices (outer, count, inner) of the middle dimension.
+pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
+    let (source, index) = (call.tensor(0).contiguous()?, call.tensor(1));
+    let [_, extent, inner] = three(&source)?;
+    let rows = check_index(three(&source)?, index)?;
+    let result = Tensor::empty_on(&rows, source.dtype(), &call.device.current_stream(), call.label)?;
+    if result.elements() > 0 {
+        let placements = [
+            Placement::Gathered(source.elements() as u64),
+            strided(index.layout().strides(), &[]),
+            strided(result.layout().strides(), &[]),
+        ];
+        run(
+            &GATHER,
+            (&rows, &[]),
+            (&[&source, index], &result),
+            placements.into_iter().collect(),
+            &[extent as u64, inner as u64],
+            call.label,
+        )?;
+    }
+    Ok(SmallVec::from_elem(result, 1))
+}
+
+/// A copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of its shape.
+pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
+    let (target, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    let combine = match call.str(3) {
+        "replace" => Combine::Replace,
+        "sum" => Combine::Sum,
+        "prod" => Combine::Product,
+        "amax" => Combine::Max,
+        "amin" => Combine::Min,
+        other => return Err(Error::invalid(format!("{other} is no way to combine elements"))),
+    };
+    let [outer, extent, inner] = three(target)?;
+    let rows = check_index([outer, extent, inner], index)?;
+    if source.shape() != rows || source.dtype() != target.dtype() {
+        return Err(Error::invalid(format!(
+            "the source must be {} {rows:?} as target and indices are, not {source:?}",
+            target.dtype()
+        )));
+    }
+    // Few types are combined in, which hold the others: narrower integers wrap around when they are converted back.
+    let wide = match target.dtype() {
+        dtype @ (DType::F64 | DType::F32) => dtype,
+        dtype if dtype.is_floating_point() => DType::F32,
+        _ => DType::I64,
+    };
+    let result = match wide == target.dtype() {
+        true => target.copied(call.label.location)?,
+        false => target.to_dtype(wide)?,
+    };
+    let source = source.to_dtype(wide)?;
+    if result.elements() > 0 && source.elements() > 0 {
+        let strides = |tensor: &Tensor| {
+            let strides = tensor.layout().strides();
+            [strides[0] as u64, strides[1] as u64, strides[2] as u64]
+        };
+        let kernel = ScatterReduce {
+            sizes: [outer, extent, rows[1], inner].map(|size| size as u64),
+            index_strides: strides(index),
+            source_strides: strides(&source),
+            dtype: wide,
+            combine,
+        };
+        let at = [index, &source, &result].map(Tensor::pointer);
+        call.device.current_stream().launch_native(&Placed { kernel, at }, call.label)?;
+    }
+    Ok(SmallVec::from_elem(result.to_dtype(target.dtype())?, 1))
+}
+
+/// The gradient of a table of embeddings, from that of the places that read it, which are at indices of any shape.
+pub(crate) fn embedding_gradient(
+    gradient: &Tensor,
+    indices: &Tensor,
+    [embeddings, features]: [usize; 2],
+    padding: i64,
+    label: Label,
+) -> Result<Tensor> {
+    let gradient = gradient.contiguous()?;
+    let sum = Tensor::zeros(&[embeddings, features], gradient.dtype(), gradient.device())?;
+    let (_, indices) = sizes(&sum, indices)?;
+    let sizes = Sizes {
+        indices: indices.elements() as u64,
+        embeddings: embeddings as u64,
+        features: features as u64,
+        padding,
+        dtype: sum.dtype(),
+    };
+    let at = [&gradient, &indices, &sum].map(Tensor::pointer);
+    gradient.device().current_stream().launch_native(&Placed { kernel: sizes, at }, label)?;
+    Ok(sum)
 }
 
 /// A layout as (outside of a dimension, the dimension, inside): extents and strides, if the strides allow it.

@@ -12,11 +12,15 @@
 //! their defaults. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
 //! is needed.
 
+mod advanced_index;
+mod create;
 pub(crate) mod in_place;
+pub(crate) mod index;
 mod join;
 mod methods;
 mod pointwise;
 mod reduce;
+mod view;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -99,8 +103,16 @@ impl Body {
 }
 
 /// Every family.
-static FAMILIES: &[&[OpDef]] =
-    &[pointwise::OPERATORS, reduce::OPERATORS, join::OPERATORS, crate::kernels::INTERNAL];
+static FAMILIES: &[&[OpDef]] = &[
+    pointwise::OPERATORS,
+    reduce::OPERATORS,
+    join::OPERATORS,
+    view::OPERATORS,
+    create::OPERATORS,
+    index::OPERATORS,
+    advanced_index::OPERATORS,
+    crate::kernels::INTERNAL,
+];
 
 /// Defines every built-in operator.
 pub(crate) fn define_all(define: &mut dyn FnMut(&str, Body)) {

@@ -1,0 +1,310 @@
+//! [`ScatterReduce`]: elements that are combined into the places that indices name. It is no loop over a body: which elements meet
+//! in one place is in the data.
+//!
+//! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) by any strides. The element at
+//! (o, k, i) is combined with that at (o, index, i), for k from 0 on: **in the order of k**, so that the result does not depend on
+//! timing. On a card each column (o, i) is one thread, which walks through its `count` elements. So the work is that of the
+//! elements, but few columns fill no card: of one column it is one thread's, some hundred nanoseconds an element.
+//!
+//! An index out of range writes nothing.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element};
+
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// How an element is combined with what is there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Combine {
+    /// It takes its place: the last one stays.
+    Replace = 0,
+    /// Their sum; of integers it wraps around.
+    Sum = 1,
+    /// Their product; of integers it wraps around.
+    Product = 2,
+    /// The greater one; NaN where one is NaN.
+    Max = 3,
+    /// The smaller one; NaN where one is NaN.
+    Min = 4,
+}
+
+impl Combine {
+    /// Every way.
+    pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
+}
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScatterReduce {
+    /// Outer extent, the extent that is indexed, how many elements come in place of it, inner extent.
+    pub sizes: [u64; 4],
+    /// The strides of the indices, in elements.
+    pub index_strides: [u64; 3],
+    /// The strides of the source, in elements.
+    pub source_strides: [u64; 3],
+    /// Of source and result: int64, float32 or float64.
+    pub dtype: DType,
+    /// How elements are combined.
+    pub combine: Combine,
+}
+
+/// The dtypes that there is a kernel for.
+pub const DTYPES: [DType; 3] = [DType::I64, DType::F32, DType::F64];
+
+/// How many 8-byte words [`ScatterReduce::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 15;
+
+/// Threads of a block.
+const BLOCK: u64 = 128;
+
+impl ScatterReduce {
+    /// Returns how many elements indices, source and result reach over.
+    #[must_use]
+    pub fn spans(&self) -> [u64; 3] {
+        let [outer, extent, count, inner] = self.sizes;
+        let walked = [outer, count, inner];
+        let span = |strides: [u64; 3]| match walked.contains(&0) {
+            true => 0,
+            false => {
+                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
+            }
+        };
+        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+    }
+
+    /// Returns the arguments of a launch as words: the addresses of indices, source and result; the sizes; the strides; dtype and way
+    /// of combining by their places in [`DTYPES`] and [`Combine::ALL`].
+    #[must_use]
+    pub fn pack(&self, addresses: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DTYPES.iter().position(|&dtype| dtype == self.dtype).unwrap_or(DTYPES.len());
+        let mut words = [0; ARGUMENT_WORDS];
+        words[..3].copy_from_slice(&addresses);
+        words[3..7].copy_from_slice(&self.sizes);
+        words[7..10].copy_from_slice(&self.index_strides);
+        words[10..13].copy_from_slice(&self.source_strides);
+        words[13..].copy_from_slice(&[dtype as u64, self.combine as u64]);
+        words
+    }
+
+    /// Reads back what [`ScatterReduce::pack`] packed, with the addresses. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let words: [u64; ARGUMENT_WORDS] = words.try_into().ok()?;
+        let three = |from: usize| [words[from], words[from + 1], words[from + 2]];
+        let sizes = Self {
+            sizes: [words[3], words[4], words[5], words[6]],
+            index_strides: three(7),
+            source_strides: three(10),
+            dtype: *DTYPES.get(usize::try_from(words[13]).ok()?)?,
+            combine: *Combine::ALL.get(usize::try_from(words[14]).ok()?)?,
+        };
+        Some((sizes, three(0)))
+    }
+
+    /// Carries it out on the host, with the card's bits.
+    ///
+    /// # Panics
+    /// If an operand is shorter than its span.
+    pub fn run<T: Term>(&self, index: &[i64], source: &[T], result: &mut [T]) {
+        let [outer, extent, count, inner] = self.sizes;
+        let at = |[o, k, i]: [u64; 3], strides: [u64; 3]| {
+            (o * strides[0] + k * strides[1] + i * strides[2]) as usize
+        };
+        for o in 0..outer {
+            for k in 0..count {
+                for i in 0..inner {
+                    let Ok(place) = u64::try_from(index[at([o, k, i], self.index_strides)]) else { continue };
+                    if place < extent {
+                        let target = &mut result[((o * extent + place) * inner + i) as usize];
+                        *target = target.combine(self.combine, source[at([o, k, i], self.source_strides)]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the launch. The grid is never empty: whoever launches skips what has no elements.
+    pub fn launch_shape(&self) -> LaunchShape {
+        let blocks = self.sizes[0].saturating_mul(self.sizes[3]).div_ceil(BLOCK);
+        LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
+    }
+}
+
+/// An element that can be combined.
+pub trait Term: Element {
+    /// Returns what is there and what comes, combined.
+    #[must_use]
+    fn combine(self, combine: Combine, other: Self) -> Self;
+}
+
+macro_rules! term {
+    ($($T:ty: $sum:expr, $product:expr;)*) => {$(
+        impl Term for $T {
+            #[allow(clippy::eq_op)] // NaN is not equal to itself
+            fn combine(self, combine: Combine, other: Self) -> Self {
+                let (sum, product): (fn($T, $T) -> $T, fn($T, $T) -> $T) = ($sum, $product);
+                match combine {
+                    Combine::Replace => other,
+                    Combine::Sum => sum(self, other),
+                    Combine::Product => product(self, other),
+                    Combine::Max => if self > other || self != self { self } else { other },
+                    Combine::Min => if self < other || self != self { self } else { other },
+                }
+            }
+        }
+    )*};
+}
+
+term! {
+    i64: i64::wrapping_add, i64::wrapping_mul;
+    f32: |a, b| a + b, |a, b| a * b;
+    f64: |a, b| a + b, |a, b| a * b;
+}
+
+/// Returns the name of the entry point for a dtype.
+///
+/// # Panics
+/// If there is no kernel for the dtype.
+pub fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::I64 => "scatter_reduce_int64",
+        DType::F32 => "scatter_reduce_float32",
+        DType::F64 => "scatter_reduce_float64",
+        other => panic!("scatter_reduce on {other}: it is for int64, float32 and float64"),
+    }
+}
+
+/// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`],
+/// takes the words of [`ScatterReduce::pack`] as one structure by value.
+///
+/// # Panics
+/// If there is no kernel for the dtype.
+pub fn print(dtype: DType) -> String {
+    let (sum, product) = match dtype {
+        // Signed arithmetic that overflows is undefined in C.
+        DType::I64 => ("i64(u64(a) + u64(b))", "i64(u64(a) * u64(b))"),
+        _ => ("a + b", "a * b"),
+    };
+    let code = TEMPLATE
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", dtype.short_name())
+        .replace("SUM", sum)
+        .replace("PRODUCT", product);
+    with_prelude(&code)
+}
+
+/// The indices (i64), the source, and the result, which is read and written.
+impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match DTYPES.contains(&self.kernel.dtype) {
+            true => Ok(()),
+            false => Err(Fault::new(format!(
+                "scatter_reduce: it is for int64, float32 and float64, not {}",
+                self.kernel.dtype
+            ))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        (!self.kernel.spans().contains(&0)).then(|| self.kernel.launch_shape())
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ([indices, sources, results], element) =
+            (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
+        let [index, source, result] = self.at;
+        Accesses::from_iter([
+            Access::read(index, indices * size_of::<i64>() as u64),
+            Access::read(source, sources * element),
+            // The other elements stay as they are.
+            Access::read_write(result, results * element),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (sizes, addresses) = ScatterReduce::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("scatter_reduce: the arguments are not in its layout".to_owned()))?;
+    match sizes.dtype {
+        DType::I64 => run_typed::<i64>(launch, &sizes, addresses),
+        DType::F32 => run_typed::<f32>(launch, &sizes, addresses),
+        _ => run_typed::<f64>(launch, &sizes, addresses),
+    }
+}
+
+fn run_typed<T: Term>(
+    launch: &HostLaunch<'_>,
+    sizes: &ScatterReduce,
+    addresses: [u64; 3],
+) -> Result<(), HostFault> {
+    let [index, source, result] = addresses.map(DevicePointer::new);
+    let [indices, sources, results] = sizes.spans().map(|span| span as usize);
+    let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
+    sizes.run(index, source, launch.write::<T>(result, results)?);
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const i64* index;
+    const ELEMENT* source;
+    ELEMENT* result;
+    u64 outer;
+    u64 extent;
+    u64 count;
+    u64 inner;
+    u64 index_strides[3];
+    u64 source_strides[3];
+    u64 dtype;
+    u64 combine;
+};
+
+static __device__ __forceinline__ ELEMENT NAME_combine(const u64 combine, const ELEMENT a, const ELEMENT b) {
+    switch (combine) {
+        case 0: return b;
+        case 1: return SUM;
+        case 2: return PRODUCT;
+        case 3: return a > b || a != a ? a : b;
+        default: return a < b || a != a ? a : b;
+    }
+}
+
+extern \"C\" __global__ void __launch_bounds__(128) NAME(const __grid_constant__ NAME_arguments x) {
+    const u64 columns = x.outer * x.inner, threads = u64(gridDim.x) * blockDim.x;
+    for (u64 column = u64(blockIdx.x) * blockDim.x + threadIdx.x; column < columns; column += threads) {
+        const u64 o = column / x.inner, i = column % x.inner;
+        const i64* index = x.index + o * x.index_strides[0] + i * x.index_strides[2];
+        const ELEMENT* source = x.source + o * x.source_strides[0] + i * x.source_strides[2];
+        for (u64 k = 0; k < x.count; ++k) {
+            const i64 place = index[k * x.index_strides[1]];
+            if (place >= 0 && u64(place) < x.extent) {
+                ELEMENT* at = x.result + (o * x.extent + u64(place)) * x.inner + i;
+                *at = NAME_combine(x.combine, *at, source[k * x.source_strides[1]]);
+            }
+        }
+    }
+}
+";

@@ -1,0 +1,419 @@
+//! Reading and writing at places that several index tensors name, and at those where a mask is true.
+//!
+//! The indices become places: numbers in a tensor's elements, or in those of its indexed dimensions, which
+//! [`index`](super::index) reads and writes at. **What is as long as a mask has true elements is known only once the host has read the
+//! mask**: such a call blocks, and cannot be captured.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
+use thalweg_runtime::graph::audit::ObstacleKind;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Kernel};
+use super::index::{gathered, long, number_like, scatter};
+use super::view::dtype_of;
+use super::{operators, single};
+use crate::caller::label_at;
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::random::host_room;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the elements at places that index tensors, broadcast against each other, name in the first dimensions; a missing one is
+    /// all places, truth values are those where they are true.
+    "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
+        fn index(indices: optional_tensors) = Composite(|call| {
+            let x = call.tensor(0);
+            match Indexed::new(call, x)? {
+                None => x.copied(call.label.location).map(single),
+                Some(indexed) => indexed.read(x).map(single),
+            }
+        });
+    /// Returns the tensor with values written at places that index tensors name, or added to what is there.
+    "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"
+        fn index_put(indices: optional_tensors, values: tensor, accumulate: bool) = Composite(|call| {
+            let (x, values) = (call.tensor(0), call.tensor(2));
+            if values.dtype() != x.dtype() {
+                return Err(Error::invalid(format!(
+                    "Index put requires the source and destination dtypes match, got {} for the destination and {} for the source.",
+                    x.dtype(),
+                    values.dtype()
+                )));
+            }
+            match Indexed::new(call, x)? {
+                None if call.bool(3) => x.add(values).map(single),
+                None => values.expand(x.shape())?.copied(call.label.location).map(single),
+                Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
+            }
+        });
+    /// Returns the tensor with a number where a mask is true.
+    "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"
+        fn masked_fill(mask: tensor, value: scalar) = Composite(|call| {
+            let value = number_like(call.tensor(0), call.scalar(2))?;
+            masked_fill(call, &value).map(single)
+        });
+    /// Returns the tensor with the only element of another where a mask is true.
+    "masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor" = Composite(|call| {
+        let value = call.tensor(2);
+        if value.rank() != 0 {
+            return Err(Error::invalid(format!(
+                "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
+                value.rank()
+            )));
+        }
+        masked_fill(call, &value.to_dtype(call.tensor(0).dtype())?).map(single)
+    });
+    /// Returns the tensor with the elements of a source, one after another, where a mask is true. Blocks.
+    "masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"
+        fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single));
+    /// Returns the elements where a mask is true, one after another. Blocks.
+    "masked_select(Tensor self, Tensor mask) -> Tensor"
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single));
+    /// Returns the elements at places in all elements, row-major; negative ones are counted from the end.
+    "take(Tensor self, Tensor index) -> Tensor"
+        fn take(index: tensor) = Composite(|call| {
+            let (x, index) = (call.tensor(0), flat_index(call, "take")?);
+            let rows = x.reshape(&[1, x.elements(), 1])?;
+            gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
+        });
+    /// Returns the tensor with the elements of a source written at places in all elements, or added to what is there.
+    "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
+        fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
+            let (x, index, source) = (call.tensor(0), flat_index(call, "put_")?, call.tensor(2));
+            if source.dtype() != x.dtype() {
+                return Err(Error::invalid(format!(
+                    "put_(): self and source expected to have the same dtype, but got self.dtype = {} and source.dtype = {}",
+                    x.dtype(),
+                    source.dtype()
+                )));
+            }
+            if source.elements() != index.elements() {
+                return Err(Error::invalid(format!(
+                    "put_(): Expected source and index to have the same number of elements, but got source.numel() = {}, \
+                     index.numel() = {}",
+                    source.elements(),
+                    index.elements()
+                )));
+            }
+            let rows = x.reshape(&[1, x.elements(), 1])?;
+            let reduce = if call.bool(3) { "sum" } else { "replace" };
+            scatter(&rows, &index, &source.reshape(index.shape())?, reduce)?.reshape(x.shape()).map(single)
+        });
+    /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
+    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single));
+    /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
+    "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0)));
+    /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
+    "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0)).map(single));
+    /// Returns the coordinates where a condition is true, a tensor per dimension. Blocks.
+    "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
+    /// Returns a number where a condition is true, else the elements of a tensor.
+    "where.ScalarSelf(Tensor condition, Scalar self, Tensor other) -> Tensor" = Composite(|call| {
+        call.tensor(0).select_where(&number(call, 1)?, call.tensor(2)).map(single)
+    });
+    /// Returns the elements of a tensor where a condition is true, else a number.
+    "where.ScalarOther(Tensor condition, Tensor self, Scalar other) -> Tensor" = Composite(|call| {
+        call.tensor(0).select_where(call.tensor(1), &number(call, 2)?).map(single)
+    });
+    /// Returns a number where a condition is true, else another.
+    "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
+        call.tensor(0).select_where(&number(call, 1)?, &number(call, 2)?).map(single)
+    });
+    /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the greatest, and
+    /// the call blocks.
+    "one_hot(Tensor self, int num_classes=-1) -> Tensor"
+        fn one_hot(num_classes: int) = Kernel(|call| one_hot(call).map(single));
+}
+
+/// Returns places plus those of one more index, in a dimension of this extent and stride; −1 where an index is out of range.
+pub(super) fn place(sum: &Tensor, index: &Tensor, extent: usize, stride: usize) -> Result<Tensor> {
+    let numbers = [extent, stride].map(|number| Argument::Scalar(Scalar::I64(number as i64)));
+    let arguments = [sum.into(), index.into(), numbers[0], numbers[1]];
+    super::call(built_in!("thalweg::place")?, &arguments, None, Location::caller())
+}
+
+/// Where index tensors point to in a tensor.
+struct Indexed {
+    /// The dimensions of the tensor, the indexed ones first.
+    order: Shape,
+    /// How many dimensions are indexed.
+    count: usize,
+    /// The places in the indexed dimensions.
+    places: Tensor,
+    /// How many of the other dimensions come before those of the places in a result.
+    leading: usize,
+}
+
+impl Indexed {
+    /// Reads the indices of a call; `None` where none says anything.
+    fn new(call: &Call<'_>, x: &Tensor) -> Result<Option<Self>> {
+        let list = expanded(call, x)?;
+        if list.len() > x.rank() {
+            return Err(Error::invalid(format!(
+                "too many indices for tensor of dimension {} (got {})",
+                x.rank(),
+                list.len()
+            )));
+        }
+        let indexed: Shape = (0..list.len()).filter(|&dim| list[dim].is_some()).collect();
+        let (Some(&first), Some(&last)) = (indexed.first(), indexed.last()) else { return Ok(None) };
+        let mut shape = Shape::new();
+        for index in list.iter().flatten() {
+            shape = broadcast_shapes(&shape, index.shape()).map_err(|_| {
+                let shapes: Vec<String> =
+                    list.iter().flatten().map(|index| format!("{:?}", index.shape())).collect();
+                Error::invalid(format!(
+                    "shape mismatch: indexing tensors could not be broadcast together with shapes {}",
+                    shapes.join(", ")
+                ))
+            })?;
+        }
+        let mut places = Tensor::zeros(&shape, DType::I64, x.device())?;
+        let mut stride = 1usize;
+        for &dim in indexed.iter().rev() {
+            let index = list[dim].as_ref().expect("it is indexed");
+            let extent = x.shape()[dim];
+            if extent == 0 && places.elements() > 0 {
+                return Err(Error::invalid(format!(
+                    "index is out of bounds for dimension with size 0 (dimension {dim} of {:?})",
+                    x.shape()
+                )));
+            }
+            places = place(&places, index, extent, stride)?;
+            stride = stride.saturating_mul(extent);
+        }
+        let others = (0..x.rank()).filter(|dim| !indexed.contains(dim));
+        let order = indexed.iter().copied().chain(others).collect();
+        // Where the indexed dimensions stand side by side, the result's are in their place; else they come first.
+        let leading = if last - first + 1 == indexed.len() { first } else { 0 };
+        Ok(Some(Self { order, count: indexed.len(), places, leading }))
+    }
+
+    /// The tensor as (1, indexed elements, others), and the extents of the others.
+    fn rows(&self, x: &Tensor) -> Result<(Tensor, Shape)> {
+        let moved = x.permute(&self.order)?;
+        let (indexed, others) = moved.shape().split_at(self.count);
+        let others: Shape = others.into();
+        Ok((moved.reshape(&[1, indexed.iter().product(), others.iter().product()])?, others))
+    }
+
+    /// The places for every one of the others.
+    fn index(&self, inner: usize) -> Result<Tensor> {
+        let count = self.places.elements();
+        self.places.reshape(&[1, count, 1])?.expand(&[1, count, inner])
+    }
+
+    /// From the order of a result to that of places, then others.
+    fn result_order(&self, others: usize) -> Shape {
+        let rank = self.places.rank();
+        let places = self.leading..self.leading + rank;
+        places.clone().chain((0..rank + others).filter(|dim| !places.contains(dim))).collect()
+    }
+
+    fn read(&self, x: &Tensor) -> Result<Tensor> {
+        let (rows, others) = self.rows(x)?;
+        let result = gathered(&rows, &self.index(rows.shape()[2])?)?;
+        let shape: Shape = self.places.shape().iter().chain(&others).copied().collect();
+        let order = self.result_order(others.len());
+        let mut inverse: Shape = SmallVec::from_elem(0, order.len());
+        order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+        result.reshape(&shape)?.permute(&inverse)
+    }
+
+    fn write(&self, x: &Tensor, values: &Tensor, accumulates: bool) -> Result<Tensor> {
+        let (rows, others) = self.rows(x)?;
+        let order = self.result_order(others.len());
+        let moved: Shape = self.places.shape().iter().chain(&others).copied().collect();
+        let mut shape: Shape = SmallVec::from_elem(0, order.len());
+        order.iter().enumerate().for_each(|(to, &from)| shape[from] = moved[to]);
+        // Leading extents of 1 say nothing.
+        let added = values.rank().saturating_sub(shape.len());
+        let values = match values.shape()[..added].iter().all(|&extent| extent == 1) {
+            true => values.reshape(&values.shape()[added..])?,
+            false => values.clone(),
+        };
+        let values = values.expand(&shape).map_err(|_| {
+            Error::invalid(format!(
+                "shape mismatch: value tensor of shape {:?} cannot be broadcast to indexing result of shape {shape:?}",
+                values.shape()
+            ))
+        })?;
+        let source = values.permute(&order)?.reshape(&[1, self.places.elements(), rows.shape()[2]])?;
+        let reduce = if accumulates { "sum" } else { "replace" };
+        let written = scatter(&rows, &self.index(rows.shape()[2])?, &source, reduce)?;
+        let mut inverse: Shape = SmallVec::from_elem(0, self.order.len());
+        self.order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+        let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
+        written.reshape(&moved)?.permute(&inverse)?.contiguous()
+    }
+}
+
+/// The indices of a call, of int64; truth values are replaced by the coordinates where they are true.
+fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    let mut list = Vec::new();
+    let given: Vec<Option<&Tensor>> = match call.argument(1) {
+        Argument::OptionalTensors(given) => given.iter().map(Option::as_ref).collect(),
+        Argument::Tensors(given) => given.iter().map(Some).collect(),
+        _ => Vec::new(),
+    };
+    for index in given {
+        match index.map(|index| (index, index.dtype())) {
+            None => list.push(None),
+            Some((index, DType::I64 | DType::I32)) => list.push(Some(index.to_dtype(DType::I64)?)),
+            Some((mask, DType::Bool | DType::U8)) => {
+                for (dim, &extent) in mask.shape().iter().enumerate() {
+                    if x.shape().get(list.len() + dim) != Some(&extent) {
+                        return Err(Error::invalid(format!(
+                            "The shape of the mask {:?} at index {dim} does not match the shape of the indexed tensor {:?} at index \
+                             {}",
+                            mask.shape(),
+                            x.shape(),
+                            list.len() + dim
+                        )));
+                    }
+                }
+                list.extend(coordinates(mask)?.into_iter().map(Some));
+            }
+            Some(_) => {
+                return Err(Error::invalid(
+                    "tensors used as indices must be long, int, byte or bool tensors",
+                ));
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// Returns the places of the elements that are not 0, which the host reads.
+fn nonzero_places(x: &Tensor) -> Result<Vec<usize>> {
+    let label = label_at("nonzero", Location::caller());
+    let truths: Vec<u8> =
+        x.detach().to_dtype(DType::Bool)?.read(label, Some(ObstacleKind::DataDependentShape))?;
+    let mut places = host_room(truths.iter().filter(|&&truth| truth != 0).count())?;
+    places.extend((0..truths.len()).filter(|&at| truths[at] != 0));
+    Ok(places)
+}
+
+fn nonzero(x: &Tensor) -> Result<Tensor> {
+    let places = nonzero_places(x)?;
+    let strides = thalweg_ir::contiguous_strides(x.shape());
+    let mut coordinates: Vec<i64> = host_room(places.len().saturating_mul(x.rank()))?;
+    for &place in &places {
+        let of = |(&extent, &stride): (&usize, &usize)| (place / stride % extent) as i64;
+        coordinates.extend(x.shape().iter().zip(&strides).map(of));
+    }
+    Tensor::from_slice(&coordinates, &[places.len(), x.rank()], x.device())
+}
+
+fn coordinates(x: &Tensor) -> Result<Tensors> {
+    let rows = nonzero(x)?;
+    (0..x.rank()).map(|dim| rows.select(1, dim)?.contiguous()).collect()
+}
+
+/// Returns the places where a mask is true as (1, count, 1).
+fn masked_index(mask: &Tensor) -> Result<Tensor> {
+    let places: Vec<i64> = nonzero_places(mask)?.into_iter().map(|place| place as i64).collect();
+    Tensor::from_slice(&places, &[1, places.len(), 1], mask.device())
+}
+
+fn check_mask(mask: &Tensor, operator: &str) -> Result<()> {
+    match mask.dtype() {
+        DType::Bool => Ok(()),
+        other => Err(Error::invalid(format!(
+            "{operator} only supports boolean masks, but got mask with dtype {other}"
+        ))),
+    }
+}
+
+/// Returns a number as a tensor without dimensions, of the dtype that it promotes as.
+fn number(call: &Call<'_>, place: usize) -> Result<Tensor> {
+    Tensor::full(&[], call.scalar(place), dtype_of(call.scalar(place)), call.device)
+}
+
+fn masked_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensor> {
+    check_mask(call.tensor(1), "masked_fill")?;
+    call.tensor(1).select_where(value, call.tensor(0))
+}
+
+fn masked_select(call: &Call<'_>) -> Result<Tensor> {
+    let (x, mask) = (call.tensor(0), call.tensor(1));
+    if mask.dtype() != DType::Bool {
+        return Err(Error::invalid(format!(
+            "masked_select: expected BoolTensor for mask, but got {}",
+            mask.dtype()
+        )));
+    }
+    let shape = broadcast_shapes(x.shape(), mask.shape())?;
+    let index = masked_index(&mask.expand(&shape)?)?;
+    let whole = x.expand(&shape)?;
+    let count = index.elements();
+    gathered(&whole.reshape(&[1, whole.elements(), 1])?, &index)?.reshape(&[count])
+}
+
+fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
+    let (x, mask, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    check_mask(mask, "masked_scatter_")?;
+    if source.dtype() != x.dtype() {
+        return Err(Error::invalid(format!(
+            "masked_scatter: expected self and source to have same dtypes but got {} and {}",
+            x.dtype(),
+            source.dtype()
+        )));
+    }
+    let shape = broadcast_shapes(x.shape(), mask.shape())?;
+    let index = masked_index(&mask.expand(&shape)?)?;
+    let count = index.elements();
+    if source.elements() < count {
+        return Err(Error::invalid(format!(
+            "masked_scatter: expected the number of elements in source to be at least the {count} true elements of the mask, but got \
+             {}",
+            source.elements()
+        )));
+    }
+    let whole = x.expand(&shape)?;
+    let rows = whole.reshape(&[1, whole.elements(), 1])?;
+    let source = source.reshape(&[source.elements()])?.narrow(0, 0, count)?.reshape(&[1, count, 1])?;
+    scatter(&rows, &index, &source, "replace")?.reshape(&shape)
+}
+
+/// Returns places in all elements of the first tensor as (1, count, 1).
+fn flat_index(call: &Call<'_>, operator: &str) -> Result<Tensor> {
+    let (x, index) = (call.tensor(0), call.tensor(1));
+    if index.dtype() != DType::I64 {
+        return Err(Error::invalid(format!(
+            "{operator}(): Expected a long tensor for index, but got {}",
+            index.dtype()
+        )));
+    }
+    if x.elements() == 0 && index.elements() > 0 {
+        return Err(Error::invalid(format!("{operator}(): tried to take from an empty tensor")));
+    }
+    let index = index.reshape(&[1, index.elements(), 1])?;
+    place(&Tensor::zeros(index.shape(), DType::I64, x.device())?, &index, x.elements(), 1)
+}
+
+fn one_hot(call: &Call<'_>) -> Result<Tensor> {
+    let (x, classes) = (call.tensor(0), call.int(1));
+    if x.dtype() != DType::I64 {
+        return Err(Error::invalid("one_hot is only applicable to index tensor of type LongTensor."));
+    }
+    let x = long(x, "one_hot")?;
+    if x.elements() == 0 && classes <= 0 {
+        return Err(Error::invalid("Can not infer total number of classes from empty tensor."));
+    }
+    let classes = match classes {
+        -1 => {
+            let list = x.to_vec::<i64>()?;
+            if list.iter().any(|&class| class < 0) {
+                return Err(Error::invalid("Class values must be non-negative."));
+            }
+            list.into_iter().max().unwrap_or(0).saturating_add(1)
+        }
+        1.. => classes,
+        _ => return Err(Error::invalid("num_classes should be positive")),
+    };
+    let all = Tensor::arange(classes as usize, 0i64, 1i64, DType::I64, x.device())?;
+    x.unsqueeze(-1)?.eq(&all)?.to_dtype(DType::I64)
+}

@@ -1,0 +1,631 @@
+//! New tensors: of one value, counted, copied and converted, padded, repeated.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout, Scalar, Shape, byte_count, element_count};
+use thalweg_runtime::{Device, Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::index::{index_select, number_like};
+use super::join::copy_into;
+use super::view::{check_options, copied_in_format, dtype_of, extents, wrap, wrap_all};
+use super::{operators, single};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns a tensor with one value, which the dtype must hold; the dtype is the value's where none is given.
+    "full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| {
+            let value = call.scalar(1);
+            filled(call, &call.ints(0), value, 2, || dtype_of(value))
+        });
+    /// Returns a tensor of a tensor's shape with one value.
+    "full_like(Tensor self, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn full_like(fill_value: scalar) = Composite(|call| filled_like(call, call.scalar(1), 2));
+    /// Returns zeros.
+    "zeros(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(0), 1, || DType::F32));
+    /// Returns zeros of a tensor's shape.
+    "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn zeros_like() = Composite(|call| filled_like(call, Scalar::I64(0), 1));
+    /// Returns ones.
+    "ones(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| filled(call, &call.ints(0), Scalar::I64(1), 1, || DType::F32));
+    /// Returns ones of a tensor's shape.
+    "ones_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn ones_like() = Composite(|call| filled_like(call, Scalar::I64(1), 1));
+    /// Returns a tensor whose elements are anything.
+    "empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        = Composite(|call| empty(call, &extents(&call.ints(0))?, 1, DType::F32).map(single));
+    /// Returns a tensor of a tensor's shape whose elements are anything.
+    "empty_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn empty_like() = Composite(|call| {
+            empty(call, call.tensor(0).shape(), 1, call.tensor(0).dtype()).map(single)
+        });
+    /// Returns a tensor of a shape with these strides, whose elements are anything.
+    "empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| empty_strided(call, &call.ints(0), &call.ints(1), 2, DType::F32).map(single));
+    /// Returns zeros of a shape, of a tensor's dtype and device.
+    "new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_zeros(size: ints)
+        = Composite(|call| filled(call, &call.ints(1), Scalar::I64(0), 2, || call.tensor(0).dtype()));
+    /// Returns ones of a shape, of a tensor's dtype and device.
+    "new_ones(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_ones(size: ints)
+        = Composite(|call| filled(call, &call.ints(1), Scalar::I64(1), 2, || call.tensor(0).dtype()));
+    /// Returns a tensor of a shape with one value, of a tensor's dtype and device.
+    "new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_full(size: ints, fill_value: scalar)
+        = Composite(|call| filled(call, &call.ints(1), call.scalar(2), 3, || call.tensor(0).dtype()));
+    /// Returns a tensor of a shape whose elements are anything, of a tensor's dtype and device.
+    "new_empty(Tensor self, SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        fn new_empty(size: ints)
+        = Composite(|call| empty(call, &extents(&call.ints(1))?, 2, call.tensor(0).dtype()).map(single));
+    /// Returns a tensor of a shape with these strides whose elements are anything, of a tensor's dtype and device.
+    "new_empty_strided(Tensor self, SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| {
+            empty_strided(call, &call.ints(1), &call.ints(2), 3, call.tensor(0).dtype()).map(single)
+        });
+    /// Returns a number as a tensor without dimensions.
+    "scalar_tensor(Scalar s, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| filled(call, &[], call.scalar(0), 1, || DType::F32));
+    /// Returns 0, 1, … below an end.
+    "arange(Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| arange(call, [Scalar::I64(0), call.scalar(0), Scalar::I64(1)], 1).map(single));
+    /// Returns start, start + 1, … below an end.
+    "arange.start(Scalar start, Scalar end, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), Scalar::I64(1)], 2).map(single));
+    /// Returns start, start + step, … on this side of an end.
+    "arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| arange(call, [call.scalar(0), call.scalar(1), call.scalar(2)], 3).map(single));
+    /// Returns so many numbers from a start to an end, both included.
+    "linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| linspace(call).map(single));
+    /// Returns the identity matrix.
+    "eye(SymInt n, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| eye(call, [call.int(0); 2], 1).map(single));
+    /// Returns the matrix of n rows and m columns with ones in its main diagonal.
+    "eye.m(SymInt n, SymInt m, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
+    /// Returns matrices with zeros above a diagonal.
+    "tril(Tensor self, SymInt diagonal=0) -> Tensor"
+        fn tril(diagonal: int) = Composite(|call| triangle(call, "tril").map(single));
+    /// Returns matrices with zeros below a diagonal.
+    "triu(Tensor self, SymInt diagonal=0) -> Tensor"
+        fn triu(diagonal: int) = Composite(|call| triangle(call, "triu").map(single));
+    /// Returns a tensor of a tensor's shape and dtype with one value.
+    "fill.Scalar(Tensor self, Scalar value) -> Tensor"
+        fn fill(value: scalar) = Composite(|call| {
+            let x = call.tensor(0);
+            Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
+        });
+    /// Returns a tensor of a tensor's shape and dtype with the only element of another.
+    "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Composite(|call| {
+        let (x, value) = (call.tensor(0), call.tensor(1));
+        if value.rank() != 0 {
+            return Err(Error::invalid(format!(
+                "fill_ only supports 0-dimension value tensor but got tensor with {} dimensions.",
+                value.rank()
+            )));
+        }
+        value.to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
+    });
+    /// Returns the elements of the second tensor, broadcast and converted to what the first is.
+    "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
+        let (x, source) = (call.tensor(0), call.tensor(1));
+        source.expand(x.shape())?.to_dtype(x.dtype())?.copied(call.label.location).map(single)
+    });
+    /// Returns a copy in another dtype.
+    "_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor"
+        = Composite(|call| {
+            options(call, 1)?;
+            let x = call.tensor(0);
+            converted(call, x, call.optional_dtype(1).unwrap_or(x.dtype()), (true, call.optional_int(6))).map(single)
+        });
+    /// Returns the elements in another dtype; the tensor itself where it has that dtype and no copy is asked for.
+    "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
+        = Composite(|call| {
+            converted(call, call.tensor(0), call.dtype(1), (call.bool(3), call.optional_int(4))).map(single)
+        });
+    /// Returns the elements in the dtype of another tensor; the tensor itself where it has that dtype and no copy is asked for.
+    "to.other(Tensor(a) self, Tensor other, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
+        = Composite(|call| {
+            let dtype = call.tensor(1).dtype();
+            converted(call, call.tensor(0), dtype, (call.bool(3), call.optional_int(4))).map(single)
+        });
+    /// Returns the tensor with a number of elements of one value before and behind each of the last dimensions, the last one first;
+    /// negative numbers cut off.
+    "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
+        fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD);
+    /// Returns the tensor with its last dimension mirrored at both ends.
+    "reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
+        fn reflection_pad1d(padding: ints) = Composite(|call| border(call, 1, true).map(single));
+    /// Returns the tensor with its last two dimensions mirrored at both ends.
+    "reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
+        fn reflection_pad2d(padding: ints) = Composite(|call| border(call, 2, true).map(single));
+    /// Returns the tensor with its last three dimensions mirrored at both ends.
+    "reflection_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
+        fn reflection_pad3d(padding: ints) = Composite(|call| border(call, 3, true).map(single));
+    /// Returns the tensor with the ends of its last dimension repeated.
+    "replication_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
+        fn replication_pad1d(padding: ints) = Composite(|call| border(call, 1, false).map(single));
+    /// Returns the tensor with the ends of its last two dimensions repeated.
+    "replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"
+        fn replication_pad2d(padding: ints) = Composite(|call| border(call, 2, false).map(single));
+    /// Returns the tensor with the ends of its last three dimensions repeated.
+    "replication_pad3d(Tensor self, SymInt[6] padding) -> Tensor"
+        fn replication_pad3d(padding: ints) = Composite(|call| border(call, 3, false).map(single));
+    /// Returns the tensor so many times along each dimension; more numbers than dimensions make new first ones.
+    "repeat(Tensor self, SymInt[] repeats) -> Tensor"
+        fn repeat(repeats: ints) = Composite(|call| {
+            let repeats = call.ints(1);
+            if repeats.len() < call.tensor(0).rank() {
+                return Err(Error::invalid(
+                    "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor",
+                ));
+            }
+            repeat(call.tensor(0), &repeats).map(single)
+        });
+    /// Returns the tensor so many times along each dimension; fewer numbers than dimensions are those of the last ones.
+    "tile(Tensor self, SymInt[] dims) -> Tensor"
+        fn tile(dims: ints) = Composite(|call| {
+            let (x, dims) = (call.tensor(0), call.ints(1));
+            let missing = x.rank().saturating_sub(dims.len());
+            let repeats: SmallVec<[i64; 6]> = std::iter::repeat_n(1, missing).chain(dims).collect();
+            repeat(x, &repeats).map(single)
+        });
+    /// Returns each place of a dimension so many times in a row; without a dimension each element.
+    "repeat_interleave.self_int(Tensor self, SymInt repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
+        fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single));
+    /// Returns dimensions in reverse order.
+    "flip(Tensor self, int[] dims) -> Tensor"
+        fn flip(dims: ints) = Differentiable(flip, &FLIP);
+    /// Returns a matrix with its columns in reverse order.
+    "fliplr(Tensor self) -> Tensor"
+        fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single));
+    /// Returns a tensor with its first dimension in reverse order.
+    "flipud(Tensor self) -> Tensor"
+        fn flipud() = Composite(|call| flip_matrix(call, 0, "Input must be >= 1-d.").map(single));
+    /// Returns dimensions moved on by so many places, what falls off at the end coming first; without a dimension all elements in a
+    /// row.
+    "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"
+        fn roll(shifts: ints, dims: ints) = Composite(|call| roll(call).map(single));
+    /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
+    "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
+    /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
+    /// first.
+    "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
+        = Composite(|call| meshgrid(call.tensor_list(0), call.str(1)));
+}
+
+/// The gradient of the elements that were there.
+static CONSTANT_PAD: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let padding: SmallVec<[i64; 12]> = call.ints(1).iter().map(|&count| -count).collect();
+            pad(&call.gradient()?, &padding, Scalar::I64(0))
+        })
+    },
+};
+
+/// The gradient in reverse order.
+static FLIP: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| call.one(0, || call.gradient()?.flip(&call.ints(1))),
+};
+
+/// Returns what `constant_pad_nd` gives; the tensor itself where nothing is added or cut off.
+pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> {
+    if padding.iter().all(|&count| count == 0) {
+        return Ok(x.clone());
+    }
+    let arguments = [x.into(), padding.into(), Argument::Scalar(value)];
+    super::call(built_in!("constant_pad_nd")?, &arguments, None, std::panic::Location::caller())
+}
+
+/// Reads the options of a new tensor, whose first is at a place of the schema: dtype, layout, device, pinned memory.
+fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
+    check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
+    match call.argument(at + 2) {
+        Argument::Device(device) if device != call.device => Err(Error::invalid(format!(
+            "the tensor is on {}, and values go to {device} through the host: by `to_vec` and `from_slice`, or a `HostTensor`",
+            call.device
+        ))),
+        _ => Ok(call.optional_dtype(at)),
+    }
+}
+
+fn filled(
+    call: &Call<'_>,
+    size: &[i64],
+    value: Scalar,
+    at: usize,
+    dtype: impl FnOnce() -> DType,
+) -> Result<Tensors> {
+    let dtype = options(call, at)?.unwrap_or_else(dtype);
+    Tensor::full(&extents(size)?, value, dtype, call.device).map(single)
+}
+
+fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
+    let dtype = options(call, at)?.unwrap_or(call.tensor(0).dtype());
+    Tensor::full(call.tensor(0).shape(), value, dtype, call.device).map(single)
+}
+
+fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
+    let dtype = options(call, at)?.unwrap_or(dtype);
+    Tensor::empty_on(shape, dtype, &call.device.current_stream(), call.label)
+}
+
+fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
+    let dtype = options(call, at)?.unwrap_or(dtype);
+    if size.len() != stride.len() {
+        return Err(Error::invalid(format!(
+            "dimensionality of sizes ({}) must match dimensionality of strides ({})",
+            size.len(),
+            stride.len()
+        )));
+    }
+    let shape = extents(size)?;
+    let strides: Shape =
+        stride.iter().map(|&stride| usize::try_from(stride)).collect::<std::result::Result<_, _>>().map_err(
+            |_| Error::invalid(format!("empty_strided: negative strides are not supported, got {stride:?}")),
+        )?;
+    let too_large = || {
+        Error::invalid(format!(
+            "sizes {size:?} and strides {stride:?} have more elements than can be addressed"
+        ))
+    };
+    let elements = match element_count(&shape)? {
+        0 => 0,
+        _ => (shape.iter().zip(&strides))
+            .try_fold(1usize, |end, (&extent, &stride)| end.checked_add((extent - 1).checked_mul(stride)?))
+            .ok_or_else(too_large)?,
+    };
+    byte_count(&[elements], dtype)?;
+    let memory = Tensor::empty_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    Ok(memory.with_layout(Layout::new(&shape, &strides, 0)?))
+}
+
+/// Returns start, start + step, … on this side of an end.
+fn arange(call: &Call<'_>, [start, end, step]: [Scalar; 3], at: usize) -> Result<Tensor> {
+    let whole = [start, end, step].iter().all(|number| !number.is_floating_point());
+    let dtype = options(call, at)?.unwrap_or(if whole { DType::I64 } else { DType::F32 });
+    let [from, to, by] = [start, end, step].map(Scalar::to_f64);
+    if by == 0.0 || by.is_nan() {
+        return Err(Error::invalid("step must be nonzero"));
+    }
+    if !from.is_finite() || !to.is_finite() {
+        return Err(Error::invalid(format!("unsupported range: {from} -> {to}")));
+    }
+    if (by > 0.0 && to < from) || (by < 0.0 && to > from) {
+        return Err(Error::invalid("upper bound and lower bound inconsistent with step sign"));
+    }
+    let count = if dtype.is_floating_point() || !whole {
+        let parts = if dtype.is_floating_point() { [from, to, by] } else { [from, to, by].map(f64::trunc) };
+        if parts[2] == 0.0 {
+            return Err(Error::invalid("step must be nonzero"));
+        }
+        Some(((parts[1] - parts[0]) / parts[2]).ceil())
+            .filter(|&count| count < 2f64.powi(62))
+            .map(|count| count as usize)
+    } else {
+        let [from, to, by] = [start, end, step].map(|number| i128::from(number.to_i64()));
+        usize::try_from((to - from + by - by.signum()) / by).ok()
+    };
+    let count = count.ok_or_else(|| Error::invalid("invalid size, possible overflow?"))?;
+    let [start, step] = match dtype.is_floating_point() {
+        true => [start, step],
+        false => [start, step].map(|number| Scalar::I64(number.to_i64())),
+    };
+    Tensor::arange(count, start, step, dtype, call.device)
+}
+
+fn linspace(call: &Call<'_>) -> Result<Tensor> {
+    let [start, end] = [call.scalar(0), call.scalar(1)];
+    let dtype = options(call, 3)?.unwrap_or(DType::F32);
+    let Ok(steps) = usize::try_from(call.int(2)) else {
+        return Err(Error::invalid("number of steps must be non-negative"));
+    };
+    if dtype == DType::Bool {
+        return Err(Error::invalid("\"linspace\" not implemented for 'Bool'"));
+    }
+    let [start, end] = [start, end].map(|bound| match dtype.is_floating_point() {
+        true => bound.to_f64(),
+        false => bound.to_i64() as f64,
+    });
+    let last = steps.saturating_sub(1);
+    let step = (end - start) / last.max(1) as f64;
+    // One alone is the start.
+    let half = if steps == 1 { 1 } else { steps / 2 };
+    let counts = [half, last].map(|count| Argument::Scalar(Scalar::I64(count as i64)));
+    let numbers = [start, end, step].map(|number| Argument::Scalar(Scalar::F64(number)));
+    let sizes = [steps];
+    let arguments =
+        [numbers[0], numbers[1], numbers[2], counts[0], counts[1], as_ints(&sizes).into(), dtype.into()];
+    super::call(built_in!("thalweg::linspace")?, &arguments, Some(call.device), call.label.location)
+}
+
+/// Returns where a matrix's column is at most `diagonal` to the right of its row.
+fn lower([rows, columns]: [usize; 2], diagonal: i64, device: &Device) -> Result<Tensor> {
+    // Beyond the corners all diagonals are the same.
+    let diagonal = diagonal.clamp(-(rows as i64) - 1, columns as i64 + 1);
+    let sizes = [rows, columns];
+    let arguments = [Argument::Scalar(Scalar::I64(diagonal)), as_ints(&sizes).into(), DType::Bool.into()];
+    super::call(built_in!("thalweg::triangle")?, &arguments, Some(device), std::panic::Location::caller())
+}
+
+fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
+    for (extent, name) in size.iter().zip(["n", "m"]) {
+        if *extent < 0 {
+            return Err(Error::invalid(format!("{name} must be greater or equal to 0, got {extent}")));
+        }
+    }
+    let dtype = options(call, at)?.unwrap_or(DType::F32);
+    let size = size.map(|extent| extent as usize);
+    let (with, without) = (lower(size, 0, call.device)?, lower(size, -1, call.device)?);
+    with.ne(&without)?.to_dtype(dtype)
+}
+
+fn triangle(call: &Call<'_>, name: &str) -> Result<Tensor> {
+    let x = call.tensor(0);
+    let &[.., rows, columns] = x.shape() else {
+        return Err(Error::invalid(format!("{name}: input tensor must have at least 2 dimensions")));
+    };
+    let zero = number_like(x, Scalar::I64(0))?;
+    if name == "tril" {
+        return lower([rows, columns], call.int(1), call.device)?.select_where(x, &zero);
+    }
+    lower([rows, columns], call.int(1).saturating_sub(1), call.device)?.select_where(&zero, x)
+}
+
+fn converted(
+    call: &Call<'_>,
+    x: &Tensor,
+    dtype: DType,
+    (copies, format): (bool, Option<i64>),
+) -> Result<Tensor> {
+    let converted = x.to_dtype(dtype)?;
+    if !copies && format.is_none_or(|format| format == 1) || dtype != x.dtype() && format.is_none() {
+        return Ok(converted);
+    }
+    copied_in_format(call, &converted, format)
+}
+
+fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
+    let (x, padding) = (call.tensor(0), call.ints(1));
+    if !padding.len().is_multiple_of(2) {
+        return Err(Error::invalid(format!(
+            "Length of pad must be even but instead it equals {}",
+            padding.len()
+        )));
+    }
+    let Some(kept) = x.rank().checked_sub(padding.len() / 2) else {
+        return Err(Error::invalid(format!(
+            "Length of pad should be no more than twice the number of dimensions of the input. Pad length is {} while the input has \
+             {} dimensions.",
+            padding.len(),
+            x.rank()
+        )));
+    };
+    let mut shape: Shape = x.shape().into();
+    let (mut source, mut target) = (x.layout().clone(), Shape::new());
+    for dim in 0..x.rank() {
+        let at = (x.rank() - 1 - dim) * 2;
+        let [before, behind] = if dim < kept { [0, 0] } else { [padding[at], padding[at + 1]] };
+        let extent = x.shape()[dim] as i64;
+        let Some(whole) =
+            extent.checked_add(before).and_then(|sum| sum.checked_add(behind)).filter(|&sum| sum >= 0)
+        else {
+            return Err(Error::invalid(format!(
+                "The input size {extent}, plus negative padding {before} and {behind}, resulted in a negative output size, which is \
+                 invalid. Check dimension {dim} of your input."
+            )));
+        };
+        shape[dim] = whole as usize;
+        let first = before.min(0).unsigned_abs().min(extent as u64) as usize;
+        let last = (behind.min(0).unsigned_abs() as usize).min(extent as usize - first);
+        source = source.narrow(dim, first, extent as usize - first - last)?;
+        target.push((before.max(0) as usize).min(whole as usize));
+    }
+    let value = crate::kernels::creation::convertible(call.scalar(2), x.dtype())?;
+    let result = Tensor::full(&shape, value, x.dtype(), call.device)?;
+    let source = x.with_layout(source);
+    if source.elements() > 0 {
+        let mut layout = result.layout().clone();
+        for (dim, &start) in target.iter().enumerate() {
+            layout = layout.narrow(dim, start, source.shape()[dim])?;
+        }
+        copy_into(call, &source, &result.with_layout(layout), x.dtype())?;
+    }
+    Ok(single(result))
+}
+
+/// Returns the tensor with its last dimensions mirrored, or their ends repeated.
+fn border(call: &Call<'_>, dimensions: usize, reflects: bool) -> Result<Tensor> {
+    let (x, padding) = (call.tensor(0), call.ints(1));
+    let name = call.operator.name();
+    if padding.len() != 2 * dimensions {
+        return Err(Error::invalid(format!(
+            "padding size is expected to be {}, but got: {}",
+            2 * dimensions,
+            padding.len()
+        )));
+    }
+    let has_batch = x.rank() == dimensions + 2;
+    let is_valid = (has_batch || x.rank() == dimensions + 1)
+        && x.shape()[usize::from(has_batch)..].iter().all(|&extent| extent > 0);
+    if !is_valid {
+        return Err(Error::invalid(format!(
+            "{name}: Expected {}D or {}D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but \
+             got: {:?}",
+            dimensions + 1,
+            dimensions + 2,
+            x.shape()
+        )));
+    }
+    let mut result = x.clone();
+    for (at, pair) in padding.chunks_exact(2).enumerate() {
+        let (dim, before, behind) = (x.rank() - 1 - at, pair[0], pair[1]);
+        let extent = x.shape()[dim] as i64;
+        if reflects && (before >= extent || behind >= extent) {
+            return Err(Error::invalid(format!(
+                "Argument #4: Padding size should be less than the corresponding input dimension, but got: padding ({before}, \
+                 {behind}) at dimension {dim} of input {:?}",
+                x.shape()
+            )));
+        }
+        let whole = extent.checked_add(before).and_then(|sum| sum.checked_add(behind));
+        let Some(whole) = whole.filter(|&whole| whole >= 1) else {
+            return Err(Error::invalid(format!(
+                "input ({:?}) is too small: with padding ({before}, {behind}) nothing of dimension {dim} is left",
+                x.shape()
+            )));
+        };
+        if (before, behind) == (0, 0) {
+            continue;
+        }
+        let places = Tensor::arange(whole as usize, -before, 1i64, DType::I64, x.device())?;
+        let last = extent - 1;
+        let places = match reflects {
+            true => places.abs()?.sub_scalar(last)?.abs()?.neg()?.add_scalar(last)?,
+            false => places.clamp(0i64, last)?,
+        };
+        result = index_select(&result, dim as i64, &places)?;
+    }
+    if result.shares_storage_with(x) { result.copied(call.label.location) } else { Ok(result) }
+}
+
+/// Returns the tensor so many times along each dimension, of which there are at least as many as the tensor has.
+fn repeat(x: &Tensor, repeats: &[i64]) -> Result<Tensor> {
+    let added = repeats.len() - x.rank();
+    let counts = extents(repeats)?;
+    let (mut apart, mut repeated, mut whole) = (Shape::new(), Shape::new(), Shape::new());
+    for (at, &count) in counts.iter().enumerate() {
+        let extent = at.checked_sub(added).map_or(1, |dim| x.shape()[dim]);
+        apart.extend([1, extent]);
+        repeated.extend([count, extent]);
+        whole.push(extent.saturating_mul(count));
+    }
+    element_count(&whole)?;
+    x.reshape(&apart)?.expand(&repeated)?.copied(std::panic::Location::caller())?.reshape(&whole)
+}
+
+fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
+    let (x, repeats) = (call.tensor(0), call.int(1));
+    let Ok(repeats) = usize::try_from(repeats) else {
+        return Err(Error::invalid("Repeats must be non-negative"));
+    };
+    let (x, dim) = match call.optional_int(2) {
+        Some(dim) if x.rank() > 0 => (x.clone(), wrap(dim, x.rank())?),
+        dim => {
+            wrap(dim.unwrap_or(0), 0)?;
+            (x.reshape(&[x.elements()])?, 0)
+        }
+    };
+    let mut whole: Shape = x.shape().into();
+    whole[dim] = whole[dim].saturating_mul(repeats);
+    if call.optional_int(3).is_some_and(|wanted| wanted != whole[dim] as i64) {
+        return Err(Error::invalid("Allocated size does not match required size"));
+    }
+    element_count(&whole)?;
+    let mut repeated: Shape = x.shape().into();
+    repeated.insert(dim + 1, repeats);
+    x.unsqueeze(dim as i64 + 1)?.expand(&repeated)?.copied(call.label.location)?.reshape(&whole)
+}
+
+fn flip(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let mut result = x.copied(call.label.location)?;
+    if x.rank() == 0 {
+        wrap_all(&call.ints(1), 0)?;
+        return Ok(single(result));
+    }
+    for dim in wrap_all(&call.ints(1), x.rank())? {
+        let extent = x.shape()[dim];
+        if extent > 1 {
+            let places = Tensor::arange(extent, extent as i64 - 1, -1i64, DType::I64, x.device())?;
+            result = index_select(&result, dim as i64, &places)?;
+        }
+    }
+    Ok(single(result))
+}
+
+fn flip_matrix(call: &Call<'_>, dim: usize, refusal: &str) -> Result<Tensor> {
+    let x = call.tensor(0);
+    if x.rank() <= dim {
+        return Err(Error::invalid(refusal.to_owned()));
+    }
+    x.flip(&[dim as i64])
+}
+
+fn roll(call: &Call<'_>) -> Result<Tensor> {
+    let (x, shifts, dims) = (call.tensor(0), call.ints(1), call.ints(2));
+    if dims.is_empty() && shifts.len() == 1 {
+        let flat = x.reshape(&[x.elements()])?;
+        return rolled(&flat, 0, shifts[0])?.reshape(x.shape());
+    }
+    if shifts.is_empty() {
+        return Err(Error::invalid("`shifts` required"));
+    }
+    if shifts.len() != dims.len() {
+        return Err(Error::invalid(format!(
+            "shifts and dimensions must align. shifts: {}, dims:{}",
+            shifts.len(),
+            dims.len()
+        )));
+    }
+    let mut result = x.copied(call.label.location)?;
+    for (&dim, &shift) in dims.iter().zip(&shifts) {
+        let dim = wrap(dim, x.rank())?;
+        if x.rank() > 0 {
+            result = rolled(&result, dim, shift)?;
+        }
+    }
+    Ok(result)
+}
+
+fn rolled(x: &Tensor, dim: usize, shift: i64) -> Result<Tensor> {
+    let extent = x.shape()[dim];
+    if extent == 0 {
+        return x.copied(std::panic::Location::caller());
+    }
+    let start = (-i128::from(shift)).rem_euclid(extent as i128) as usize;
+    let dim = dim as i64;
+    Tensor::cat(&[x.narrow(dim, start, extent - start)?, x.narrow(dim, 0, start)?], dim)
+}
+
+fn meshgrid(tensors: &[Tensor], indexing: &str) -> Result<Tensors> {
+    if tensors.is_empty() {
+        return Err(Error::invalid("meshgrid expects a non-empty TensorList"));
+    }
+    if !["ij", "xy"].contains(&indexing) {
+        return Err(Error::invalid(format!(
+            "torch.meshgrid: indexing must be one of \"xy\" or \"ij\", but received: {indexing}"
+        )));
+    }
+    if let Some(x) = tensors.iter().find(|x| x.rank() > 1) {
+        return Err(Error::invalid(format!(
+            "torch.meshgrid: Expected 0D or 1D tensor in the tensor list but got: {:?}",
+            x.shape()
+        )));
+    }
+    if tensors.iter().any(|x| x.dtype() != tensors[0].dtype()) {
+        return Err(Error::invalid("torch.meshgrid expects all tensors to have the same dtype"));
+    }
+    let shape: Shape = tensors.iter().map(Tensor::elements).collect();
+    let swaps = indexing == "xy" && tensors.len() >= 2;
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(at, x)| {
+            let mut own: Shape = SmallVec::from_elem(1, shape.len());
+            own[at] = x.elements();
+            let grid = x.reshape(&own)?.expand(&shape)?;
+            if swaps { grid.transpose(0, 1) } else { Ok(grid) }
+        })
+        .collect()
+}

@@ -1,0 +1,654 @@
+//! Reading and writing at indices of one dimension: gathering, scattering, selecting.
+//!
+//! All of it is brought into one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle dimension. The
+//! host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing, where PyTorch fails: a
+//! kernel cannot raise an error.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable, Kernel, Pair};
+use super::create::pad;
+use super::view::{diagonal, extents, select, slice, wrap};
+use super::{operators, single};
+use crate::autograd::Gradients;
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::kernels::indexing;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the elements of a tensor (outer, extent, inner) at indices (outer, count, inner).
+    "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER);
+    /// Returns a tensor (outer, extent, inner) into which a source (outer, count, inner) is combined at indices: `replace`, `sum`,
+    /// `prod`, `amax` or `amin`.
+    "thalweg::scatter(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
+        = Pair(indexing::scatter, |call| match call.str(3) {
+            "replace" | "sum" => LINEAR.record(call),
+            "prod" => PRODUCT.record(call),
+            _ => EXTREMUM.record(call),
+        });
+    /// Returns the elements at indices of a dimension, which have the result's shape.
+    "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
+        fn gather(dim: int, index: tensor) = Composite(gather);
+    /// Returns the places of a dimension that a list of indices names.
+    "index_select(Tensor self, int dim, Tensor index) -> Tensor"
+        fn index_select(dim: int, index: tensor) = Composite(|call| {
+            index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
+        });
+    /// Returns the tensor with the elements of a source written at indices of a dimension.
+    "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
+        fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
+            Along::of(call, "scatter").scatter(call.tensor(3), "replace").map(single)
+        });
+    /// Returns the tensor with a number written at indices of a dimension.
+    "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
+        fn scatter_value(dim: int, index: tensor, value: scalar)
+        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), "replace").map(single));
+    /// Returns the tensor with the elements of a source added to, or multiplied with, those at indices of a dimension.
+    "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor" = Composite(|call| {
+        Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
+    });
+    /// Returns the tensor with a number added to, or multiplied with, the elements at indices of a dimension.
+    "scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor" = Composite(|call| {
+        Along::of(call, "scatter").scatter_number(call.scalar(3), former_reduction(call.str(4))?).map(single)
+    });
+    /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
+    "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
+        fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
+            Along::of(call, "scatter").scatter(call.tensor(3), "sum").map(single)
+        });
+    /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`, `amax` or
+    /// `amin`; without `include_self` only those of the source.
+    "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
+        fn scatter_reduce(dim: int, index: tensor, src: tensor, reduce: str, include_self: bool) = Composite(|call| {
+            let along = Along::of(call, "scatter_reduce");
+            along.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
+        });
+    /// Returns the tensor with the places of a source, times alpha, added to those that a list of indices names.
+    "index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"
+        fn index_add(dim: int, index: tensor, source: tensor) = Composite(index_add);
+    /// Returns the tensor with the places of a source written at those that a list of indices names.
+    "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
+        fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
+            Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), "replace").map(single)
+        });
+    /// Returns the tensor with a number written at the places that a list of indices names; negative ones are counted from the end.
+    "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
+        fn index_fill(dim: int, index: tensor, value: scalar) = Composite(|call| {
+            let value = Tensor::full(&[], call.scalar(3), call.tensor(0).dtype(), call.device)?;
+            index_fill(call, &value)
+        });
+    /// Returns the tensor with the only element of another written at the places that a list of indices names.
+    "index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor" = Composite(|call| {
+        let value = call.tensor(3);
+        if value.rank() != 0 {
+            return Err(Error::invalid(format!(
+                "index_fill_ only supports a 0-dimensional value tensor, but got tensor with {} dimension(s).",
+                value.rank()
+            )));
+        }
+        index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
+    });
+    /// Returns the tensor with the places of a source combined with those that a list of indices names: `prod`, `mean`, `amax` or `amin`.
+    "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"
+        fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
+            let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
+            slices.reduce(call.tensor(3), call.str(4), call.bool(5)).map(single)
+        });
+    /// Returns the tensor with one place of a dimension replaced.
+    "select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"
+        fn select_scatter(src: tensor, dim: int, index: int) = Composite(|call| {
+            with_part(call, |x| select(x, call.int(2), call.int(3)))
+        });
+    /// Returns the tensor with every `step`th place of a dimension replaced.
+    "slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
+        fn slice_scatter(src: tensor, dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
+            with_part(call, |x| slice(x, call.int(2), (call.optional_int(3), call.optional_int(4)), call.int(5)))
+        });
+    /// Returns the tensor with the diagonals of two dimensions replaced.
+    "diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"
+        fn diagonal_scatter(src: tensor, offset: int, dim1: int, dim2: int) = Composite(|call| {
+            with_part(call, |x| diagonal(x, call.int(2), call.int(3), call.int(4)))
+        });
+    /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a row.
+    "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
+        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim);
+    /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
+    /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
+    "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
+        = Differentiable(embedding, &EMBEDDING);
+    /// Returns the gradient of a table of embeddings from that of the places that read it.
+    "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"
+        = Kernel(|call| {
+            let (gradient, indices) = (call.tensor(0), long(call.tensor(1), "embedding_dense_backward")?);
+            let rows = extents(&[call.int(2)])?[0];
+            embedding_dense_backward(call, gradient, &indices, rows, (call.int(3), call.bool(4))).map(single)
+        });
+}
+
+/// The gradient of what was read goes where it was read.
+static GATHER: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let zeros = Tensor::zeros(call.shape(0), call.dtype_of(0), call.device())?;
+            scatter(&zeros, &call.saved(1)?, &call.gradient()?, "sum")
+        })
+    },
+};
+
+/// What is left of the target keeps its gradient; the source's is at its places.
+static LINEAR: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        let (gradient, index) = (call.gradient()?, call.saved(1)?);
+        call.each(|tensor| match (tensor, call.str(3)) {
+            (0, "sum") => Ok(Some(gradient.clone())),
+            (0, _) => {
+                let zeros = number_like(&gradient, Scalar::F64(0.0))?.expand(index.shape())?;
+                scatter(&gradient, &index, &zeros, "replace").map(Some)
+            }
+            (2, _) => gathered(&gradient, &index).map(Some),
+            _ => Ok(None),
+        })
+    },
+};
+
+/// The gradient is shared evenly among those that are the greatest, or smallest.
+static EXTREMUM: Formula = Formula {
+    inputs: &[0, 1, 2],
+    outputs: &[0],
+    backward: |call| {
+        let (gradient, index, result) = (call.gradient()?, call.saved(1)?, call.result(0)?);
+        let dtype = gradient.dtype();
+        let of_target = call.saved(0)?.eq(&result)?.to_dtype(dtype)?;
+        let of_source = call.saved(2)?.eq(&gathered(&result, &index)?)?.to_dtype(dtype)?;
+        let share = gradient.div(&scatter(&of_target, &index, &of_source, "sum")?)?;
+        call.each(|tensor| match tensor {
+            0 => of_target.mul(&share).map(Some),
+            2 => of_source.mul(&gathered(&share, &index)?).map(Some),
+            _ => Ok(None),
+        })
+    },
+};
+
+/// The product of all other factors, times the gradient.
+static PRODUCT: Formula = Formula { inputs: &[0, 1, 2], outputs: &[0], backward: product_gradient };
+
+fn product_gradient(call: &GradientCall<'_>) -> Result<Gradients> {
+    let (gradient, index, result) = (call.gradient()?, call.saved(1)?, call.result(0)?);
+    let (target, source) = (call.saved(0)?, call.saved(2)?);
+    let one = number_like(&target, Scalar::F64(1.0))?;
+    let zero = number_like(&target, Scalar::F64(0.0))?;
+    call.each(|tensor| match tensor {
+        0 => {
+            let nonzero = target.eq(&zero)?.select_where(&one, &target)?;
+            let others = scatter(&nonzero, &index, &source, "prod")?.div(&nonzero)?;
+            gradient.mul(&others).map(Some)
+        }
+        2 => {
+            let is_zero = source.eq(&zero)?;
+            let zeros = Tensor::zeros(target.shape(), target.dtype(), target.device())?;
+            let counts = scatter(&zeros, &index, &is_zero.to_dtype(target.dtype())?, "sum")?;
+            let is_only_zero = is_zero.logical_and(&gathered(&counts, &index)?.eq(&one)?)?;
+            let without = scatter(&target, &index, &is_only_zero.select_where(&one, &source)?, "prod")?;
+            let of_zero = gathered(&gradient.mul(&without)?, &index)?;
+            let divisor = is_zero.select_where(&one, &source)?;
+            let of_others = gathered(&gradient.mul(&result)?, &index)?.div(&divisor)?;
+            is_only_zero.select_where(&of_zero, &of_others).map(Some)
+        }
+        _ => Ok(None),
+    })
+}
+
+/// The gradient of a weight's rows.
+static EMBEDDING: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (rows, padding) = (call.shape(0)[0] as i64, call.int(2));
+            let (gradient, indices) = (call.gradient()?, call.saved(1)?);
+            let arguments =
+                [(&gradient).into(), (&indices).into(), rows.into(), padding.into(), call.bool(3).into()];
+            let operator = built_in!("embedding_dense_backward")?;
+            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        })
+    },
+};
+
+/// Returns what `thalweg::gather` gives.
+#[track_caller]
+pub(super) fn gathered(x: &Tensor, index: &Tensor) -> Result<Tensor> {
+    super::call(
+        built_in!("thalweg::gather")?,
+        &[x.into(), index.into()],
+        None,
+        std::panic::Location::caller(),
+    )
+}
+
+/// Returns what `thalweg::scatter` gives.
+#[track_caller]
+pub(crate) fn scatter(x: &Tensor, index: &Tensor, source: &Tensor, reduce: &str) -> Result<Tensor> {
+    let arguments = [x.into(), index.into(), source.into(), reduce.into()];
+    super::call(built_in!("thalweg::scatter")?, &arguments, None, std::panic::Location::caller())
+}
+
+/// Returns a number as a tensor without dimensions, of a tensor's dtype and device.
+pub(super) fn number_like(x: &Tensor, number: Scalar) -> Result<Tensor> {
+    Tensor::full(&[], number, x.dtype(), x.device())
+}
+
+/// Returns indices in int64.
+pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
+    match index.dtype() {
+        DType::I64 | DType::I32 => index.to_dtype(DType::I64),
+        other => Err(Error::invalid(format!(
+            "{operator}(): Expected dtype int32/int64 for index, but got {other}"
+        ))),
+    }
+}
+
+/// Returns a tensor as (outer, a dimension, inner).
+pub(super) fn around(x: &Tensor, dim: usize) -> Result<Tensor> {
+    let (outer, rest) = x.shape().split_at(dim);
+    x.reshape(&[outer.iter().product(), rest[0], rest[1..].iter().product()])
+}
+
+/// Returns a tensor that has a dimension.
+fn at_least_1d(x: &Tensor) -> Result<Tensor> {
+    if x.rank() == 0 { x.reshape(&[1]) } else { Ok(x.clone()) }
+}
+
+fn former_reduction(name: &str) -> Result<&'static str> {
+    match name {
+        "add" => Ok("sum"),
+        "multiply" => Ok("prod"),
+        _ => Err(Error::invalid("reduce argument must be either add or multiply.")),
+    }
+}
+
+fn gather(call: &Call<'_>) -> Result<Tensors> {
+    let (x, index) = (call.tensor(0), long(call.tensor(2), "gather")?);
+    let dim = wrap(call.int(1), x.rank())?;
+    if x.rank().max(1) != index.rank().max(1) {
+        return Err(Error::invalid("Index tensor must have the same number of dimensions as input tensor"));
+    }
+    let (mut source, wide) = (at_least_1d(x)?, at_least_1d(&index)?);
+    for other in (0..wide.rank()).filter(|&other| other != dim) {
+        if wide.shape()[other] > source.shape()[other] {
+            return Err(Error::invalid(format!(
+                "Size does not match at dimension {other} expected index {:?} to be no larger than self {:?} apart from dimension \
+                 {dim}",
+                index.shape(),
+                x.shape()
+            )));
+        }
+        source = source.narrow(other as i64, 0, wide.shape()[other])?;
+    }
+    gathered(&around(&source, dim)?, &around(&wide, dim)?)?.reshape(index.shape()).map(single)
+}
+
+pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tensor> {
+    let dim = wrap(dim, x.rank())?;
+    if index.rank() > 1 {
+        return Err(Error::invalid("index_select(): Index is supposed to be a vector"));
+    }
+    let index = long(index, "index_select")?;
+    let source = at_least_1d(x)?;
+    let count = index.elements();
+    if x.rank() == 0 && count != 1 {
+        return Err(Error::invalid(format!(
+            "index_select(): Index to scalar can have only 1 value, got {count} value(s)"
+        )));
+    }
+    let mut shape: Shape = source.shape().into();
+    shape[dim] = count;
+    let rows = around(&source, dim)?;
+    let index = index.reshape(&[1, count, 1])?.expand(&[rows.shape()[0], count, rows.shape()[2]])?;
+    let result = gathered(&rows, &index)?;
+    result.reshape(if x.rank() == 0 { &[] } else { &shape })
+}
+
+/// A write at indices of a dimension that have the source's shape.
+struct Along<'a> {
+    operator: &'static str,
+    x: &'a Tensor,
+    dim: i64,
+    index: &'a Tensor,
+}
+
+impl<'a> Along<'a> {
+    fn of(call: &'a Call<'a>, operator: &'static str) -> Self {
+        Self { operator, x: call.tensor(0), dim: call.int(1), index: call.tensor(2) }
+    }
+
+    /// Checks dtypes and shapes, and brings indices and source into the form of the target.
+    fn prepare(&self, source: &Tensor) -> Result<Write> {
+        let Self { operator, x, .. } = *self;
+        let dim = wrap(self.dim, x.rank())?;
+        let index = long(self.index, operator)?;
+        if source.dtype() != x.dtype() {
+            return Err(Error::invalid(format!(
+                "{operator}(): Expected self.dtype to be equal to src.dtype, but got {} and {}",
+                x.dtype(),
+                source.dtype()
+            )));
+        }
+        if index.elements() == 0 {
+            return Ok(Write { x: x.clone(), dim, parts: None });
+        }
+        for (other, name) in [(x, "self"), (source, "src")] {
+            if other.rank().max(1) != index.rank().max(1) {
+                return Err(Error::invalid(format!(
+                    "Index tensor must have the same number of dimensions as {name} tensor"
+                )));
+            }
+        }
+        let (target, index, mut source) = (at_least_1d(x)?, at_least_1d(&index)?, at_least_1d(source)?);
+        let mut padding: SmallVec<[i64; 12]> = SmallVec::new();
+        for at in (0..index.rank()).rev() {
+            let [whole, count, available] = [&target, &index, &source].map(|tensor| tensor.shape()[at]);
+            if count > available || (at != dim && count > whole) {
+                return Err(Error::invalid(format!(
+                    "Expected index {:?} to be no larger than self {:?} apart from dimension {dim} and to be no larger size than \
+                     src {:?}",
+                    index.shape(),
+                    target.shape(),
+                    source.shape()
+                )));
+            }
+            source = source.narrow(at as i64, 0, count)?;
+            padding.extend([0, if at == dim { 0 } else { (whole - count) as i64 }]);
+        }
+        // Where the target has more elements than there are indices, an index that is out of range writes nothing.
+        let index = pad(&index, &padding, Scalar::I64(-1))?;
+        let source = pad(&source, &padding, Scalar::I64(0))?;
+        Ok(Write { x: x.clone(), dim, parts: Some([around(&index, dim)?, around(&source, dim)?]) })
+    }
+
+    fn scatter(&self, source: &Tensor, reduce: &str) -> Result<Tensor> {
+        self.prepare(source)?.combined(reduce)
+    }
+
+    fn scatter_number(&self, number: Scalar, reduce: &str) -> Result<Tensor> {
+        let source = number_like(self.x, number)?.expand(self.index.shape())?;
+        self.scatter(&source, reduce)
+    }
+
+    fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
+        self.prepare(source)?.reduced(reduce, include_self)
+    }
+}
+
+/// A write whose arguments fit: a target, and indices and source in its form, if there are any.
+struct Write {
+    x: Tensor,
+    dim: usize,
+    parts: Option<[Tensor; 2]>,
+}
+
+impl Write {
+    fn combined(&self, reduce: &str) -> Result<Tensor> {
+        let Some([index, source]) = &self.parts else { return self.x.copied(std::panic::Location::caller()) };
+        let target = around(&at_least_1d(&self.x)?, self.dim)?;
+        scatter(&target, index, source, reduce)?.reshape(self.x.shape())
+    }
+
+    fn reduced(&self, reduce: &str, include_self: bool) -> Result<Tensor> {
+        let combine = match reduce {
+            "sum" | "mean" => "sum",
+            "prod" | "amax" | "amin" => reduce,
+            _ => {
+                return Err(Error::invalid(format!(
+                    "reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
+                )));
+            }
+        };
+        let Some([index, source]) = &self.parts else { return self.combined(combine) };
+        let mut target = around(&at_least_1d(&self.x)?, self.dim)?;
+        if !include_self {
+            let start = number_like(&target, neutral(combine, target.dtype()))?.expand(index.shape())?;
+            target = scatter(&target, index, &start, "replace")?;
+        }
+        let result = scatter(&target, index, source, combine)?;
+        let result = if reduce == "mean" { self.divided(&result, index, include_self)? } else { result };
+        result.reshape(self.x.shape())
+    }
+
+    /// Divides sums by how many elements there are in each; integers are rounded down.
+    fn divided(&self, sums: &Tensor, index: &Tensor, include_self: bool) -> Result<Tensor> {
+        let dtype = if sums.dtype().is_floating_point() { sums.dtype() } else { DType::F64 };
+        let count_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let one = Tensor::ones(&[], count_dtype, sums.device())?;
+        let ones = Tensor::ones(sums.shape(), count_dtype, sums.device())?;
+        let start = match include_self {
+            true => ones.clone(),
+            false => scatter(&ones, index, &one.sub(&one)?.expand(index.shape())?, "replace")?,
+        };
+        let counts = scatter(&start, index, &one.expand(index.shape())?, "sum")?.maximum(&one)?;
+        if sums.dtype().is_floating_point() {
+            return sums.div(&counts.to_dtype(dtype)?);
+        }
+        sums.to_dtype(dtype)?.div(&counts)?.floor()?.to_dtype(sums.dtype())
+    }
+}
+
+/// Returns the number that combining with leaves everything as it is.
+fn neutral(combine: &str, dtype: DType) -> Scalar {
+    let (lowest, highest) = match dtype {
+        dtype if dtype.is_floating_point() => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
+        DType::Bool => (Scalar::I64(0), Scalar::I64(1)),
+        dtype => {
+            let bits = 8 * dtype.size_bytes() as u32;
+            match dtype.is_signed() {
+                true => (Scalar::I64(i64::MIN >> (64 - bits)), Scalar::I64(i64::MAX >> (64 - bits))),
+                false => (Scalar::I64(0), Scalar::I64((1 << bits) - 1)),
+            }
+        }
+    };
+    match combine {
+        "prod" => Scalar::I64(1),
+        "amax" => lowest,
+        "amin" => highest,
+        _ => Scalar::I64(0),
+    }
+}
+
+/// Places of a dimension that a list of indices names.
+struct Places {
+    x: Tensor,
+    dim: usize,
+    index: Tensor,
+}
+
+impl Places {
+    /// Checks the arguments of a write of whole places of a dimension.
+    fn of(call: &Call<'_>, operator: &'static str, source: &Tensor) -> Result<Places> {
+        let (x, index) = (call.tensor(0), call.tensor(2));
+        let dim = wrap(call.int(1), x.rank())?;
+        if index.rank() > 1 {
+            return Err(Error::invalid(format!("{operator}(): Index is supposed to be a vector")));
+        }
+        if source.dtype() != x.dtype() {
+            return Err(Error::invalid(format!(
+                "{operator}(): self ({}) and source ({}) must have the same scalar type",
+                x.dtype(),
+                source.dtype()
+            )));
+        }
+        let index = long(index, operator)?;
+        let count = index.elements();
+        let along = source.shape().get(dim).copied().unwrap_or(1);
+        if source.rank() == 0 && count != 1 || along != count {
+            return Err(Error::invalid(format!(
+                "{operator}(): Number of indices ({count}) should be equal to source.size(dim): ({along}), for dim: {dim}"
+            )));
+        }
+        let mut wanted: Shape = at_least_1d(x)?.shape().into();
+        wanted[dim] = count;
+        if at_least_1d(source)?.shape() != wanted.as_slice() {
+            return Err(Error::invalid(format!(
+                "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = {:?} \
+                 source.shape = {:?}",
+                x.shape(),
+                source.shape()
+            )));
+        }
+        Ok(Places { x: x.clone(), dim, index })
+    }
+
+    fn write(&self, source: &Tensor) -> Result<Write> {
+        let Self { x, dim, index } = self;
+        let rows = around(&at_least_1d(source)?, *dim)?;
+        if rows.elements() == 0 {
+            return Ok(Write { x: x.clone(), dim: *dim, parts: None });
+        }
+        let index = index.reshape(&[1, index.elements(), 1])?.expand(rows.shape())?;
+        Ok(Write { x: x.clone(), dim: *dim, parts: Some([index, rows]) })
+    }
+
+    fn scatter(&self, source: &Tensor, reduce: &str) -> Result<Tensor> {
+        self.write(source)?.combined(reduce)
+    }
+
+    fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
+        if reduce == "sum" {
+            return Err(Error::invalid(
+                "index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got sum.",
+            ));
+        }
+        self.write(source)?.reduced(reduce, include_self)
+    }
+}
+
+fn index_add(call: &Call<'_>) -> Result<Tensors> {
+    let (source, alpha) = (call.tensor(3), call.scalar(4));
+    let places = Places::of(call, "index_add_", source)?;
+    if alpha.to_f64() == 1.0 {
+        return places.scatter(source, "sum").map(single);
+    }
+    if alpha.is_floating_point() && !source.dtype().is_floating_point() {
+        return Err(Error::invalid(
+            "For integral input tensors, argument alpha must not be a floating point number.",
+        ));
+    }
+    let scaled = source.mul(&number_like(source, alpha)?)?;
+    places.scatter(&scaled, "sum").map(single)
+}
+
+fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let dim = wrap(call.int(1), x.rank())?;
+    let index = long(call.tensor(2), "index_fill_")?;
+    if index.rank() > 1 {
+        return Err(Error::invalid("index_fill_(): Index is supposed to be a vector"));
+    }
+    let mut shape: Shape = at_least_1d(x)?.shape().into();
+    let extent = shape[dim];
+    shape[dim] = index.elements();
+    let start = Tensor::zeros(&[index.elements()], DType::I64, call.device)?;
+    let index = super::advanced_index::place(&start, &index.reshape(&[index.elements()])?, extent, 1)?;
+    Places { x: x.clone(), dim, index }.scatter(&value.expand(&shape)?, "replace").map(single)
+}
+
+/// Returns a copy of the first tensor with the second in place of a part.
+fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
+    let (x, source) = (call.tensor(0), call.tensor(1));
+    let whole = x.copied(call.label.location)?;
+    let part = part(&whole)?;
+    if part.shape() != source.shape() {
+        return Err(Error::invalid(format!(
+            "expected src to have a size equal to the slice of self. src size = {:?}, slice size = {:?}",
+            source.shape(),
+            part.shape()
+        )));
+    }
+    part.copy_(source)?;
+    Ok(single(whole))
+}
+
+fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
+    let (x, indices) = (call.tensor(0), call.tensor(1));
+    if indices.dtype() != DType::I64 {
+        return Err(Error::invalid(format!(
+            "torch.take_along_dim(): dtype of indices should be Long but got {}",
+            indices.dtype()
+        )));
+    }
+    let Some(dim) = call.optional_int(2) else {
+        let flat = x.reshape(&[x.elements()])?;
+        return flat.gather(0, &indices.reshape(&[indices.elements()])?).map(single);
+    };
+    if x.rank() != indices.rank() {
+        return Err(Error::invalid(format!(
+            "torch.take_along_dim(): input and indices should have the same number of dimensions, but got {} dimensions for input, \
+             and {} dimensions for indices",
+            x.rank(),
+            indices.rank()
+        )));
+    }
+    let at = wrap(dim, x.rank())?;
+    if x.rank() == 0 {
+        return x.gather(0, indices).map(single);
+    }
+    let (mut of_x, mut of_indices): (Shape, Shape) = (x.shape().into(), indices.shape().into());
+    (of_x[at], of_indices[at]) = (1, 1);
+    let shared = thalweg_ir::broadcast_shapes(&of_x, &of_indices)?;
+    let with = |extent: usize| -> Shape {
+        let mut shape = shared.clone();
+        shape[at] = extent;
+        shape
+    };
+    let source = x.expand(&with(x.shape()[at]))?;
+    source.gather(at as i64, &indices.expand(&with(indices.shape()[at]))?).map(single)
+}
+
+fn embedding(call: &Call<'_>) -> Result<Tensors> {
+    let (weight, indices) = (call.tensor(0), long(call.tensor(1), "embedding")?);
+    if weight.rank() != 2 {
+        return Err(Error::invalid("'weight' must be 2-D"));
+    }
+    if call.bool(4) {
+        return Err(Error::invalid("embedding: there are no sparse gradients; leave `sparse` out"));
+    }
+    let arguments = [weight.into(), (&indices).into(), Argument::Scalar(Scalar::I64(call.int(2)))];
+    super::call(built_in!("thalweg::embedding")?, &arguments, None, call.label.location).map(single)
+}
+
+/// Returns the gradient of a table of so many rows; `padding` is the row that gets none, and `scales` whether a row's gradient is
+/// divided by how often it was read.
+fn embedding_dense_backward(
+    call: &Call<'_>,
+    gradient: &Tensor,
+    indices: &Tensor,
+    rows: usize,
+    (padding, scales): (i64, bool),
+) -> Result<Tensor> {
+    let count = indices.elements();
+    let features = gradient.shape().last().copied().unwrap_or(0);
+    if gradient.rank() != indices.rank() + 1 || gradient.shape()[..indices.rank()] != *indices.shape() {
+        return Err(Error::invalid(format!(
+            "the gradient {:?} must have the shape of the indices {:?}, and features",
+            gradient.shape(),
+            indices.shape()
+        )));
+    }
+    if !gradient.dtype().is_floating_point() {
+        return Err(Error::invalid(format!("the gradient must be of floats, not {}", gradient.dtype())));
+    }
+    let mut gradient = gradient.reshape(&[count, features])?;
+    if scales {
+        let index = indices.reshape(&[1, count, 1])?;
+        let (ones, zeros) = ([1, count, 1], [1, rows, 1]);
+        let ones = Tensor::ones(&ones, gradient.dtype(), call.device)?;
+        let counts = scatter(&Tensor::zeros(&zeros, gradient.dtype(), call.device)?, &index, &ones, "sum")?;
+        gradient = gradient.div(&gathered(&counts, &index)?.reshape(&[count, 1])?)?;
+    }
+    indexing::embedding_gradient(&gradient, indices, [rows, features], padding, call.label)
+}

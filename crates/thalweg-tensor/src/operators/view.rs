@@ -1,0 +1,641 @@
+//! Views: other layouts over the memory of a tensor. They copy nothing, except where their documentation says so.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout, Shape, element_count};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::autograd::nodes::{ViewBackward, record_split, record_view};
+use crate::dispatch::{Arguments, Call};
+use crate::random::host_room;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns a view of all elements.
+    "alias(Tensor(a) self) -> Tensor(a)" = Composite(|call| alias(call.tensor(0)).map(single));
+    /// Returns a view of the memory with these extents and strides. The memory is not left.
+    "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
+        fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(as_strided);
+    /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
+    "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
+        fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {
+            diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3)).map(single)
+        });
+    /// Returns the tensor broadcast to a shape, in which −1 is what the extent is.
+    "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"
+        = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
+    /// Returns the tensor broadcast to the shape of another.
+    "expand_as(Tensor(a) self, Tensor other) -> Tensor(a)"
+        fn expand_as(other: tensor) = Composite(|call| {
+            let size: SmallVec<[i64; 6]> = call.tensor(1).shape().iter().map(|&extent| extent as i64).collect();
+            expand(call.tensor(0), &size).map(single)
+        });
+    /// Returns the dimensions in another order.
+    "permute(Tensor(a) self, int[] dims) -> Tensor(a)" = Composite(|call| permute(call).map(single));
+    /// Returns two dimensions swapped.
+    "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+    /// Returns two dimensions swapped.
+    "swapaxes(Tensor(a) self, int axis0, int axis1) -> Tensor(a)"
+        fn swapaxes(axis0: int, axis1: int)
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+    /// Returns two dimensions swapped.
+    "swapdims(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"
+        fn swapdims(dim0: int, dim1: int)
+        = Composite(|call| transpose(call.tensor(0), call.int(1), call.int(2)).map(single));
+    /// Returns a matrix with its two dimensions swapped; what has fewer dimensions is returned as it is.
+    "t(Tensor(a) self) -> Tensor(a)"
+        fn t() = Composite(|call| match call.tensor(0).rank() {
+            0 | 1 => alias(call.tensor(0)).map(single),
+            2 => transpose(call.tensor(0), 0, 1).map(single),
+            rank => Err(Error::invalid(format!("t() expects a tensor with <= 2 dimensions, but self is {rank}D"))),
+        });
+    /// Returns one place of a dimension, without that dimension.
+    "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"
+        = Composite(|call| select(call.tensor(0), call.int(1), call.int(2)).map(single));
+    /// Returns every `step`th place of a dimension, from `start` on and below `end`; negative ones are counted from the end.
+    "slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"
+        fn slice(dim: int, start: optional_int, end: optional_int, step: int) = Composite(|call| {
+            let bounds = (call.optional_int(2), call.optional_int(3));
+            slice(call.tensor(0), call.int(1), bounds, call.int(4)).map(single)
+        });
+    /// Returns `length` places of a dimension, from `start` on.
+    "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)" = Composite(|call| narrow(call).map(single));
+    /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
+    "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"
+        fn split(split_size: int, dim: int) -> list = Composite(split);
+    /// Returns the parts of a dimension, of these sizes.
+    "split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"
+        fn split_with_sizes(split_sizes: ints, dim: int) -> list = Composite(split_with_sizes);
+    /// Returns the parts of a dimension, of these sizes.
+    "split.sizes(Tensor(a -> *) self, SymInt[] split_size, int dim=0) -> Tensor(a)[]" = Composite(split_with_sizes);
+    /// Returns at most so many parts of a dimension, all but the last of one size.
+    "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"
+        fn chunk(chunks: int, dim: int) -> list = Composite(chunk);
+    /// Returns every place of a dimension, without that dimension.
+    "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]" = Composite(|call| {
+        let x = call.tensor(0);
+        let dim = wrap(call.int(1), x.rank())?;
+        check_has_dimensions(x, "unbind() cannot be applied to a 0-dim tensor.")?;
+        Ok(x.unbind(dim as i64)?.into())
+    });
+    /// Returns the tensor without its dimensions of extent 1.
+    "squeeze(Tensor(a) self) -> Tensor(a)" = Composite(|call| {
+        let all: SmallVec<[i64; 6]> = (0..call.tensor(0).rank() as i64).collect();
+        squeeze(call.tensor(0), &all).map(single)
+    });
+    /// Returns the tensor without a dimension, if its extent is 1.
+    "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"
+        = Composite(|call| squeeze(call.tensor(0), &[call.int(1)]).map(single));
+    /// Returns the tensor without those of these dimensions whose extent is 1.
+    "squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"
+        = Composite(|call| squeeze(call.tensor(0), &call.ints(1)).map(single));
+    /// Returns the tensor with a new dimension of extent 1.
+    "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)" = Composite(|call| {
+        let x = call.tensor(0);
+        x.unsqueeze(wrap(call.int(1), x.rank() + 1)? as i64).map(single)
+    });
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1; refused where that needs a copy.
+    "view(Tensor(a) self, SymInt[] size) -> Tensor(a)" = Composite(|call| {
+        let x = call.tensor(0);
+        view(x, &inferred(&call.ints(1), x.elements())?).map(single)
+    });
+    /// Returns the elements, row-major, in the shape of another tensor; refused where that needs a copy.
+    "view_as(Tensor(a) self, Tensor other) -> Tensor(a)"
+        fn view_as(other: tensor) = Composite(|call| view(call.tensor(0), call.tensor(1).shape()).map(single));
+    /// Returns the elements, row-major, in another shape, in which one extent may be −1: a view where the strides allow it, else a
+    /// copy.
+    "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)" = Composite(|call| {
+        let x = call.tensor(0);
+        x.reshape(&inferred(&call.ints(1), x.elements())?).map(single)
+    });
+    /// Returns the elements, row-major, in the shape of another tensor: a view where the strides allow it, else a copy.
+    "reshape_as(Tensor(a) self, Tensor other) -> Tensor(a)"
+        fn reshape_as(other: tensor) = Composite(|call| {
+            check_count(call.tensor(1).shape(), call.tensor(0).elements())?;
+            call.tensor(0).reshape(call.tensor(1).shape()).map(single)
+        });
+    /// Returns a range of dimensions as one: a view where the strides allow it, else a copy.
+    "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"
+        fn flatten(start_dim: int, end_dim: int) = Composite(|call| flatten(call).map(single));
+    /// Returns all dimensions as one: a view where the strides allow it, else a copy.
+    "ravel(Tensor(a) self) -> Tensor(a)"
+        fn ravel() = Composite(|call| call.tensor(0).reshape(&[call.tensor(0).elements()]).map(single));
+    /// Returns a dimension taken apart into several, one of whose sizes may be −1.
+    "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"
+        fn unflatten(dim: int, sizes: ints) = Composite(|call| unflatten(call).map(single));
+    /// Returns dimensions moved to other places; the others keep their order.
+    "movedim.intlist(Tensor(a) self, int[] source, int[] destination) -> Tensor(a)"
+        fn movedim(source: ints, destination: ints)
+        = Composite(|call| movedim(call.tensor(0), &call.ints(1), &call.ints(2)).map(single));
+    /// Returns a dimension moved to another place; the others keep their order.
+    "movedim.int(Tensor(a) self, int source, int destination) -> Tensor(a)"
+        = Composite(|call| movedim(call.tensor(0), &[call.int(1)], &[call.int(2)]).map(single));
+    /// Returns the same memory outside the autograd graph.
+    "detach(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).detach())));
+    /// Returns the elements with no gaps in the order of a memory format; the tensor itself where they lie so.
+    "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"
+        = Composite(|call| in_format(call.tensor(0), call.int(1)).map(single));
+    /// Returns a copy of the elements.
+    "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
+        = Composite(|call| copied_in_format(call, call.tensor(0), call.optional_int(1)).map(single));
+    /// Returns a copy of the diagonals of two dimensions.
+    "diagonal_copy(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor" = Composite(|call| {
+        diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3))?.copied(call.label.location).map(single)
+    });
+}
+
+/// Returns a dimension counted from the end where it is negative. A tensor without dimensions is asked as if it had one.
+pub(super) fn wrap(dim: i64, rank: usize) -> Result<usize> {
+    let count = rank.max(1) as i64;
+    if (-count..count).contains(&dim) {
+        return Ok(dim.rem_euclid(count) as usize);
+    }
+    Err(Error::invalid(format!(
+        "Dimension out of range (expected to be in range of [{}, {}], but got {dim})",
+        -count,
+        count - 1
+    )))
+}
+
+/// Returns dimensions, each at most once.
+pub(super) fn wrap_all(dims: &[i64], rank: usize) -> Result<Shape> {
+    let mut wrapped = Shape::new();
+    for &dim in dims {
+        let dim = wrap(dim, rank)?;
+        if wrapped.contains(&dim) {
+            return Err(Error::invalid(format!("dim {dim} appears multiple times in the list of dims")));
+        }
+        wrapped.push(dim);
+    }
+    Ok(wrapped)
+}
+
+pub(super) fn check_has_dimensions(x: &Tensor, refusal: &str) -> Result<()> {
+    if x.rank() == 0 { Err(Error::invalid(refusal.to_owned())) } else { Ok(()) }
+}
+
+/// Returns extents, none of which is negative.
+pub(super) fn extents(size: &[i64]) -> Result<Shape> {
+    size.iter().map(|&extent| usize::try_from(extent)).collect::<std::result::Result<_, _>>().map_err(|_| {
+        let negative = size.iter().find(|&&extent| extent < 0).expect("one is negative");
+        Error::invalid(format!("Trying to create tensor with negative dimension {negative}: {size:?}"))
+    })
+}
+
+/// Returns a shape of so many elements; −1 stands for the extent that the others leave.
+pub(super) fn inferred(size: &[i64], elements: usize) -> Result<Shape> {
+    let mut unknown = None;
+    for (at, &extent) in size.iter().enumerate() {
+        match extent {
+            -1 if unknown.is_some() => return Err(Error::invalid("only one dimension can be inferred")),
+            -1 => unknown = Some(at),
+            ..0 => return Err(Error::invalid(format!("invalid shape dimension {extent}"))),
+            0.. => {}
+        }
+    }
+    let invalid = || Error::invalid(format!("shape '{size:?}' is invalid for input of size {elements}"));
+    let mut shape: Shape = size.iter().map(|&extent| extent.max(0) as usize).collect();
+    if let Some(at) = unknown {
+        shape[at] = 1;
+        let known = element_count(&shape).map_err(|_| invalid())?;
+        if known == 0 && elements == 0 {
+            return Err(Error::invalid(format!(
+                "cannot reshape tensor of 0 elements into shape {size:?} because the unspecified dimension size -1 can be any \
+                 value and is ambiguous"
+            )));
+        }
+        if known == 0 || !elements.is_multiple_of(known) {
+            return Err(invalid());
+        }
+        shape[at] = elements / known;
+    }
+    check_count(&shape, elements)?;
+    Ok(shape)
+}
+
+fn check_count(shape: &[usize], elements: usize) -> Result<()> {
+    match element_count(shape) {
+        Ok(count) if count == elements => Ok(()),
+        _ => Err(Error::invalid(format!("shape '{shape:?}' is invalid for input of size {elements}"))),
+    }
+}
+
+/// Returns a view of some of the elements, each once: `place` gives their layout from that of all.
+fn part(x: &Tensor, name: &'static str, place: impl Fn(&Layout) -> Result<Layout>) -> Result<Tensor> {
+    let layout = place(x.layout())?;
+    Ok(record_view(x, x.view(layout), || {
+        let part = place(&Layout::contiguous(x.shape())).expect("what fits the tensor fits its shape");
+        ViewBackward::Part { name, shape: x.shape().into(), part }
+    }))
+}
+
+fn alias(x: &Tensor) -> Result<Tensor> {
+    Ok(record_view(x, x.view(x.layout().clone()), || ViewBackward::Reshape(x.shape().into())))
+}
+
+fn as_strided(call: &Call<'_>) -> Result<Tensors> {
+    let (x, size, stride) = (call.tensor(0), call.ints(1), call.ints(2));
+    if size.len() != stride.len() {
+        return Err(Error::invalid("mismatch in length of strides and shape"));
+    }
+    let shape = extents(&size)?;
+    let strides: Shape =
+        stride.iter().map(|&stride| usize::try_from(stride)).collect::<std::result::Result<_, _>>().map_err(
+            |_| {
+                Error::invalid(format!(
+                    "as_strided: Negative strides are not supported at the moment, got strides: {stride:?}"
+                ))
+            },
+        )?;
+    let offset = usize::try_from(call.optional_int(3).unwrap_or(x.layout().offset() as i64))
+        .map_err(|_| Error::invalid("Tensor: invalid storage offset"))?;
+    let available = x.storage().buffer.size_bytes() as usize / x.dtype().size_bytes();
+    let last = shape.iter().zip(&strides).try_fold(offset, |end, (&extent, &stride)| {
+        end.checked_add(extent.saturating_sub(1).checked_mul(stride)?)
+    });
+    let is_empty = shape.contains(&0);
+    if !(is_empty && offset <= available || last.is_some_and(|last| last < available)) {
+        return Err(Error::invalid(format!(
+            "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {} are out of bounds for storage \
+             of size {}",
+            x.dtype().size_bytes(),
+            available * x.dtype().size_bytes()
+        )));
+    }
+    let layout = Layout::new(&shape, &strides, offset)?;
+    let view = x.view(layout.clone());
+    let base = x.layout().clone();
+    Ok(single(record_view(x, view, || ViewBackward::Strided { base, view: layout })))
+}
+
+pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
+    let (first, second) = (wrap(dim1, x.rank())?, wrap(dim2, x.rank())?);
+    if first == second {
+        return Err(Error::invalid(format!("diagonal dimensions cannot be identical {dim1}, {dim2}")));
+    }
+    let [rows, columns] = [first, second].map(|dim| x.shape()[dim]);
+    let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
+    let length = (rows as u64).saturating_sub(down).min((columns as u64).saturating_sub(right)) as usize;
+    part(x, "diagonal", |layout| {
+        let strides = layout.strides();
+        let kept = (0..layout.rank()).filter(|&dim| dim != first && dim != second);
+        let shape: Shape = kept.clone().map(|dim| layout.shape()[dim]).chain([length]).collect();
+        let kept: Shape = kept.map(|dim| strides[dim]).chain([strides[first] + strides[second]]).collect();
+        let start = match length {
+            0 => 0,
+            _ => down as usize * strides[first] + right as usize * strides[second],
+        };
+        Ok(Layout::new(&shape, &kept, layout.offset() + start)?)
+    })
+}
+
+fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
+    let Some(added) = size.len().checked_sub(x.rank()) else {
+        return Err(Error::invalid(format!(
+            "expand({}{{{:?}}}, size={size:?}): the number of sizes provided ({}) must be greater or equal to the number of \
+             dimensions in the tensor ({})",
+            x.dtype(),
+            x.shape(),
+            size.len(),
+            x.rank()
+        )));
+    };
+    let mut shape = Shape::new();
+    for (at, &wanted) in size.iter().enumerate() {
+        let extent = at.checked_sub(added).map(|dim| x.shape()[dim]);
+        shape.push(match (wanted, extent) {
+            (-1, Some(extent)) => extent,
+            (0.., None) => wanted as usize,
+            (..0, None) => {
+                return Err(Error::invalid(format!(
+                    "The expanded size of the tensor ({wanted}) isn't allowed in a leading, non-existing dimension {at}"
+                )));
+            }
+            (0.., Some(extent)) if extent == 1 || extent == wanted as usize => wanted as usize,
+            (_, Some(extent)) => {
+                return Err(Error::invalid(format!(
+                    "The expanded size of the tensor ({wanted}) must match the existing size ({extent}) at non-singleton dimension \
+                     {at}.  Target sizes: {size:?}.  Tensor sizes: {:?}",
+                    x.shape()
+                )));
+            }
+        });
+    }
+    x.expand(&shape)
+}
+
+fn permute(call: &Call<'_>) -> Result<Tensor> {
+    let (x, dims) = (call.tensor(0), call.ints(1));
+    if dims.len() != x.rank() {
+        return Err(Error::invalid(format!(
+            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of \
+             dimensions i.e. input.dim() = {} is not equal to len(dims) = {}",
+            x.rank(),
+            dims.len()
+        )));
+    }
+    let mut order = Shape::new();
+    for &dim in &dims {
+        let dim = wrap(dim, x.rank())?;
+        if order.contains(&dim) {
+            return Err(Error::invalid("permute(): duplicate dims are not allowed."));
+        }
+        order.push(dim);
+    }
+    x.permute(&order)
+}
+
+fn transpose(x: &Tensor, dim0: i64, dim1: i64) -> Result<Tensor> {
+    let [first, second] = [wrap(dim0, x.rank())?, wrap(dim1, x.rank())?];
+    if first == second { alias(x) } else { x.transpose(first as i64, second as i64) }
+}
+
+pub(super) fn select(x: &Tensor, dim: i64, index: i64) -> Result<Tensor> {
+    check_has_dimensions(x, "select() cannot be applied to a 0-dim tensor.")?;
+    let at = wrap(dim, x.rank())?;
+    let extent = x.shape()[at] as i64;
+    if !(-extent..extent).contains(&index) {
+        return Err(Error::invalid(format!(
+            "select(): index {index} out of range for tensor of size {:?} at dimension {at}",
+            x.shape()
+        )));
+    }
+    let index = index.rem_euclid(extent) as usize;
+    part(x, "select", |layout| Ok(layout.select(at, index)?))
+}
+
+pub(super) fn slice(
+    x: &Tensor,
+    dim: i64,
+    (start, end): (Option<i64>, Option<i64>),
+    step: i64,
+) -> Result<Tensor> {
+    check_has_dimensions(x, "slice() cannot be applied to a 0-dim tensor.")?;
+    let dim = wrap(dim, x.rank())?;
+    if step <= 0 {
+        return Err(Error::invalid("slice step must be positive"));
+    }
+    let extent = x.shape()[dim] as i64;
+    let counted = |place: i64| if place < 0 { place + extent } else { place };
+    let start = counted(start.unwrap_or(0)).clamp(0, extent);
+    let end = counted(end.unwrap_or(i64::MAX)).clamp(start, extent);
+    let length = ((end - start) as u64).div_ceil(step as u64) as usize;
+    part(x, "slice", |layout| {
+        let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
+        shape[dim] = length;
+        if length > 1 {
+            strides[dim] *= step as usize;
+        }
+        Ok(Layout::new(&shape, &strides, layout.offset() + start as usize * layout.strides()[dim])?)
+    })
+}
+
+fn narrow(call: &Call<'_>) -> Result<Tensor> {
+    let (x, start, length) = (call.tensor(0), call.int(2), call.int(3));
+    check_has_dimensions(x, "narrow() cannot be applied to a 0-dim tensor.")?;
+    let dim = wrap(call.int(1), x.rank())?;
+    if length < 0 {
+        return Err(Error::invalid("narrow(): length must be non-negative."));
+    }
+    let extent = x.shape()[dim] as i64;
+    if !(-extent..=extent).contains(&start) {
+        return Err(Error::invalid(format!(
+            "start out of range (expected to be in range of [{}, {extent}], but got {start})",
+            -extent
+        )));
+    }
+    let start = if start < 0 { start + extent } else { start };
+    if length > extent - start {
+        return Err(Error::invalid(format!(
+            "start ({start}) + length ({length}) exceeds dimension size ({extent})."
+        )));
+    }
+    x.narrow(dim as i64, start as usize, length as usize)
+}
+
+/// Returns the parts of a dimension, of lengths that fill it.
+fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tensors> {
+    let mut list = host_room(lengths.len())?;
+    let mut start = 0;
+    for &length in &lengths {
+        list.push(x.view(x.layout().narrow(dim, start, length)?));
+        start += length;
+    }
+    Ok(record_split(x, list, dim, lengths).into())
+}
+
+/// Returns the lengths of parts of one size, the last of what is left.
+fn even(extent: usize, size: usize) -> Result<Vec<usize>> {
+    let mut lengths = host_room(extent.div_ceil(size.max(1)).max(1))?;
+    let mut left = extent;
+    loop {
+        lengths.push(size.min(left));
+        left -= size.min(left);
+        if left == 0 {
+            return Ok(lengths);
+        }
+    }
+}
+
+fn split(call: &Call<'_>) -> Result<Tensors> {
+    let (x, size) = (call.tensor(0), call.int(1));
+    check_has_dimensions(x, "split expects at least a 1-dimensional tensor")?;
+    let Ok(size) = usize::try_from(size) else {
+        return Err(Error::invalid(format!(
+            "split expects split_size be non-negative, but got split_size={size}"
+        )));
+    };
+    let dim = wrap(call.int(2), x.rank())?;
+    let extent = x.shape()[dim];
+    if size == 0 && extent > 0 {
+        return Err(Error::invalid(format!(
+            "split_size can only be 0 if dimension size is 0, but got dimension size of {extent}"
+        )));
+    }
+    parts(x, dim, even(extent, size)?)
+}
+
+fn split_with_sizes(call: &Call<'_>) -> Result<Tensors> {
+    let (x, sizes) = (call.tensor(0), call.ints(1));
+    check_has_dimensions(x, "split expects at least a 1-dimensional tensor")?;
+    let dim = wrap(call.int(2), x.rank())?;
+    let lengths: std::result::Result<Vec<usize>, _> =
+        sizes.iter().map(|&size| usize::try_from(size)).collect();
+    let Ok(lengths) = lengths else {
+        return Err(Error::invalid(format!(
+            "split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={sizes:?}"
+        )));
+    };
+    let sum = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+    if sum != Some(x.shape()[dim]) {
+        return Err(Error::invalid(format!(
+            "split_with_sizes expects split_sizes to sum exactly to {} (input tensor's size at dimension {dim}), but got \
+             split_sizes={sizes:?}",
+            x.shape()[dim]
+        )));
+    }
+    parts(x, dim, lengths)
+}
+
+fn chunk(call: &Call<'_>) -> Result<Tensors> {
+    let (x, chunks) = (call.tensor(0), call.int(1));
+    check_has_dimensions(x, "chunk expects at least a 1-dimensional tensor")?;
+    if chunks <= 0 {
+        return Err(Error::invalid(format!("chunk expects `chunks` to be greater than 0, got: {chunks}")));
+    }
+    let dim = wrap(call.int(2), x.rank())?;
+    let extent = x.shape()[dim];
+    if extent == 0 {
+        // As many as were asked for, so that their number does not depend on the extent.
+        let mut lengths = host_room(chunks as usize)?;
+        lengths.resize(chunks as usize, 0);
+        return parts(x, dim, lengths);
+    }
+    parts(x, dim, even(extent, extent.div_ceil(chunks as usize))?)
+}
+
+fn squeeze(x: &Tensor, dims: &[i64]) -> Result<Tensor> {
+    let dims = wrap_all(dims, x.rank())?;
+    let mut layout = x.layout().clone();
+    for dim in (0..x.rank()).rev().filter(|dim| dims.contains(dim)) {
+        layout = layout.squeeze(dim);
+    }
+    Ok(record_view(x, x.view(layout), || ViewBackward::Reshape(x.shape().into())))
+}
+
+/// Returns the elements in another shape of as many, as a view.
+fn view(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    check_count(shape, x.elements())?;
+    match x.layout().reshape(shape)? {
+        Some(layout) => Ok(record_view(x, x.view(layout), || ViewBackward::Reshape(x.shape().into()))),
+        None => Err(Error::invalid(
+            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two contiguous \
+             subspaces). Use .reshape(...) instead.",
+        )),
+    }
+}
+
+fn flatten(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.tensor(0);
+    let [start, end] = [wrap(call.int(1), x.rank())?, wrap(call.int(2), x.rank())?];
+    if start > end {
+        return Err(Error::invalid("flatten() has invalid args: start_dim cannot come after end_dim"));
+    }
+    if x.rank() == 0 {
+        return x.reshape(&[1]);
+    }
+    let (shape, merged) = (x.shape(), x.shape()[start..=end].iter().product());
+    let shape: Shape =
+        shape[..start].iter().copied().chain([merged]).chain(shape[end + 1..].iter().copied()).collect();
+    x.reshape(&shape)
+}
+
+fn unflatten(call: &Call<'_>) -> Result<Tensor> {
+    let (x, sizes) = (call.tensor(0), call.ints(2));
+    let dim = wrap(call.int(1), x.rank())?;
+    check_has_dimensions(x, "unflatten: the tensor has no dimension to take apart")?;
+    if sizes.is_empty() {
+        return Err(Error::invalid("unflatten: sizes must be non-empty"));
+    }
+    let extent = x.shape()[dim];
+    let inner = inferred(&sizes, extent).map_err(|_| {
+        Error::invalid(format!(
+            "unflatten: Provided sizes {sizes:?} don't multiply up to the size of dim {dim} ({extent}) in the input tensor"
+        ))
+    })?;
+    let outer = x.shape();
+    let shape: Shape =
+        outer[..dim].iter().copied().chain(inner).chain(outer[dim + 1..].iter().copied()).collect();
+    view(x, &shape)
+}
+
+pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result<Tensor> {
+    if source.len() != destination.len() {
+        return Err(Error::invalid(format!(
+            "movedim: Invalid source or destination dims: source ({source:?} dims) should contain the same number of dims as \
+             destination ({destination:?} dims)"
+        )));
+    }
+    let repeats = |which: &str, dims: &[i64]| {
+        wrap_all(dims, x.rank()).map_err(|error| match error.to_string().contains("multiple times") {
+            true => Error::invalid(format!("movedim: repeated dim in `{which}` ({dims:?})")),
+            false => error,
+        })
+    };
+    let (from, to) = (repeats("source", source)?, repeats("destination", destination)?);
+    if x.rank() == 0 {
+        return alias(x);
+    }
+    let mut rest = (0..x.rank()).filter(|dim| !from.contains(dim));
+    let order: Shape = (0..x.rank())
+        .filter_map(|place| match to.iter().position(|&target| target == place) {
+            Some(moved) => Some(from[moved]),
+            None => rest.next(),
+        })
+        .collect();
+    x.permute(&order)
+}
+
+/// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
+fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
+    match (format, rank) {
+        (0, _) => Ok(None),
+        (2, 4) | (3, 5) => Ok(Some([0].into_iter().chain(2..rank).chain([1]).collect())),
+        (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
+        (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
+        (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
+        _ => Err(Error::invalid(format!("{format} is no memory format"))),
+    }
+}
+
+fn inverse(order: &[usize]) -> Shape {
+    let mut inverse: Shape = SmallVec::from_elem(0, order.len());
+    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+    inverse
+}
+
+fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
+    match format_order(x.rank(), format)? {
+        None => x.contiguous(),
+        Some(order) if x.layout().permute(&order)?.is_contiguous() => Ok(x.clone()),
+        Some(order) => x.permute(&order)?.contiguous()?.permute(&inverse(&order)),
+    }
+}
+
+/// Returns a copy in a memory format; without one, in the order of dimensions that the tensor has, if it has no gaps.
+pub(super) fn copied_in_format(call: &Call<'_>, x: &Tensor, format: Option<i64>) -> Result<Tensor> {
+    let order = match format {
+        None | Some(1) => {
+            let mut order: Shape = (0..x.rank()).collect();
+            order.sort_by_key(|&dim| std::cmp::Reverse(x.layout().strides()[dim]));
+            Some(order).filter(|order| {
+                !x.is_contiguous() && x.layout().permute(order).is_ok_and(|layout| layout.is_contiguous())
+            })
+        }
+        Some(format) => format_order(x.rank(), format)?,
+    };
+    match order {
+        None => x.copied(call.label.location),
+        Some(order) => x.permute(&order)?.copied(call.label.location)?.permute(&inverse(&order)),
+    }
+}
+
+/// Refuses options of a new tensor that no tensor here has: a layout that is not strided, and pinned memory.
+pub(super) fn check_options(layout: Option<i64>, pin_memory: Option<bool>) -> Result<()> {
+    match (layout, pin_memory) {
+        (None | Some(0), None | Some(false)) => Ok(()),
+        (None | Some(0), _) => Err(Error::invalid("Only dense CPU tensors can be pinned")),
+        _ => Err(Error::invalid("only strided tensors exist; leave the layout out")),
+    }
+}
+
+/// Returns the dtype of a number that a tensor is made of.
+pub(super) fn dtype_of(number: thalweg_ir::Scalar) -> DType {
+    match number {
+        thalweg_ir::Scalar::Bool(_) => DType::Bool,
+        thalweg_ir::Scalar::I64(_) => DType::I64,
+        thalweg_ir::Scalar::F64(_) => DType::F32,
+    }
+}

@@ -1,0 +1,238 @@
+//! Views and new tensors by their schemas: values against plain loops, gradients against finite differences, refusals in PyTorch's
+//! words.
+
+use thalweg_ir::DType;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::dispatch::{Value, find_operator};
+
+use crate::support::{check_gradient, device, random, values};
+
+/// Calls an operator by its name; its results.
+fn try_call(name: &str, arguments: &[Value]) -> thalweg_runtime::Result<Vec<Tensor>> {
+    let results = find_operator(name)?.call_boxed(arguments, Some(&device()))?;
+    Ok((results.into_iter())
+        .flat_map(|result| match result {
+            Value::Tensors(list) => list,
+            Value::Tensor(tensor) => vec![tensor],
+            other => panic!("{name} gave {other:?}"),
+        })
+        .collect())
+}
+
+#[track_caller]
+fn call(name: &str, arguments: &[Value]) -> Tensor {
+    try_call(name, arguments).unwrap_or_else(|error| panic!("{name}: {error}")).swap_remove(0)
+}
+
+#[track_caller]
+fn refused(name: &str, arguments: &[Value], words: &str) {
+    let error = try_call(name, arguments).unwrap_err();
+    assert!(error.is_invalid_argument() && error.to_string().contains(words), "{name}: {error}");
+}
+
+fn of(tensor: &Tensor) -> Value {
+    Value::Tensor(tensor.clone())
+}
+
+fn ints(list: &[i64]) -> Value {
+    Value::Ints(list.to_vec())
+}
+
+fn ramp(shape: &[usize]) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::arange(count, 0.0, 1.0, DType::F64, &device()).and_then(|x| x.reshape(shape)).unwrap()
+}
+
+#[test]
+fn views_see_the_memory_of_their_base() {
+    let x = ramp(&[2, 3, 4]);
+    let one = |name: &str, mut rest: Vec<Value>| {
+        rest.insert(0, of(&x));
+        call(name, &rest)
+    };
+    let cases: [(Tensor, &[usize], &[f64]); 9] = [
+        (
+            one("select.int", vec![Value::Int(-1), Value::Int(-2)]),
+            &[2, 3],
+            &[2.0, 6.0, 10.0, 14.0, 18.0, 22.0],
+        ),
+        (
+            one("slice.Tensor", vec![Value::Int(2), Value::Int(-3), Value::Int(i64::MAX), Value::Int(2)]),
+            &[2, 3, 2],
+            &[1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0],
+        ),
+        (
+            one("diagonal", vec![Value::Int(1), Value::Int(0), Value::Int(2)]),
+            &[3, 2],
+            &[1.0, 14.0, 5.0, 18.0, 9.0, 22.0],
+        ),
+        (
+            one("diagonal", vec![Value::Int(-1), Value::Int(1), Value::Int(2)]),
+            &[2, 2],
+            &[4.0, 9.0, 16.0, 21.0],
+        ),
+        (one("diagonal", vec![Value::Int(i64::MIN)]), &[4, 0], &[]),
+        (
+            one("narrow", vec![Value::Int(1), Value::Int(-1), Value::Int(1)]),
+            &[2, 1, 4],
+            &[8.0, 9.0, 10.0, 11.0, 20.0, 21.0, 22.0, 23.0],
+        ),
+        (
+            one("as_strided", vec![ints(&[2, 2]), ints(&[1, 1]), Value::Int(3)]),
+            &[2, 2],
+            &[3.0, 4.0, 4.0, 5.0],
+        ),
+        (
+            one("movedim.int", vec![Value::Int(-1), Value::Int(0)]).select(0, 1).unwrap(),
+            &[2, 3],
+            &[1.0, 5.0, 9.0, 13.0, 17.0, 21.0],
+        ),
+        (one("view", vec![ints(&[-1, 12])]).narrow(1, 0, 1).unwrap(), &[2, 1], &[0.0, 12.0]),
+    ];
+    for (at, (view, shape, elements)) in cases.iter().enumerate() {
+        assert!(view.shares_storage_with(&x), "view {at}");
+        assert_eq!((view.shape(), values(view).as_slice()), (*shape, *elements), "view {at}");
+    }
+    let copy = one("clone", vec![]);
+    one("diagonal", vec![]).copy_(&Tensor::zeros(&[], DType::F64, &device()).unwrap()).unwrap();
+    assert_eq!(values(&x)[12 + 4], 0.0);
+    assert_eq!(values(&copy)[12 + 4], 16.0);
+}
+
+#[test]
+fn gradients_go_back_through_views() {
+    let x = random(&[3, 4], 1);
+    let weighted = |y: Tensor| {
+        let weights = ramp(y.shape());
+        y.mul(&weights).unwrap()
+    };
+    check_gradient(&x, |x| weighted(x.slice(1, Some(1), None, 2).unwrap()));
+    check_gradient(&x, |x| weighted(x.diagonal(1, 0, 1).unwrap()));
+    check_gradient(&x, |x| weighted(call("select.int", &[of(x), Value::Int(1), Value::Int(-1)])));
+    // Elements that a view repeats get the sum.
+    check_gradient(&x, |x| weighted(x.as_strided(&[3, 4], &[2, 2], Some(1)).unwrap()));
+    check_gradient(&x, |x| {
+        let turned = x.transpose(0, 1).unwrap();
+        weighted(turned.as_strided(&[4, 3], &[1, 4], None).unwrap())
+    });
+    check_gradient(&x, |x| weighted(x.split(3, 1).unwrap()[1].clone()));
+    check_gradient(&x, |x| {
+        let parts = x.chunk(3, 1).unwrap();
+        weighted(parts[0].add(&parts[1]).unwrap())
+    });
+    check_gradient(&x, |x| weighted(call("squeeze", &[of(&x.unsqueeze(1).unwrap())])));
+    check_gradient(&x, |x| weighted(x.flatten(0, -1).unwrap()));
+    let leaf = x.detach().requires_grad_().unwrap();
+    assert!(!call("detach", &[of(&leaf)]).requires_grad());
+}
+
+#[test]
+fn parts_fill_a_dimension() {
+    let x = ramp(&[7]);
+    let lengths = |parts: Vec<Tensor>| parts.iter().map(Tensor::elements).collect::<Vec<_>>();
+    assert_eq!(lengths(x.split(3, 0).unwrap()), [3, 3, 1]);
+    assert_eq!(lengths(x.chunk(4, 0).unwrap()), [2, 2, 2, 1]);
+    assert_eq!(lengths(x.chunk(6, 0).unwrap()), [2, 2, 2, 1]);
+    assert_eq!(lengths(x.split_with_sizes(&[0, 5, 2], 0).unwrap()), [0, 5, 2]);
+    assert_eq!(lengths(ramp(&[0]).chunk(3, 0).unwrap()), [0, 0, 0]);
+    assert_eq!(lengths(ramp(&[0]).split(0, 0).unwrap()), [0]);
+    refused("split.Tensor", &[of(&x), Value::Int(0)], "split_size can only be 0 if dimension size is 0");
+    refused("split_with_sizes", &[of(&x), ints(&[3, 3])], "to sum exactly to 7");
+}
+
+#[test]
+fn what_is_no_view_is_refused_in_pytorchs_words() {
+    let x = ramp(&[2, 3]);
+    let turned = x.transpose(0, 1).unwrap();
+    refused(
+        "view",
+        &[of(&turned), ints(&[6])],
+        "view size is not compatible with input tensor's size and stride",
+    );
+    refused("view", &[of(&x), ints(&[4, -1])], "shape '[4, -1]' is invalid for input of size 6");
+    refused("reshape", &[of(&x), ints(&[-1, -1])], "only one dimension can be inferred");
+    refused("reshape", &[of(&ramp(&[0])), ints(&[0, -1])], "is ambiguous");
+    refused(
+        "select.int",
+        &[of(&x), Value::Int(0), Value::Int(2)],
+        "select(): index 2 out of range for tensor of size [2, 3]",
+    );
+    refused(
+        "select.int",
+        &[of(&x), Value::Int(2), Value::Int(0)],
+        "Dimension out of range (expected to be in range of [-2, 1], but got 2)",
+    );
+    refused(
+        "expand",
+        &[of(&x), ints(&[2, 4])],
+        "must match the existing size (3) at non-singleton dimension 1",
+    );
+    refused("permute", &[of(&x), ints(&[0, 0])], "duplicate dims are not allowed");
+    refused("as_strided", &[of(&x), ints(&[7]), ints(&[1])], "out of bounds for storage of size 48");
+    refused("as_strided", &[of(&x), ints(&[2]), ints(&[i64::MAX])], "out of bounds for storage");
+    refused(
+        "slice.Tensor",
+        &[of(&x), Value::Int(0), Value::None, Value::None, Value::Int(0)],
+        "slice step must be positive",
+    );
+    refused("zeros", &[ints(&[2, -1])], "negative dimension -1");
+    refused("arange.start", &[Value::Int(3), Value::Int(1)], "inconsistent with step sign");
+}
+
+#[test]
+fn counted_tensors_end_where_they_should() {
+    let arange = |bounds: [f64; 3]| {
+        let arguments: Vec<Value> = bounds.map(|bound| Value::Scalar(bound.into())).into();
+        values(&call("arange.start_step", &arguments))
+    };
+    assert_eq!(arange([1.0, 2.0, 0.25]), [1.0, 1.25, 1.5, 1.75]);
+    assert_eq!(arange([2.0, 0.0, -0.75]), [2.0, 1.25, 0.5]);
+    assert!(arange([1.0, 1.0, 1.0]).is_empty());
+    let whole = call("arange", &[Value::Int(3)]);
+    assert_eq!((whole.dtype(), values(&whole)), (DType::I64, vec![0.0, 1.0, 2.0]));
+    let linspace = |start: f64, end: f64, steps: i64| {
+        values(&call(
+            "linspace",
+            &[Value::Scalar(start.into()), Value::Scalar(end.into()), Value::Int(steps)],
+        ))
+    };
+    assert_eq!(linspace(-1.0, 1.0, 5), [-1.0, -0.5, 0.0, 0.5, 1.0]);
+    assert_eq!(linspace(3.0, 7.0, 1), [3.0]);
+    assert!(linspace(3.0, 7.0, 0).is_empty());
+    assert_eq!(values(&call("eye.m", &[Value::Int(2), Value::Int(3)])), [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    let full = call("full", &[ints(&[2]), Value::Bool(true)]);
+    assert_eq!((full.dtype(), values(&full)), (DType::Bool, vec![1.0, 1.0]));
+}
+
+#[test]
+fn elements_are_padded_repeated_and_turned() {
+    let x = ramp(&[2, 3]);
+    let batch = ramp(&[1, 1, 3]);
+    let cases: [(Tensor, &[f64]); 9] = [
+        (x.constant_pad_nd(&[1, -1], 9.0).unwrap(), &[9.0, 0.0, 1.0, 9.0, 3.0, 4.0]),
+        (batch.reflection_pad1d(&[2, 1]).unwrap(), &[2.0, 1.0, 0.0, 1.0, 2.0, 1.0]),
+        (batch.replication_pad1d(&[2, -1]).unwrap(), &[0.0, 0.0, 0.0, 1.0]),
+        (ramp(&[2]).repeat(&[2, 2]).unwrap(), &[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]),
+        (x.tile(&[2]).unwrap().narrow(0, 1, 1).unwrap(), &[3.0, 4.0, 5.0, 3.0, 4.0, 5.0]),
+        (x.repeat_interleave(2, Some(0)).unwrap().narrow(1, 1, 1).unwrap(), &[1.0, 1.0, 4.0, 4.0]),
+        (x.flip(&[0, -1]).unwrap(), &[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]),
+        (x.roll(&[1, -1], &[0, 1]).unwrap(), &[4.0, 5.0, 3.0, 1.0, 2.0, 0.0]),
+        (x.roll(&[8], &[]).unwrap(), &[4.0, 5.0, 0.0, 1.0, 2.0, 3.0]),
+    ];
+    for (at, (found, expected)) in cases.iter().enumerate() {
+        assert_eq!(values(found), *expected, "case {at}");
+    }
+    let nan = Tensor::full(&[2, 2], f64::NAN, DType::F64, &device()).unwrap();
+    let lower = values(&nan.tril(-1).unwrap());
+    assert!(lower[2].is_nan() && lower[0] == 0.0 && lower[1] == 0.0 && lower[3] == 0.0, "{lower:?}");
+    assert_eq!(values(&x.triu(1).unwrap()), [0.0, 1.0, 2.0, 0.0, 0.0, 5.0]);
+    let x = random(&[2, 3], 2);
+    check_gradient(&x, |x| x.constant_pad_nd(&[1, -1, 0, 2], 9.0).unwrap().square().unwrap());
+    check_gradient(&x.reshape(&[1, 2, 3]).unwrap(), |x| {
+        x.reflection_pad1d(&[2, 1]).unwrap().square().unwrap()
+    });
+    check_gradient(&x, |x| x.repeat(&[2, 1, 3]).unwrap().square().unwrap());
+    check_gradient(&x, |x| x.roll(&[1], &[1]).unwrap().mul(&ramp(&[2, 3])).unwrap());
+    check_gradient(&x, |x| x.flip(&[1]).unwrap().mul(&ramp(&[2, 3])).unwrap());
+    check_gradient(&x, |x| x.tril(0).unwrap().square().unwrap());
+}
