@@ -77,6 +77,10 @@ impl Value<'_> {
         let series =
             coefficients.iter().rev().fold(self.like(0.0), |sum, &coefficient| (sum + coefficient) * square);
         let value = far.log() - 0.5 / far - series - recurrence;
-        is_negative.select(value - PI / (self * PI).tan(), value)
+        // The period is taken away first: near a pole the tangent of the product would have lost all digits.
+        let reflected = value - PI / ((self - self.round()) * PI).tan();
+        let pole = self.eq(0.0).select(-1.0 / self, self.like(f64::NAN));
+        let is_pole = self.le(0.0).and(self.eq(self.floor()));
+        is_pole.select(pole, is_negative.select(reflected, value))
     }
 }

@@ -118,25 +118,11 @@ macro_rules! activations_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [1.5, 0.5, 2.0],
             }
-            /// x between min_val and max_val. The gradient at the bounds is 0.
-            hardtanh(x; min_val, max_val): "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor" Numeric {
-                body: x.gt(min_val).select(x.lt(max_val).select(x, max_val), min_val),
-                reference: x.clamp(min_val, max_val),
-                samples: [[-2.0], [0.5], [4.0]],
-                numbers: [-1.0, 2.0],
-            }
             /// x where |x| is above lambd, else 0.
             hardshrink(x; lambd): "hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor" Floating {
                 body: x.abs().le(lambd).select(x.like(0.0), x),
                 reference: if x.abs() > lambd { x } else { 0.0 },
                 samples: [[-2.0], [0.25]],
-                numbers: [0.5],
-            }
-            /// x drawn towards 0 by lambd, and 0 where |x| is at most that.
-            softshrink(x; lambd): "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor" Floating {
-                body: x.gt(lambd).select(x - lambd, x.lt(-lambd).select(x + lambd, x * 0.0)),
-                reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
-                samples: [[-2.0], [0.25], [3.0]],
                 numbers: [0.5],
             }
             /// x where it is above the threshold, else value.

@@ -156,7 +156,7 @@ macro_rules! binary_functions_table {
             /// x · ln y, and 0 where x is 0.
             xlogy(x, y): "xlogy.Tensor(Tensor self, Tensor other) -> Tensor" Floating {
                 body: {
-                    let zero = x.eq(0.0).and(y.eq(y));
+                    let zero = x.eq(0.0).and(y.le(0.0).or(y.eq(f64::INFINITY)));
                     zero.select(x.like(0.0), x * zero.select(y.like(1.0), y).log())
                 },
                 reference: if x == 0.0 { 0.0 } else { x * y.ln() },
@@ -165,20 +165,21 @@ macro_rules! binary_functions_table {
             }
             /// The greater of x and y; the other where one is NaN.
             fmax(x, y): "fmax(Tensor self, Tensor other) -> Tensor" NumericOrBool {
-                body: x.eq(x).select(y.eq(y).select(x.maximum(y), x), y),
+                // All of the gradient goes to the first of equals, as in PyTorch.
+                body: y.le(x).or(y.eq(y).logical_not()).select(x, y),
                 reference: x.max(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
             /// The smaller of x and y; the other where one is NaN.
             fmin(x, y): "fmin(Tensor self, Tensor other) -> Tensor" NumericOrBool {
-                body: x.eq(x).select(y.eq(y).select(x.minimum(y), x), y),
+                body: x.le(y).or(y.eq(y).logical_not()).select(x, y),
                 reference: x.min(y),
                 samples: [[-2.0, 3.0], [0.5, -4.0]],
                 numbers: [],
             }
             /// 0 where x is negative, y where it is 0, else 1.
-            heaviside(x, y): "heaviside(Tensor self, Tensor values) -> Tensor" Numeric {
+            heaviside(x, y): "heaviside(Tensor self, Tensor values) -> Tensor" NumericOrBool {
                 body: x.eq(0.0).select(y, x.lt(0.0).select(x.like(0.0), x.eq(x).select(x.like(1.0), x))).detach(),
                 reference: if x == 0.0 { y } else { f64::from(x > 0.0) },
                 samples: [[-2.0, 3.0], [0.5, -4.0]],

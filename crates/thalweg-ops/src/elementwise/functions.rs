@@ -12,14 +12,12 @@ macro_rules! functions_table {
             /// |x|.
             abs(x) Numeric { body: x.abs(), reference: x.abs(), samples: [[-2.0], [0.5]], numbers: [] }
             /// −1, 0 or 1 with the sign of x.
-            sign(x) Numeric {
+            sign(x) NumericOrBool {
                 body: x.lt(0.0).select(x.like(-1.0), x.gt(0.0).select(x.like(1.0), x.like(0.0))),
                 reference: if x == 0.0 { 0.0 } else { x.signum() },
                 samples: [[-2.0], [0.5]],
                 numbers: [],
             }
-            /// x².
-            square(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
             /// 1 / x.
             reciprocal(x) Floating {
                 body: 1.0 / x,

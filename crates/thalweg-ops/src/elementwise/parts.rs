@@ -110,28 +110,28 @@ macro_rules! parts_table {
             }
             /// x / y without its fraction.
             trunc_divide(x, y) Numeric {
-                body: if x.dtype().is_floating_point() { (x / y).trunc() } else { x / y },
+                body: if x.dtype().is_floating_point() { (x / y).trunc().detach() } else { x / y },
                 reference: (x / y).trunc(),
                 samples: [[-5.5, 4.0], [9.5, 4.0]],
                 numbers: [],
             }
             /// The largest integer that is not above x / y.
             floor_divide_of(x, y) Numeric {
-                body: floored_quotient(x, y),
+                body: floored_quotient(x, y).detach(),
                 reference: (x / y).floor(),
                 samples: [[-5.5, 4.0], [9.5, 4.0], [9.5, -4.0]],
                 numbers: [],
             }
             /// x / other without its fraction.
             trunc_divide_scalar(x; other) Numeric {
-                body: if x.dtype().is_floating_point() { (x / other).trunc() } else { x / other },
+                body: if x.dtype().is_floating_point() { (x / other).trunc().detach() } else { x / other },
                 reference: (x / other).trunc(),
                 samples: [[-5.5], [9.5]],
                 numbers: [4.0],
             }
             /// The largest integer that is not above x / other.
             floor_divide_scalar(x; other) Numeric {
-                body: floored_quotient(x, other),
+                body: floored_quotient(x, other).detach(),
                 reference: (x / other).floor(),
                 samples: [[-5.5], [9.5]],
                 numbers: [4.0],
@@ -158,24 +158,26 @@ macro_rules! parts_table {
                 numbers: [0.0, 9.0, -9.0],
             }
             /// x, but not below min and not above max; max where min is above it, and NaN where one is NaN.
-            clamp_between(x, min, max) Numeric {
+            clamp_between(x, min, max) NumericOrBool {
+                // Where both bounds are equal nothing flows to the lower one, as in PyTorch.
                 body: {
-                    let raised = min.eq(min).select(x.lt(min).select(min, x), min);
-                    max.eq(max).select(raised.gt(max).select(max, raised), max)
+                    let raised = x.lt(min).select(min.lt(max).select(min, min.detach()), x);
+                    let clamped = x.gt(max).or(max.lt(min)).select(max, raised);
+                    min.eq(min).select(max.eq(max).select(clamped, max), min)
                 },
                 reference: x.max(min).min(max),
                 samples: [[-2.0, -1.0, 2.0], [0.5, -1.0, 2.0], [4.0, -1.0, 2.0]],
                 numbers: [],
             }
             /// x, but not below min; NaN where one is NaN.
-            clamp_above(x, min) Numeric {
+            clamp_above(x, min) NumericOrBool {
                 body: min.eq(min).select(x.lt(min).select(min, x), min),
                 reference: x.max(min),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
                 numbers: [],
             }
             /// x, but not above max; NaN where one is NaN.
-            clamp_below(x, max) Numeric {
+            clamp_below(x, max) NumericOrBool {
                 body: max.eq(max).select(x.gt(max).select(max, x), max),
                 reference: x.min(max),
                 samples: [[-2.0, -1.0], [0.5, -1.0]],
@@ -225,6 +227,22 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5]],
                 numbers: [-3.0],
             }
+            /// x between min_val and max_val. The gradient at the bounds is 0.
+            hardtanh_of(x; min_val, max_val) Numeric {
+                body: x.gt(min_val).select(x.lt(max_val).select(x, max_val), min_val),
+                reference: x.clamp(min_val, max_val),
+                samples: [[-2.0], [0.5], [4.0]],
+                numbers: [-1.0, 2.0],
+            }
+            /// x drawn towards 0 by lambd, and 0 where |x| is at most that.
+            softshrink_of(x; lambd) Floating {
+                body: x.gt(lambd).select(x - lambd, x.lt(-lambd).select(x + lambd, x * 0.0)),
+                reference: if x > lambd { x - lambd } else if x < -lambd { x + lambd } else { 0.0 },
+                samples: [[-2.0], [0.25], [3.0]],
+                numbers: [0.5],
+            }
+            /// x².
+            square_of(x) Numeric { body: x * x, reference: x.powi(2), samples: [[-2.0], [0.5]], numbers: [] }
         }
     };
 }

@@ -1,5 +1,6 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -660,7 +661,8 @@ impl Backward for LoopBackward {
             let wanted = self.wanted & (1 << input) != 0;
             results.push(if wanted {
                 let gradient = full.next().expect("one output a wanted input");
-                Some(gradient.sum_to_shape(shape)?)
+                let dtype = body.outputs[results.iter().flatten().count()].dtype;
+                Some(gradient.sum_to_shape(shape)?.to_dtype(dtype)?)
             } else {
                 None
             });
@@ -674,8 +676,26 @@ impl Backward for LoopBackward {
 }
 
 impl LoopBackward {
+    /// The body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of what was
+    /// rounded to 16 bits would lose digits.
+    fn unrounded(&self) -> (u64, Cow<'_, Body>) {
+        let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
+        let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
+        for (output, input) in wanted.enumerate() {
+            let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
+            let is_summed = self.inputs()[input] != self.resolved.extents.output_shape(place);
+            // The gradient of a gradient is that of the body as it is.
+            if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
+                body.to_mut().outputs[output].dtype = dtype.compute();
+                id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            }
+        }
+        (id, body)
+    }
+
     fn launch(&self, used: &[Tensor], device: &Device) -> Result<Tensors> {
-        let body = &self.derived.body;
+        let (id, body) = self.unrounded();
+        let body = body.as_ref();
         let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
         let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
         let extents = &self.resolved.extents;
@@ -700,7 +720,7 @@ impl LoopBackward {
                 .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
         );
         LoopLaunch {
-            id: self.derived.id,
+            id,
             name: &format!("{}_backward", self.operator.name),
             body,
             compute: self.resolved.signature.compute,

@@ -133,13 +133,40 @@ operators! {
             let x = call.tensor(0);
             let bounded = match call.optional_float(1) {
                 Some(eps) if x.dtype().is_floating_point() => x.clamp(eps, 1.0 - eps)?,
-                _ => x.clone(),
+                Some(eps) => x.to_dtype(DType::F32)?.clamp(eps, 1.0 - eps)?,
+                None => x.clone(),
             };
             internal("logit_of")?.call(&[(&bounded).into()], None, call.label)
         });
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
         fn nan_to_num() = Composite(nan_to_num);
+    /// Returns self².
+    "square(Tensor self) -> Tensor"
+        fn square() = Composite(|call| {
+            let x = call.tensor(0);
+            // Truth values are counted.
+            let x = if x.dtype() == DType::Bool { x.to_dtype(DType::I64)? } else { x.clone() };
+            internal("square_of")?.call(&[(&x).into()], None, call.label)
+        });
+    /// Returns self between min_val and max_val. The gradient at the bounds is 0.
+    "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
+        fn hardtanh(min_val: scalar, max_val: scalar) = Lowered(|call| {
+            let bounds = [call.scalar(1), call.scalar(2)];
+            Ok(match call.tensor(0).dtype().is_floating_point() {
+                true => with_numbers(call, &table::hardtanh_of, bounds),
+                false => with_numbers(call, &table::hardtanh_of, bounds.map(|bound| Scalar::I64(bound.to_i64()))),
+            })
+        });
+    /// Returns self drawn towards 0 by lambd, and 0 where |self| is at most that.
+    "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"
+        fn softshrink(lambd: scalar) = Lowered(|call| {
+            let lambd = call.scalar(1);
+            if lambd.to_f64().is_nan() || lambd.to_f64() < 0.0 {
+                return Err(Error::invalid(format!("lambda must be greater or equal to 0, but found {}", lambd.to_f64())));
+            }
+            Ok(with_numbers(call, &table::softshrink_of, [lambd]))
+        });
     /// Returns one half of a dimension times the sigmoid of the other.
     "glu(Tensor self, int dim=-1) -> Tensor"
         fn glu(dim: int) = Composite(|call| {

@@ -176,6 +176,7 @@ impl Case {
                 let name = match name {
                     "pow" => "power",
                     "pow_scalar" => "power_scalar",
+                    "square" => "square_of",
                     name => name,
                 };
                 let entry = elementwise().chain(parts()).find(|entry| entry.name == name);
