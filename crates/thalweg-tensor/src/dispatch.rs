@@ -138,6 +138,8 @@ pub struct Operator {
     /// The name without overload, for labels and errors.
     base_name: &'static str,
     schema: Schema,
+    /// The default of each parameter.
+    defaults: Vec<Option<Value>>,
     /// How a built-in operator is computed.
     body: Option<Body>,
     slots: [Slot; DispatchKey::ALL.len()],
@@ -235,10 +237,20 @@ impl Operator {
     /// the kernels refuse.
     pub fn call(&self, arguments: &[Argument<'_>], device: Option<&Device>, label: Label) -> Result<Tensors> {
         let run = || {
-            if self.fits(arguments) {
+            if !self.fits(arguments) {
+                return self.run(&self.fitted(arguments)?, device, label);
+            }
+            if arguments.len() == self.defaults.len() {
                 return self.run(arguments, device, label);
             }
-            self.run(&self.fitted(arguments)?, device, label)
+            let mut list: SmallVec<[Argument<'_>; 8]> = arguments.into();
+            for default in &self.defaults[arguments.len()..] {
+                match default {
+                    Some(default) => list.push(default.as_argument()),
+                    None => return self.run(&self.fitted(arguments)?, device, label),
+                }
+            }
+            self.run(&list, device, label)
         };
         run().map_err(|error| error.in_call(describe_call(self.base_name, arguments, device), label.location))
     }
@@ -285,9 +297,9 @@ impl Operator {
         self.call(&list, device, label)
     }
 
-    /// Whether the arguments are one per parameter, each in the form in which kernels read it.
+    /// Whether each argument is in the form in which kernels read it.
     fn fits(&self, arguments: &[Argument<'_>]) -> bool {
-        arguments.len() == self.schema.parameters.len()
+        arguments.len() <= self.schema.parameters.len()
             && arguments.iter().zip(&self.schema.parameters).all(|(argument, parameter)| {
                 let fitted = argument.fit(&parameter.ty);
                 fitted
@@ -419,7 +431,10 @@ impl Registry {
         }
         // Operators live as long as the process, like the functions that they name.
         let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
-        let operator = Operator { name, base_name: base_name(name), schema, body, slots: Default::default() };
+        let defaults =
+            schema.parameters.iter().map(|parameter| Some(default_of(parameter).ok()?.to_value())).collect();
+        let operator =
+            Operator { name, base_name: base_name(name), schema, defaults, body, slots: Default::default() };
         for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");

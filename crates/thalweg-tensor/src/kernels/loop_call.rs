@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct LoopArguments {
     /// Numbers, in the operator's order.
-    pub scalars: SmallVec<[Scalar; 12]>,
+    pub scalars: SmallVec<[Scalar; 4]>,
     /// The dimensions that are reduced, or the extents of the result: what the entry's [`Sizes`] says.
     pub sizes: Shape,
     /// The dtype that the call asks for.

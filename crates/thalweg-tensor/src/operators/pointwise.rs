@@ -203,7 +203,7 @@ fn with_numbers<'a>(
     body: &'static LoopOp,
     numbers: impl IntoIterator<Item = Scalar>,
 ) -> LoopCall<'a> {
-    let scalars: SmallVec<[Scalar; 12]> = numbers.into_iter().collect();
+    let scalars: SmallVec<[Scalar; 4]> = numbers.into_iter().collect();
     let arguments = LoopArguments { scalars, ..LoopArguments::default() };
     LoopCall::new(body, call, call.tensors.iter().copied(), arguments)
 }
