@@ -1,4 +1,4 @@
-"""The digits network in PyTorch, to be run beside `digits --json` on the same card: eager, and as one CUDA graph.
+"""The digits network in PyTorch, to be run beside `digits --json` on the same GPU: eager, and as one CUDA graph.
 
 Prints one JSON object a line. Batches are on the device already, so only the training step is timed; ours loads batches
 from pinned memory within its figure.

@@ -49,7 +49,7 @@ const EXAMPLES: &str = "\
 Examples:
   thalweg doctor
   thalweg memory show snapshot.pickle
-  thalweg memory replay snapshot.pickle --search --card 24GiB
+  thalweg memory replay snapshot.pickle --search --gpu-memory 24GiB
   thalweg sim --seeds 100 -- target/debug/train --steps 5";
 
 #[derive(Subcommand)]

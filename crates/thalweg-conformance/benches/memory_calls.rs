@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         Ok(driver) => driver,
         Err(error) => {
             if !json {
-                println!("no card ({error}): the simulated GPU");
+                println!("no GPU ({error}): the simulated GPU");
             }
             SimDriver::new(SimConfig::default())?
         }

@@ -4,7 +4,7 @@
 //! conformance [--device cuda|sim] [--litmus] [--destructive] [--repetitions N] [--seed N] [--json]
 //! ```
 //!
-//! Without `--device` it takes the card if there is one, else the simulator, and says which. It runs the conformance
+//! Without `--device` it takes the GPU if there is one, else the simulator, and says which. It runs the conformance
 //! suite; with `--litmus` the litmus programs too, each `N` times (200 by default); with `--destructive` at the very end
 //! the cases that lose the device. `--json` prints one JSON object a line instead. The exit status is 0 only if nothing
 //! failed.

@@ -308,7 +308,7 @@ fn a_capture_ends_on_its_thread(fixture: &Fixture) -> CaseResult {
         let stream = capturing(fixture, &buffer, mode)?;
         let end = elsewhere(|| fixture.driver.stream_end_capture(stream.handle))?;
         refused(end, &[Code::StreamCaptureWrongThread], &format!("the end of a {mode:?} capture elsewhere"))?;
-        // A card ends the capture all the same, so that there is nothing left to end.
+        // A GPU ends the capture all the same, so that there is nothing left to end.
         let over = &[Code::StreamCaptureInvalidated, Code::IllegalState];
         end_either_way(fixture, &stream, over)?;
     }

@@ -22,7 +22,7 @@ group! {
 fn a_missing_kernel_is_not_found(fixture: &Fixture) -> CaseResult {
     for name in ["", "thalweg_ad", "thalweg_addd", "a kernel\0with a hole", "Straße"] {
         let result = fixture.driver.function_get(fixture.kernels.module(), name);
-        // A card calls the empty name an invalid value.
+        // A GPU calls the empty name an invalid value.
         let codes: &[Code] =
             if name.is_empty() { &[Code::NotFound, Code::InvalidValue] } else { &[Code::NotFound] };
         refused(result, codes, &format!("function_get of {name:?}"))?;

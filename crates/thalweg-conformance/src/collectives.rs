@@ -1,7 +1,7 @@
 //! Collectives of the device under test and another.
 //!
 //! Parts of both ranks are submitted as one group, as every driver allows. What happens to parts that never meet is not asked
-//! here: a card waits for ever.
+//! here: a GPU waits for ever.
 
 use thalweg_driver::{
     Code, Collective, CollectiveOperation, CommunicatorHandle, DevicePointer, ElementFormat, Label,

@@ -22,7 +22,7 @@ group! {
 /// A kernel that writes where nothing is mapped; it declares a range that is there.
 fn write_wildly(fixture: &Fixture) -> Result<()> {
     let (stream, buffer) = (fixture.stream()?, fixture.buffer(4)?);
-    // Not null: a page that neither a card nor the simulator ever maps.
+    // Not null: a page that neither a GPU nor the simulator ever maps.
     let wild = KernelArguments::new(DevicePointer::new(0x40), 1, 1);
     let accesses = [Access::write(buffer.pointer, 16)];
     let submitted =

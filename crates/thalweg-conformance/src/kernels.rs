@@ -1,7 +1,7 @@
-//! The kernels of the suites, twice: as PTX for cards and as host functions for the simulator.
+//! The kernels of the suites, twice: as PTX for GPUs and as host functions for the simulator.
 //!
 //! All take the same arguments ([`KernelArguments`]), so that one launch helper serves every kernel. The PTX is written by
-//! hand and kept to instructions of the oldest architecture that drivers still load: it needs no compiler, and any card
+//! hand and kept to instructions of the oldest architecture that drivers still load: it needs no compiler, and any GPU
 //! takes it. Each kernel waits for `delay_us` first (the races of the litmus programs need kernels of different length)
 //! and then touches `count` words.
 
@@ -294,7 +294,7 @@ macro_rules! entry {
     };
 }
 
-/// The kernels as PTX text. Version 7.0 for `sm_52`: every driver since CUDA 11 loads it, on every card since Maxwell.
+/// The kernels as PTX text. Version 7.0 for `sm_52`: every driver since CUDA 11 loads it, on every GPU since Maxwell.
 pub const PTX: &str = concat!(
     ".version 7.0\n.target sm_52\n.address_size 64\n\n",
     entry!(

@@ -1,8 +1,8 @@
 //! The suite that every [`Driver`] passes.
 //!
 //! The trait's contract is prose; this is the same contract as programs. The suite is plain code that any driver can be
-//! handed to, so the simulator runs it in every test run, a card runs it on demand, and a driver written elsewhere can
-//! run it too. What the suite demands of the simulator it therefore also demands of the card, and the other way round.
+//! handed to, so the simulator runs it in every test run, a GPU runs it on demand, and a driver written elsewhere can
+//! run it too. What the suite demands of the simulator it therefore also demands of the GPU, and the other way round.
 //!
 //! A case is a function over a [`Fixture`]: a driver, one of its devices, and a few [kernels](Kernel) that exist both as
 //! PTX and as host functions. It ends in `Ok`, or in [`Stop::Failed`] with what was expected and what was seen, or in
@@ -143,7 +143,7 @@ pub fn cases() -> &'static [Case] {
     })
 }
 
-/// The cases that lose the context of the device. On a card nothing else can use the device in this process afterwards.
+/// The cases that lose the context of the device. On a GPU nothing else can use the device in this process afterwards.
 pub fn destructive_cases() -> &'static [Case] {
     faults::CASES
 }

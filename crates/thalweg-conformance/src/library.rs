@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, CaptureMode, CardCall, Code, ComputeFormat, ElementFormat, HostFault, HostKernel, HostLaunch,
+    Access, CaptureMode, Code, ComputeFormat, ElementFormat, GpuCall, HostFault, HostKernel, HostLaunch,
     Label, LibraryLaunch, MatmulCall, Matrix, Result, StreamHandle,
 };
 
@@ -73,7 +73,7 @@ fn submit(fixture: &Fixture, stream: StreamHandle, call: MatmulCall) -> Result<(
         },
     ];
     let launch = LibraryLaunch {
-        card: &CardCall::Matmul(call),
+        gpu: &GpuCall::Matmul(call),
         host: &host,
         arguments: &[],
         accesses: &accesses,

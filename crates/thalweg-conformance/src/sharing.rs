@@ -155,7 +155,7 @@ fn plain_memory_is_opened_elsewhere(fixture: &Fixture) -> CaseResult {
     equal(driver.ipc_export(buffer.pointer)?, handle, "the handle of a second export")?;
     let opened = match driver.ipc_open(fixture.device, handle) {
         Ok(opened) => opened,
-        // A card opens it in another process only.
+        // A GPU opens it in another process only.
         Err(error) if error.code() == Code::InvalidContext => {
             return skip(format!("only another process can open it: {error}"));
         }

@@ -205,7 +205,7 @@ fn wrong_sizes_are_refused(fixture: &Fixture) -> CaseResult {
             "physical_create of no multiple of the granularity",
         )?;
         let map = driver.memory_map(pages.at(0), bytes, physical, 0);
-        // A card answers that it does not support mapping a part of a page.
+        // A GPU answers that it does not support mapping a part of a page.
         let part = &[Code::InvalidValue, Code::NotSupported];
         refused(map, part, "memory_map of no multiple of the granularity")?;
     }

@@ -1,4 +1,4 @@
-//! Memory of the host, straight from the operating system: what the simulator's pinned memory is made of, and what a card's
+//! Memory of the host, straight from the operating system: what the simulator's pinned memory is made of, and what a GPU's
 //! driver is given to pin.
 
 use std::io;

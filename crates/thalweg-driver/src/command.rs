@@ -14,7 +14,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::host::HostKernel;
-use crate::library::CardCall;
+use crate::library::GpuCall;
 use crate::{DevicePointer, FunctionHandle, HostPointer};
 
 /// Who submitted a command: the operator's name and the line of source.
@@ -220,11 +220,11 @@ pub struct Launch<'a> {
     pub label: Label,
 }
 
-/// Work that a vendor's library does on the card, and a host function in the simulator.
+/// Work that a vendor's library does on the GPU, and a host function in the simulator.
 #[derive(Clone)]
 pub struct LibraryLaunch<'a> {
     /// The call of the library.
-    pub card: &'a CardCall,
+    pub gpu: &'a GpuCall,
     /// The same computation on the host.
     pub host: &'a Arc<dyn HostKernel>,
     /// The arguments of the host function, in a layout that it knows.
@@ -238,7 +238,7 @@ pub struct LibraryLaunch<'a> {
 impl fmt::Debug for LibraryLaunch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LibraryLaunch")
-            .field("card", self.card)
+            .field("GPU", self.gpu)
             .field("label", &self.label)
             .finish_non_exhaustive()
     }

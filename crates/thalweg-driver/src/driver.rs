@@ -5,7 +5,7 @@
 //! **Who validates.** The driver does. Handles, device numbers, pointers and sizes are checked, and a wrong one is an
 //! error ([`Code::InvalidHandle`], [`InvalidDevice`](crate::Code::InvalidDevice),
 //! [`InvalidValue`](crate::Code::InvalidValue)), whatever state the object is in. What a *kernel* does with the addresses
-//! it was given is the kernel's affair: on a card a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
+//! it was given is the kernel's affair: on a GPU a wild address is [`IllegalAddress`](crate::Code::IllegalAddress), later
 //! and sticky; in the simulator it is the same, at the first byte outside the declared accesses.
 //!
 //! **State after an error.** A call that fails changes nothing, unless its documentation says otherwise.
@@ -129,7 +129,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "context_is_active")?.context_is_active(device)
     }
 
-    /// Makes sure that the device has a context (some 100 ms on a card, hundreds of MiB of its memory). Every call that
+    /// Makes sure that the device has a context (some 100 ms on a GPU, hundreds of MiB of its memory). Every call that
     /// needs one does so too. *Not in capture.*
     fn context_initialize(&self, device: u32) -> Result<()> {
         forwarded(self.inner(), "context_initialize")?.context_initialize(device)
@@ -361,7 +361,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Opens memory that another process exported, of a device that is `device` here. The process that exported it is
-    /// refused by a card ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
+    /// refused by a GPU ([`InvalidContext`](crate::Code::InvalidContext)), and is the only one that the simulator takes
     /// ([`NotSupported`](crate::Code::NotSupported) otherwise). *Not in capture.*
     fn ipc_open(&self, device: u32, handle: IpcHandle) -> Result<DevicePointer> {
         forwarded(self.inner(), "ipc_open")?.ipc_open(device, handle)
@@ -374,7 +374,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// The allocation that an address lies in: its first address, and its size in bytes. It knows what `memory_allocate` and
-    /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A card
+    /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A GPU
     /// may hold small allocations of one process in one piece, and opens all of it: then the piece is what is answered.)
     /// Any other address is [`InvalidValue`](crate::Code::InvalidValue).
     fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
@@ -536,8 +536,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Several devices together ---------------------------------------------------------------------------------
 
-    /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on cards
-    /// for about a second). Without NCCL a card answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
+    /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on GPUs
+    /// for about a second). Without NCCL a GPU answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
     fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         forwarded(self.inner(), "communicators_create")?.communicators_create(devices)
     }
@@ -554,11 +554,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.
     /// The [module](crate::collective) says which parts meet, and what that orders. A host thread that submits for several
-    /// ranks submits their parts as one group: a card may wait, in this call, for the others.
+    /// ranks submits their parts as one group: a GPU may wait, in this call, for the others.
     ///
     /// Parts that meet and differ, and parts of which each waits for another, are errors of the simulator that cost the
     /// communicator's devices ([`LaunchFailed`](crate::Code::LaunchFailed), [`LaunchTimeout`](crate::Code::LaunchTimeout)) and
-    /// name the calls; a rank whose part is never submitted keeps the others waiting. A card hangs in all these cases.
+    /// name the calls; a rank whose part is never submitted keeps the others waiting. A GPU hangs in all these cases.
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
         forwarded(self.inner(), "collectives_async")?.collectives_async(collectives)
     }
@@ -674,7 +674,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_node_predecessors")?.graph_node_predecessors(graph, node)
     }
 
-    /// The graph as data, also while a capture builds it. Takes a few calls a node on a card.
+    /// The graph as data, also while a capture builds it. Takes a few calls a node on a GPU.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         forwarded(self.inner(), "graph_describe")?.graph_describe(graph)
     }
@@ -706,7 +706,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The graphs must have the same shape. Nodes that nothing depends on are paired in their order, and what paired nodes
     /// depend on is paired in the order of the edges, so two captures of one program fit. Paired nodes are of one kind. A
     /// kernel may be replaced by any other of the same device and stream priority; a copy keeps the devices and the kinds of
-    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a card may
+    /// memory (device, pinned) that it copies between; a fill keeps its device and the width of its pattern, and a GPU may
     /// insist on its size; stream-ordered allocations and frees, and conditional nodes, cannot be updated at all. Where any of this does not hold, the
     /// answer is [`GraphExecUpdate::Refused`] and the executable is unchanged.
     ///

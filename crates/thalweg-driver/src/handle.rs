@@ -83,7 +83,7 @@ macro_rules! pointers {
             }
 
             /// The pointer `bytes` further on. Wraps around at the end of the address space, as pointers do on the
-            /// card: the driver refuses the range when it is used.
+            /// GPU: the driver refuses the range when it is used.
             #[must_use]
             pub const fn offset(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))

@@ -1,4 +1,4 @@
-//! Host functions: what the simulator runs where a card would run a kernel.
+//! Host functions: what the simulator runs where a GPU would run a kernel.
 //!
 //! A host function sees device memory through [`HostLaunch`] and only inside the ranges that its launch declared. That
 //! is what makes racy user programs safe: the executor never runs two commands at once whose ranges conflict, so within

@@ -53,7 +53,7 @@ pub use handle::{
 };
 pub use host::{HostFault, HostKernel, HostLaunch};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
-pub use library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
+pub use library::{ComputeFormat, ElementFormat, GpuCall, MatmulCall, Matrix};
 pub use memory::{
     HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,
     PoolAttributes, PoolUsage, ShareableHandle,

@@ -1,6 +1,6 @@
 //! Calls of vendor libraries, as data.
 //!
-//! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)): on a card the driver makes the
+//! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)): on a GPU the driver makes the
 //! call described here; the simulator runs the host function that comes with it. This module knows no dtypes: element
 //! formats are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
 
@@ -9,7 +9,7 @@ use crate::DevicePointer;
 /// A call of a vendor library.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
-pub enum CardCall {
+pub enum GpuCall {
     /// A matrix product through cuBLASLt.
     Matmul(MatmulCall),
 }

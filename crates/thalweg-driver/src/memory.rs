@@ -94,7 +94,7 @@ pub struct PoolUsage {
 pub struct PhysicalFlags {
     /// As what it can be given to other processes; `None` if it cannot.
     pub share_as: Option<HandleType>,
-    /// Whether network cards may read and write it directly. Where the properties say that no device can, an error.
+    /// Whether network adapters may read and write it directly. Where the properties say that no device can, an error.
     pub gpu_direct_rdma: bool,
 }
 
@@ -103,14 +103,14 @@ pub struct PhysicalFlags {
 pub enum HandleType {
     /// A file descriptor: within one host.
     FileDescriptor,
-    /// 64 bytes: within one host, or hosts whose cards share a fabric. A driver that says it can may still refuse with
+    /// 64 bytes: within one host, or hosts whose GPUs share a fabric. A driver that says it can may still refuse with
     /// [`NotPermitted`](crate::Code::NotPermitted), where the machine's fabric is not set up.
     Fabric,
 }
 
 /// Physical memory as something that another process can be given.
 pub enum ShareableHandle {
-    /// An open file. It keeps the memory alive on a card; to send it, the receiver takes it out of this process
+    /// An open file. It keeps the memory alive on a GPU; to send it, the receiver takes it out of this process
     /// ([`descriptor_of_process`](crate::descriptor_of_process)), or this one sends it through a socket.
     FileDescriptor(OwnedFd),
     /// Bytes, to be sent as they are.

@@ -73,7 +73,7 @@ pub struct DeviceProperties {
     pub shares_file_descriptors: bool,
     /// Whether physical memory can be shared as a fabric handle.
     pub shares_fabric_handles: bool,
-    /// Whether network cards can reach memory that is made by hand.
+    /// Whether network adapters can reach memory that is made by hand.
     pub gpu_direct_rdma_with_virtual_memory: bool,
     /// Whether the stream-ordered allocator is there.
     pub memory_pools: bool,
@@ -87,7 +87,7 @@ pub struct DeviceProperties {
     pub stream_priority_range: (i32, i32),
     /// Which conditional nodes its graphs can have.
     pub conditional_nodes: ConditionalSupport,
-    /// Which library calls it can do (see [`crate::CardCall`]).
+    /// Which library calls it can do (see [`crate::GpuCall`]).
     pub libraries: LibrarySupport,
 }
 
@@ -103,7 +103,7 @@ pub struct ConditionalSupport {
 /// Which library calls a device can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LibrarySupport {
-    /// [`crate::CardCall::Matmul`]: cuBLASLt was found, or the device runs host functions.
+    /// [`crate::GpuCall::Matmul`]: cuBLASLt was found, or the device runs host functions.
     pub matmul: bool,
 }
 

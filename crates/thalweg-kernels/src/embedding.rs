@@ -2,7 +2,7 @@
 //! a body: how many places a row's gradient is summed over is in the data.
 //!
 //! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result
-//! does not depend on timing. The first place of an index does the sum; on a card that is a block of threads, which finds the
+//! does not depend on timing. The first place of an index does the sum; on a GPU that is a block of threads, which finds the
 //! others by comparing all indices with its own, 128 at a time. So the work is that of the sum, and of comparing each index with
 //! each: little beside the other work of a network up to some ten thousand indices.
 //!
@@ -75,7 +75,7 @@ impl EmbeddingBackward {
         (index != self.padding).then_some(row as usize)
     }
 
-    /// Carries it out on the host, with the card's bits.
+    /// Carries it out on the host, with the GPU's bits.
     ///
     /// # Panics
     /// If an operand is shorter than its span.

@@ -9,7 +9,7 @@
 //! [`sources`]. Nothing elsewhere: `Stream::launch_native` launches it, the bundle ships it, and the tests compile it.
 //!
 //! # Invariants
-//! - The host function is the definition: a card may differ from it only where its documentation says so.
+//! - The host function is the definition: a GPU may differ from it only where its documentation says so.
 //! - What a launch touches is derived from the description alone, and the host function reads and writes nothing else.
 #![forbid(unsafe_code)]
 

@@ -15,7 +15,7 @@ mod increment;
 use increment::Increment;
 
 const SAMPLES: usize = 11;
-/// Few enough that no queue of a card is full before the device is waited for.
+/// Few enough that no queue of a GPU is full before the device is waited for.
 const STEPS: u32 = 500;
 const ELEMENTS: u64 = 64;
 

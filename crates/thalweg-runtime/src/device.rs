@@ -363,7 +363,7 @@ impl System {
         Self { driver, auditor, environment: environment.clone(), forgotten, host_allocator }
     }
 
-    /// Opens one device: on a card this makes its context, so the other devices are left alone.
+    /// Opens one device: on a GPU this makes its context, so the other devices are left alone.
     fn open(&self, index: u32) -> Result<Device> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let driver = &self.driver;

@@ -25,7 +25,7 @@ pub struct Environment {
     /// `THALWEG_PRECOMPILED_KERNELS` (separated as in `PATH`), and `kernels` beside the program.
     pub precompiled_directories: Vec<PathBuf>,
     /// `THALWEG_RECORD_KERNELS`: a folder into which the CUDA C of every kernel that a device loads is written, simulated
-    /// devices included. What a run needs can so be compiled for cards that this machine lacks ([`crate::precompile`]).
+    /// devices included. What a run needs can so be compiled for GPUs that this machine lacks ([`crate::precompile`]).
     pub kernel_record: Option<PathBuf>,
     /// `THALWEG_SIM_DEVICES`: how many simulated GPUs there are (default 1).
     pub sim_devices: Option<u32>,

@@ -1,6 +1,6 @@
 //! Loaded kernels: a kernel of the loop IR becomes code of a device, once, and is launched many times.
 //!
-//! On a card the kernel is printed as CUDA C and compiled by NVRTC (or found compiled: in the disk cache, or among the
+//! On a GPU the kernel is printed as CUDA C and compiled by NVRTC (or found compiled: in the disk cache, or among the
 //! precompiled kernels of a bundle). In the simulator the same kernel value becomes a host function. What is launched is
 //! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
 
@@ -77,7 +77,7 @@ impl LoadedKernel {
 }
 
 impl Device {
-    /// The kernel of this key, made and loaded if it is not there yet: some 100 ms on a card without a cache, then a hash.
+    /// The kernel of this key, made and loaded if it is not there yet: some 100 ms on a GPU without a cache, then a hash.
     pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
         let table = self.kernels();
         if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
@@ -209,7 +209,7 @@ impl Compile for Nvrtc {
     }
 }
 
-/// Whether the driver cannot use an image: it is of a later compiler, or for another card. (300 is
+/// Whether the driver cannot use an image: it is of a later compiler, or for another GPU. (300 is
 /// `CUDA_ERROR_INVALID_SOURCE`.)
 fn is_refusal(error: &thalweg_driver::Error) -> bool {
     let codes = [

@@ -1,11 +1,11 @@
 //! Library work: matrix products.
 //!
-//! On a card with cuBLASLt a product is a library call; where the library is missing it is a kernel of our own; in the
-//! simulator it is a host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a card
+//! On a GPU with cuBLASLt a product is a library call; where the library is missing it is a kernel of our own; in the
+//! simulator it is a host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a GPU
 //! is a [`FusedMatmul`], always a kernel of our own: the library's are made for large ones.
 
 use thalweg_driver::{
-    Access, CardCall, ComputeFormat, DevicePointer, ElementFormat, Label, LibraryLaunch, MatmulCall, Matrix,
+    Access, ComputeFormat, DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulCall, Matrix,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
@@ -53,7 +53,7 @@ impl Stream {
         if let Some(workspace) = &workspace {
             accesses.push(Access::write(workspace.pointer(), WORKSPACE_BYTES));
         }
-        let card = CardCall::Matmul(MatmulCall {
+        let gpu = GpuCall::Matmul(MatmulCall {
             m: product.m,
             n: product.n,
             k: product.k,
@@ -68,7 +68,7 @@ impl Stream {
             workspace: workspace.as_ref().map(|buffer| (buffer.pointer(), WORKSPACE_BYTES)),
         });
         let launch = LibraryLaunch {
-            card: &card,
+            gpu: &gpu,
             host: host_function(),
             arguments: bytemuck::cast_slice(&arguments),
             accesses: &accesses,

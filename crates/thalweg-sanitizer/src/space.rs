@@ -28,7 +28,7 @@ pub(super) enum Shared {
 }
 
 impl Shared {
-    /// `None` for a file that has no number of its own, as the drivers of cards export them: memory that comes by it counts as
+    /// `None` for a file that has no number of its own, as the drivers of GPUs export them: memory that comes by it counts as
     /// another's.
     pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
         match handle {

@@ -341,7 +341,7 @@ impl Driver for SimDriver {
         self.enter("cuMemCreate", |state| {
             state.usable(device)?;
             if flags.gpu_direct_rdma {
-                let detail = "no network card reaches simulated memory: leave `gpu_direct_rdma` off";
+                let detail = "no network adapter reaches simulated memory: leave `gpu_direct_rdma` off";
                 return Err(Refusal::new(Code::NotSupported, detail));
             }
             state.executor.faults.pass(Point::DeviceMemory)?;

@@ -347,7 +347,7 @@ impl SimDriver {
         self.machine.lock().executor.faults.plan(faults);
     }
 
-    /// How many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They are refused here; a card's
+    /// How many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They are refused here; a GPU's
     /// driver does not survive them.
     pub fn ended_streams_named(&self) -> u64 {
         self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)

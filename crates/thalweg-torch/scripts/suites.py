@@ -4,7 +4,7 @@
 
 FOLDER holds test files of PyTorch (`test/test_cuda.py` and others, of any release); nothing of them is kept. Each test runs in each
 way twice: `order`, all tests of a file in one process, one behind the other as the file has them; and `alone`, in a process of its own,
-`--jobs` at a time on a card. What fails alone is run once more with the card to itself. A way has a card of its own where there are
+`--jobs` at a time on a GPU. What fails alone is run once more with the GPU to itself. A way has a GPU of its own where there are
 enough, and two for files with `multigpu` in their names.
 
 Each outcome is one JSON object a line of `--out`: {"file", "test", "way", "mode", "outcome", "seconds", "message"}. Printed are counts,
@@ -128,12 +128,12 @@ class Runs:
         if self.out:
             print(json.dumps(self.entries[-1]), file=self.out, flush=True)
 
-    def run(self, file, way, cards, names):
+    def run(self, file, way, gpus, names):
         """The names of all tests of a file, and the entries of those that ran in one process, the last of them perhaps one that
         ended it."""
         path = os.path.abspath(os.path.join(self.options.folder, file))
         folder = os.path.dirname(path)
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": cards, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{folder}"}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{folder}"}
         with tempfile.TemporaryDirectory() as scratch:
             out, log = os.path.join(scratch, "out"), os.path.join(scratch, "log")
             open(out, "w").close()
@@ -173,11 +173,11 @@ class Runs:
                 process.wait()
                 return f"hung for {self.options.limit} s"
 
-    def in_order(self, file, way, cards):
+    def in_order(self, file, way, gpus):
         """All tests of a file; behind one that ends its process, the rest in a new one."""
         names, left = None, None
         while left is None or left:
-            all_names, entries = self.run(file, way, cards, left)
+            all_names, entries = self.run(file, way, gpus, left)
             if names is None:
                 names = [name for name in all_names if self.options.only in name]
                 if left is None and self.options.only:
@@ -191,24 +191,24 @@ class Runs:
             left = remaining if len(remaining) < len(left) else []
         return names
 
-    def alone(self, file, way, cards, name):
-        entries = self.run(file, way, cards, [name])[1]
+    def alone(self, file, way, gpus, name):
+        entries = self.run(file, way, gpus, [name])[1]
         return entries[-1] if entries else {"test": name, "outcome": "failed", "message": "it did not start"}
 
 
 def cards_in_groups(count):
-    """Groups of cards, each as CUDA_VISIBLE_DEVICES has it."""
+    """Groups of GPUs, each as CUDA_VISIBLE_DEVICES has it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
         visible = ",".join(str(place) for place, _ in enumerate(listed.splitlines()))
-    cards = visible.split(",")
-    groups = [cards[at : at + count] for at in range(0, len(cards), count)]
+    gpus = visible.split(",")
+    groups = [gpus[at : at + count] for at in range(0, len(gpus), count)]
     return [",".join(group) for group in groups if len(group) == count]
 
 
 def on_cards(groups, jobs, work):
-    """Calls each with a group of cards, `jobs` at a time on each group."""
+    """Calls each with a group of GPUs, `jobs` at a time on each group."""
     free = queue.Queue()
     for _ in range(jobs):
         for group in groups:
@@ -229,11 +229,11 @@ def run_file(runs, file):
     options = runs.options
     groups = cards_in_groups(2 if "multigpu" in file else 1)
     if not groups:
-        print(f"{file}: needs two cards", file=sys.stderr)
+        print(f"{file}: needs two GPUs", file=sys.stderr)
         return
     ways, names = options.ways.split(","), set()
     if "order" in options.modes:
-        found = on_cards(groups, 1, [lambda cards, way=way: runs.in_order(file, way, cards) for way in ways])
+        found = on_cards(groups, 1, [lambda gpus, way=way: runs.in_order(file, way, gpus) for way in ways])
         names = [name for listed in found for name in listed or []]
     else:
         names = runs.run(file, ways[0], groups[0], ["nothing"])[0]
@@ -242,7 +242,7 @@ def run_file(runs, file):
         names = [name for name in dict.fromkeys(names) if options.only in name and name not in skipped]
         items = [(way, name) for name in names for way in ways]
         for jobs in (options.jobs, 1):
-            entries = on_cards(groups, jobs, [lambda cards, item=item: runs.alone(file, item[0], cards, item[1]) for item in items])
+            entries = on_cards(groups, jobs, [lambda gpus, item=item: runs.alone(file, item[0], gpus, item[1]) for item in items])
             failed = []
             for item, entry in zip(items, entries):
                 if jobs > 1 and entry["outcome"] not in (*GOOD, "skipped"):
@@ -283,7 +283,7 @@ def main():
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--modes", default="order,alone")
     parser.add_argument("--only", default="", help="tests with this in their names")
-    parser.add_argument("--jobs", type=int, default=8, help="processes at a time on a card")
+    parser.add_argument("--jobs", type=int, default=8, help="processes at a time on a GPU")
     parser.add_argument("--limit", type=int, default=180, help="seconds for one test")
     parser.add_argument("--out", help="where outcomes are written, one JSON object a line")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)

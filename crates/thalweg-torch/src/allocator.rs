@@ -1,6 +1,6 @@
 //! The allocator of a process: its devices, each opened when it is first named, and the blocks that PyTorch holds.
 //!
-//! Opening a device makes its CUDA context, which takes memory on the card, a quarter of a second, and the right to fork. So
+//! Opening a device makes its CUDA context, which takes memory on the GPU, a quarter of a second, and the right to fork. So
 //! nothing is opened before it is used. What is said before (settings, observers, what to record) is kept, and said again to
 //! each device that opens.
 

@@ -31,7 +31,7 @@ pub struct BuiltProgram {
     pub executable: PathBuf,
 }
 
-/// Crates that never meet a card: their programs would only make the bundle heavier.
+/// Crates that never meet a GPU: their programs would only make the bundle heavier.
 const WITHOUT_CARDS: [&str; 6] =
     ["xtask", "thalweg-ir", "thalweg-kernels", "thalweg-lock", "thalweg-memory-tools", "thalweg-snapshot"];
 

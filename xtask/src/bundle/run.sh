@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the parts of this bundle: `./run --help` says how. Needs a POSIX shell and, for a card, NVIDIA's driver.
+# Runs the parts of this bundle: `./run --help` says how. Needs a POSIX shell and, for a GPU, NVIDIA's driver.
 set -u
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
 
@@ -20,7 +20,7 @@ Parts that are run in turn, each with a log, and a table at the end:
   all             all of the above; digits eagerly, again, and as a graph, with
                   their losses compared
 
-  --device D      cuda or sim (default: cuda if this machine has a card)
+  --device D      cuda or sim (default: cuda if this machine has a GPU)
 
 Logs go to the folder that the variable OUT names (default: ./out). Libraries are
 found through the loader's path, CUDA_HOME, and the nvidia wheels of the active
@@ -50,7 +50,7 @@ part=$1
 shift
 
 export THALWEG_DEVICE="$device" THALWEG_TEST_DEVICE="$device"
-# Tests share the card: while one captures a graph, calls of another thread would break the capture.
+# Tests share the GPU: while one captures a graph, calls of another thread would break the capture.
 if [ "$device" = cuda ]; then export RUST_TEST_THREADS=1; fi
 out=${OUT:-out}
 
@@ -117,7 +117,7 @@ begin() {
         echo "system  $(uname -srm)"
         echo "device  $device"
         if [ "$device" = cuda ] && command -v nvidia-smi >/dev/null 2>&1; then
-            nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | sed 's/^/card    /'
+            nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | sed 's/^/gpu    /'
         fi
     } | tee "$out/machine.txt"
 }

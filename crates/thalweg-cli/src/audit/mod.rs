@@ -31,7 +31,7 @@ Examples:
 
 The exit status is 0 if every region can be captured, and 1 if not.")]
 pub struct AuditArgs {
-    /// sim, cuda, cuda:1, ... [default: the first GPU, else sim]; on a card it also says what a graph would save
+    /// sim, cuda, cuda:1, ... [default: the first GPU, else sim]; on a GPU it also says what a graph would save
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// How strictly the capture forbids what other threads do

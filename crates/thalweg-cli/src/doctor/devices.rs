@@ -1,4 +1,4 @@
-//! The devices: every card that CUDA shows, then every simulated GPU.
+//! The devices: every GPU that CUDA shows, then every simulated GPU.
 
 use thalweg::driver::Code;
 use thalweg::{Device, Error, Result};
@@ -55,14 +55,12 @@ fn describe(device: &Device) -> Finding {
 fn not_opened(kind: &'static str, error: &Error) -> Finding {
     let code = error.driver_error().map(thalweg::driver::Error::code);
     let (state, text, note) = match code {
-        Some(Code::LibraryMissing) => (
-            ItemStatus::Missing,
-            "no CUDA driver, so no card".to_owned(),
-            "the simulated GPU is used instead",
-        ),
+        Some(Code::LibraryMissing) => {
+            (ItemStatus::Missing, "no CUDA driver, so no GPU".to_owned(), "the simulated GPU is used instead")
+        }
         Some(Code::NoDevice) => (
             ItemStatus::Missing,
-            "the CUDA driver shows no card".to_owned(),
+            "the CUDA driver shows no GPU".to_owned(),
             "if there is one: give this machine or container access to it, and see that CUDA_VISIBLE_DEVICES does not \
              hide it",
         ),

@@ -38,14 +38,14 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
     report.add(&source(libraries.has(Library::Nvrtc), precompiled));
 }
 
-/// In a sentence, where a card's kernels come from.
+/// In a sentence, where a GPU's kernels come from.
 fn source(compiler: bool, precompiled: u64) -> Finding {
     let (state, text, source) = match (compiler, precompiled) {
         (true, _) => {
             (ItemStatus::Ok, "compiled by NVRTC at their first use, and kept in the cache", "compiler")
         }
         (false, 0) => {
-            (ItemStatus::Missing, "a card could run none: no compiler and no precompiled kernels", "none")
+            (ItemStatus::Missing, "a GPU could run none: no compiler and no precompiled kernels", "none")
         }
         (false, _) => (ItemStatus::Ok, "NVRTC is missing, so precompiled kernels are used", "precompiled"),
     };

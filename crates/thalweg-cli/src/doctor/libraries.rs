@@ -48,11 +48,11 @@ fn names(library: Library) -> (&'static str, &'static str) {
 fn without(library: Library) -> &'static str {
     match library {
         Library::Driver => "no CUDA device can be used; the simulated GPU can",
-        Library::Nvrtc => "no kernel can be compiled: on a card, precompiled kernels are used",
-        Library::CublasLt => "on a card, our own matmul kernel is used, which is slower",
-        Library::Nvml => "whether there is a card is asked of the driver",
+        Library::Nvrtc => "no kernel can be compiled: on a GPU, precompiled kernels are used",
+        Library::CublasLt => "on a GPU, our own matmul kernel is used, which is slower",
+        Library::Nvml => "whether there is a GPU is asked of the driver",
         Library::Cudnn => "nothing needs it yet",
-        Library::Nccl => "no collectives over several cards",
+        Library::Nccl => "no collectives over several GPUs",
         _ => "something may be slower",
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! # What counts
 //! A finding is `ok`, `missing` or `FAILED`. What is missing costs something, and the finding says what, but a machine
-//! without a GPU is a machine that works. Only what was found and does not work makes the exit status 1: a card that
+//! without a GPU is a machine that works. Only what was found and does not work makes the exit status 1: a GPU that
 //! computes wrongly, a library that the user named and that does not load, a cache folder that cannot be written.
 //!
 //! It changes nothing: a file is written into the cache folder to see whether that can be done, and removed.

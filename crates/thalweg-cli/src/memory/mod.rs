@@ -42,7 +42,7 @@ GPU is needed.
 
 Examples:
   thalweg memory show snapshot.pickle --html page.html
-  thalweg memory replay snapshot.pickle --search --card 24GiB
+  thalweg memory replay snapshot.pickle --search --gpu-memory 24GiB
   thalweg memory diff before.pickle after.pickle
   thalweg memory check snapshot.pickle --max-reserved 20GiB --max-growth 2%
 

@@ -23,13 +23,13 @@ use crate::Failure;
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;
 
-/// What is known of cards, in bytes.
+/// What is known of GPUs, in bytes.
 #[derive(Clone, Copy)]
-pub struct Cards {
+pub struct GpuBytes {
     /// The size of the one that the program ran on.
-    pub card: Option<u64>,
+    pub gpu: Option<u64>,
     /// The smallest that would have been enough, where memory ran out.
-    pub least_card: Option<u64>,
+    pub least_gpu: Option<u64>,
 }
 
 /// A model under construction.
@@ -66,7 +66,7 @@ impl<'c> Pages<'c> {
         path: &str,
         recording: &Recording,
         summary: &Summary,
-        cards: Cards,
+        gpus: GpuBytes,
         curves: Vec<Curve>,
     ) {
         let device = summary.device;
@@ -102,7 +102,7 @@ impl<'c> Pages<'c> {
             is_expandable: segment.is_expandable,
         });
         let segments = segments.collect();
-        let mut findings = findings(recording, summary, cards);
+        let mut findings = findings(recording, summary, gpus);
         if let Some(depth) = stacks.depth {
             findings.push(format!(
                 "The stacks are too many for a page: of each there is the frame that tells most, and what called it, {} frames at most.",
@@ -122,7 +122,7 @@ impl<'c> Pages<'c> {
             curves,
             figures: figures(summary),
             findings,
-            card_bytes: cards.card,
+            gpu_bytes: gpus.gpu,
             stages: stages(recording, device).into_iter().map(stage_row).collect(),
             settings: recorded_settings(recording),
         });
@@ -280,9 +280,9 @@ fn figures(summary: &Summary) -> Vec<Figure> {
     figures
 }
 
-fn findings(recording: &Recording, summary: &Summary, Cards { card, least_card }: Cards) -> Vec<String> {
+fn findings(recording: &Recording, summary: &Summary, GpuBytes { gpu, least_gpu }: GpuBytes) -> Vec<String> {
     let failures = summary.out_of_memory.iter().map(|failure| {
-        let text = shortage::in_full(recording, failure, card, least_card);
+        let text = shortage::in_full(recording, failure, gpu, least_gpu);
         format!("Memory ran out at event {}: {text}", count(failure.entry as u64))
     });
     let mut findings: Vec<String> = failures.collect();

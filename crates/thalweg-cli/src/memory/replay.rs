@@ -14,7 +14,7 @@ use thalweg::memory_tools::report::Curve;
 use thalweg::snapshot::Recording;
 
 use super::files;
-use super::page::{Cards, Pages};
+use super::page::{GpuBytes, Pages};
 use super::places::printable;
 use super::show::doubts;
 use super::size::{self, count, size};
@@ -38,7 +38,7 @@ const NARROW: usize = 76;
   roundup_power2_divisions:4, :8, :16
       sizes that vary a little become equal, and fit where others were
   garbage_collection_threshold:0.6, :0.8, and :0.8 with max_split_size_mb:128
-      old cached segments go back before the card is full; with --card only,
+      old cached segments go back before the GPU is full; with --gpu-memory only,
       since without one nothing is collected
 It recommends the one that fits and reserves least; of those within 1 % of that,
 the one that calls the driver least. Of a trace that lost its beginning only
@@ -46,7 +46,7 @@ what is certain to save is recommended. cudaMallocAsync is not tried: of that
 there is only an estimate (--conf backend:cudaMallocAsync).
 
 Examples:
-  thalweg memory replay snapshot.pickle --search --card 24GiB
+  thalweg memory replay snapshot.pickle --search --gpu-memory 24GiB
   thalweg memory replay snapshot.pickle --conf max_split_size_mb:128")]
 pub struct ReplayArgs {
     #[command(flatten)]
@@ -68,9 +68,9 @@ pub struct WhatIf {
     /// pytorch: decides as PyTorch 2.11 does; thalweg: as this project's own allocator does
     #[arg(long, value_name = "NAME", default_value = "pytorch", hide_possible_values = true)]
     policy: PolicyName,
-    /// The memory of the card, with its unit: 24GiB, 24GB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub card: Option<u64>,
+    /// The memory of the GPU, with its unit: 24GiB, 24GB
+    #[arg(long = "gpu-memory", value_name = "SIZE", value_parser = size::parse)]
+    pub gpu: Option<u64>,
     /// Writes the same and more as a page for a browser, in one file; each --conf is a curve on it
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -111,8 +111,8 @@ impl WhatIf {
     fn settings(&self, conf: &str) -> Result<Settings, String> {
         let settings = what_if::settings(self.policy.policy(), conf)
             .map_err(|error| format!("--conf {conf}: {error}"))?;
-        if settings.per_process_memory_fraction() < 1.0 && self.card.is_none() {
-            return Err(format!("--conf {conf}: a fraction of which memory? give --card"));
+        if settings.per_process_memory_fraction() < 1.0 && self.gpu.is_none() {
+            return Err(format!("--conf {conf}: a fraction of which memory? give --gpu-memory"));
         }
         Ok(settings)
     }
@@ -124,8 +124,8 @@ impl WhatIf {
             confs.push(recorded.to_owned());
         }
         if search {
-            // What is collected depends on how full the card is.
-            let helps = |conf: &&&str| self.card.is_some() || !conf.contains("garbage_collection");
+            // What is collected depends on how full the GPU is.
+            let helps = |conf: &&&str| self.gpu.is_some() || !conf.contains("garbage_collection");
             confs.extend(CANDIDATES.iter().filter(helps).map(|conf| conf.to_string()));
         }
         let mut unique = Vec::new();
@@ -153,9 +153,9 @@ pub fn run(arguments: &ReplayArgs) -> Result<ExitCode, Failure> {
             let summary = summarise(recording, device);
             let curves = replay(question, *search, &output, path, recording, &summary)?;
             if question.html.is_some() {
-                let least_card = least_card(question, path, recording, &summary)?;
-                let cards = Cards { card: question.card, least_card };
-                pages.add(path, recording, &summary, cards, curves);
+                let least_gpu = least_gpu(question, path, recording, &summary)?;
+                let gpus = GpuBytes { gpu: question.gpu, least_gpu };
+                pages.add(path, recording, &summary, gpus, curves);
             }
             replayed += 1;
         }
@@ -207,7 +207,7 @@ fn trials(
                 let steps = program.steps().len() as u64;
                 let mut progress = Progress::new(format!("replaying {}", name(conf)), steps);
                 let show = |step| progress.show(step as u64);
-                let forecast = Forecast::of(&program, &settings, is_recorded, question.card, show);
+                let forecast = Forecast::of(&program, &settings, is_recorded, question.gpu, show);
                 let mut forecast = forecast.map_err(|error| complain(&error))?;
                 if finds_cards {
                     forecast.find_card(&program, &settings).map_err(|error| complain(&error))?;
@@ -222,8 +222,8 @@ fn trials(
     Ok(trials)
 }
 
-/// The smallest card that would have been enough under the settings of the recording; `None` where that is not known.
-pub fn least_card(
+/// The smallest GPU that would have been enough under the settings of the recording; `None` where that is not known.
+pub fn least_gpu(
     question: &WhatIf,
     path: &str,
     recording: &Recording,
@@ -281,7 +281,7 @@ fn replay(
             output.json(&describe(question, path, device, trial));
         }
     })?;
-    let doubts = doubts(recording, summary, question.card);
+    let doubts = doubts(recording, summary, question.gpu);
     let report = Report { question, trials: &trials, summary, doubts };
     if !question.json {
         output.line(2, &format!("{path}, device {device}, policy {}", question.policy.name()));
@@ -411,13 +411,13 @@ impl Report<'_> {
             let mismatches = count(recorded.nearest().address_mismatches);
             note(&format!("{mismatches} blocks are elsewhere than in the recording, under its own settings"));
         }
-        match self.question.card {
-            Some(card) => note(&format!(
-                "on a card of {}, of which a real process has less: what is outside the allocator (context, libraries, other \
+        match self.question.gpu {
+            Some(gpu) => note(&format!(
+                "on a GPU of {}, of which a real process has less: what is outside the allocator (context, libraries, other \
                  processes) is in no snapshot",
-                size(card)
+                size(gpu)
             )),
-            None => note("on a card without end; with --card the replay says whether the run fits"),
+            None => note("on a GPU without end; with --gpu-memory the replay says whether the run fits"),
         }
         if self.is_partial() {
             self.partial_notes(&note);
@@ -455,13 +455,13 @@ impl Report<'_> {
         match forecast::recommend(&forecasts) {
             Recommendation::NoneFits => {
                 line(
-                    "\nNone of these settings fits the card. What helps is to need less: see `thalweg memory show`.",
+                    "\nNone of these settings fits the GPU. What helps is to need less: see `thalweg memory show`.",
                 );
                 let smallest =
                     (0..known.len()).filter_map(|index| Some((forecasts[index].fits_from_bytes?, index)));
                 if let Some((bytes, index)) = smallest.min() {
                     line(&format!(
-                        "The smallest card that is enough has {}, with {}.",
+                        "The smallest GPU that is enough has {}, with {}.",
                         size(bytes),
                         name(conf(index))
                     ));

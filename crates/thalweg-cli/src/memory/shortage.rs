@@ -11,13 +11,13 @@ pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, d
     format!("{}; {}", asked(recording, requested, stack), left(device_free))
 }
 
-/// All that is known of it, in sentences. `card` is the size of the card, `least_card` the smallest that would have been enough, in
+/// All that is known of it, in sentences. `GPU` is the size of the GPU, `least_gpu` the smallest that would have been enough, in
 /// bytes, where they are known.
 pub fn in_full(
     recording: &Recording,
     failure: &OutOfMemoryEntry,
-    card: Option<u64>,
-    least_card: Option<u64>,
+    gpu: Option<u64>,
+    least_gpu: Option<u64>,
 ) -> String {
     let OutOfMemoryEntry {
         entry: _,
@@ -28,11 +28,11 @@ pub fn in_full(
         fragmentation,
         by_stack,
     } = failure;
-    let outside = match card {
-        Some(card) => {
-            format!("{} of the card were outside the allocator", size(failure.outside_bytes(card)))
+    let outside = match gpu {
+        Some(gpu) => {
+            format!("{} of the GPU were outside the allocator", size(failure.outside_bytes(gpu)))
         }
-        None => "give --card to know how much was outside the allocator".into(),
+        None => "give --gpu-memory to know how much was outside the allocator".into(),
     };
     let holders: Vec<String> = by_place(recording, by_stack)
         .iter()
@@ -43,10 +43,10 @@ pub fn in_full(
         true => String::new(),
         false => format!(" Most was held: {}.", holders.join("; ")),
     };
-    let enough = least_card.map_or_else(String::new, |bytes| {
+    let enough = least_gpu.map_or_else(String::new, |bytes| {
         format!(
-            " With these settings a card from {} on would have been enough, beside what is outside the allocator; `replay \
-             --search --card SIZE` tries others.",
+            " With these settings a GPU from {} on would have been enough, beside what is outside the allocator; `replay \
+             --search --gpu-memory SIZE` tries others.",
             size(bytes)
         )
     });

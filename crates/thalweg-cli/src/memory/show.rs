@@ -9,7 +9,7 @@ use thalweg::memory_tools::analysis::{
 };
 use thalweg::snapshot::{Action, Gap, Recording};
 
-use super::page::{Cards, Pages};
+use super::page::{GpuBytes, Pages};
 use super::places::{by_place, place};
 use super::replay::WhatIf;
 use super::size::{count, share, size};
@@ -24,7 +24,7 @@ use crate::output::Output;
 Examples:
   thalweg memory show snapshot.pickle
   thalweg memory show snapshot.pickle --category 'KV cache=cache.py'
-  thalweg memory show snapshot.pickle --html page.html --card 24GiB")]
+  thalweg memory show snapshot.pickle --html page.html --gpu-memory 24GiB")]
 pub struct ShowArgs {
     #[command(flatten)]
     what_if: WhatIf,
@@ -38,7 +38,7 @@ pub struct ShowArgs {
 
 pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
     let ShowArgs { what_if: question, top, category } = arguments;
-    let (card, html, top) = (question.card, question.html.as_deref(), *top);
+    let (gpu, html, top) = (question.gpu, question.html.as_deref(), *top);
     question.check()?;
     if html.is_none() && !question.conf.is_empty() {
         let text = "--conf draws a curve on the page of --html; for its figures there is `replay`";
@@ -59,15 +59,15 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
         for device in devices {
             let summary = summarise(recording, device);
             let is_told = html.is_some() || !question.json;
-            let least_card =
-                if is_told { replay::least_card(question, path, recording, &summary)? } else { None };
+            let least_gpu =
+                if is_told { replay::least_gpu(question, path, recording, &summary)? } else { None };
             if html.is_some() {
                 let curves = if recording.trace_len(device) > 0 {
                     replay::curves(question, path, recording, device)?
                 } else {
                     Vec::new()
                 };
-                pages.add(path, recording, &summary, Cards { card, least_card }, curves);
+                pages.add(path, recording, &summary, GpuBytes { gpu, least_gpu }, curves);
             }
             if question.json {
                 output.json(&describe(path, recording, &summary, top, &categories));
@@ -81,9 +81,9 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
                 recording,
                 summary: &summary,
                 top,
-                card,
+                gpu,
                 categories: &categories,
-                least_card,
+                least_gpu,
             };
             page.print(path);
         }
@@ -101,10 +101,10 @@ struct Page<'p> {
     recording: &'p Recording,
     summary: &'p Summary,
     top: usize,
-    card: Option<u64>,
+    gpu: Option<u64>,
     categories: &'p Categories,
-    /// The smallest card that would have been enough, where memory ran out and it is known.
-    least_card: Option<u64>,
+    /// The smallest GPU that would have been enough, where memory ran out and it is known.
+    least_gpu: Option<u64>,
 }
 
 impl Page<'_> {
@@ -119,7 +119,7 @@ impl Page<'_> {
         if let Some(settings) = sections::settings(self.recording) {
             self.fact("settings", &settings);
         }
-        for doubt in doubts(self.recording, self.summary, self.card) {
+        for doubt in doubts(self.recording, self.summary, self.gpu) {
             self.fact("doubt", &doubt);
         }
         self.notes();
@@ -280,13 +280,13 @@ impl Page<'_> {
     }
 
     fn failure(&self, failure: &OutOfMemoryEntry) {
-        let text = shortage::in_full(self.recording, failure, self.card, self.least_card);
+        let text = shortage::in_full(self.recording, failure, self.gpu, self.least_gpu);
         self.output.line(2, &format!("  OUT OF MEMORY at entry {}: {text}", count(failure.entry as u64)));
     }
 }
 
 /// What of a file does not fit together, or was not understood, in sentences.
-pub fn doubts(recording: &Recording, summary: &Summary, card: Option<u64>) -> Vec<String> {
+pub fn doubts(recording: &Recording, summary: &Summary, gpu: Option<u64>) -> Vec<String> {
     let Doubts { gap, leaves_out_ends, misplaced_blocks, excess_bytes } = summary.doubts;
     let mut doubts = Vec::new();
     if let Some(Gap { entry, is_one, freed_blocks, allocated_blocks }) = gap {
@@ -321,10 +321,10 @@ pub fn doubts(recording: &Recording, summary: &Summary, card: Option<u64>) -> Ve
             size(excess_bytes)
         ));
     }
-    if let Some(card) = card.filter(|card| *card < summary.peak_reserved_bytes) {
+    if let Some(gpu) = gpu.filter(|gpu| *gpu < summary.peak_reserved_bytes) {
         doubts.push(format!(
-            "--card is {}, and the recording reserved {}: is it the right size, and the right unit (GiB, not GB)?",
-            size(card),
+            "--gpu-memory is {}, and the recording reserved {}: is it the right size, and the right unit (GiB, not GB)?",
+            size(gpu),
             size(summary.peak_reserved_bytes)
         ));
     }

@@ -13,7 +13,7 @@ fn what_can_be_captured_has_no_obstacle() {
     let (status, report, complaints) = audit(&["train", "decode"], "100");
     assert_eq!(status, Some(0), "{report}{complaints}");
     assert_eq!(report.matches("This region can be captured (global mode, sim:0).").count(), 2, "{report}");
-    assert!(report.contains("It submits ") && report.contains("is measured on a card"), "{report}");
+    assert!(report.contains("It submits ") && report.contains("is measured on a GPU"), "{report}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn program() -> PathBuf {
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_thalweg")), PathBuf::from)
 }
 
-/// The program in an environment of its own: of the caller's, only what finds the card.
+/// The program in an environment of its own: of the caller's, only what finds the GPU.
 fn thalweg(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program());
     command.args(arguments).env_clear();

@@ -53,7 +53,7 @@ fn what_is_printed_lines_up() {
     let gpt = trace("gpt_train");
     golden("show.txt", &succeed(&["show", &gpt], 100));
     golden("show_narrow.txt", &succeed(&["show", &gpt, "--top", "3"], 60));
-    golden("replay_search.txt", &succeed(&["replay", &gpt, "--search", "--card", "9GB"], 100));
+    golden("replay_search.txt", &succeed(&["replay", &gpt, "--search", "--gpu-memory", "9GB"], 100));
     golden("replay_narrow.txt", &succeed(&["replay", &gpt, "--conf", "max_split_size_mb:128"], 60));
     golden("diff.txt", &succeed(&["diff", &trace("resnet_sizes"), &gpt, "--at", "peak"], 100));
     for name in ["show_narrow.txt", "replay_narrow.txt"] {
@@ -97,9 +97,9 @@ fn replays_predict_what_pytorch_did() {
         let name = format!("{} {}", row["workload"], row["conf"]);
         let conf = settings_of(&row);
         let trace = trace(&row["workload"]);
-        let card = if row["total_memory"] == "-" { "85017493504" } else { &row["total_memory"] };
-        let card = format!("{card}B");
-        let arguments = ["replay", &trace, "--conf", &conf, "--card", &card, "--json"];
+        let gpu = if row["total_memory"] == "-" { "85017493504" } else { &row["total_memory"] };
+        let gpu = format!("{gpu}B");
+        let arguments = ["replay", &trace, "--conf", &conf, "--gpu-memory", &gpu, "--json"];
         let printed = succeed(&arguments, 80);
         let found: Value = serde_json::from_str(&printed).expect("one object is printed");
         let found = found.as_object().expect("one object is printed");
@@ -341,9 +341,18 @@ fn damage_of_a_packed_file_is_noticed() {
 fn units_are_demanded() {
     let gpt = trace("gpt_train");
     for (arguments, what) in [
-        (["replay", &gpt, "--card", "24"], "'24' for '--card <SIZE>': write a size with its unit"),
-        (["replay", &gpt, "--card", "0GiB"], "'0GiB' for '--card <SIZE>': write a size with its unit"),
-        (["show", &gpt, "--card", "nanGiB"], "'nanGiB' for '--card <SIZE>': write a size with its unit"),
+        (
+            ["replay", &gpt, "--gpu-memory", "24"],
+            "'24' for '--gpu-memory <SIZE>': write a size with its unit",
+        ),
+        (
+            ["replay", &gpt, "--gpu-memory", "0GiB"],
+            "'0GiB' for '--gpu-memory <SIZE>': write a size with its unit",
+        ),
+        (
+            ["show", &gpt, "--gpu-memory", "nanGiB"],
+            "'nanGiB' for '--gpu-memory <SIZE>': write a size with its unit",
+        ),
         (["check", &gpt, "--max-reserved", "20"], "'20' for '--max-reserved <SIZE>': write a size"),
         (["check", &gpt, "--max-growth", "2"], "'2' for '--max-growth <SHARE>': write percents"),
     ] {
@@ -351,11 +360,11 @@ fn units_are_demanded() {
         assert_eq!((out.as_str(), status), ("", Some(2)), "{arguments:?}");
         assert!(error.contains(what) && error.lines().count() <= 3, "{error}");
     }
-    let warned = succeed(&["replay", &gpt, "--card", "8GB"], 200);
-    assert!(warned.contains("--card is 7.45 GiB, and the recording reserved 8.76 GiB"), "{warned}");
+    let warned = succeed(&["replay", &gpt, "--gpu-memory", "8GB"], 200);
+    assert!(warned.contains("--gpu-memory is 7.45 GiB, and the recording reserved 8.76 GiB"), "{warned}");
 }
 
-/// Of a trace that lost its beginning, a card that is smaller than what was reserved then is answered like any other.
+/// Of a trace that lost its beginning, a GPU that is smaller than what was reserved then is answered like any other.
 #[test]
 fn a_search_on_a_small_card_says_which_is_enough() {
     let folder = scratch("small_card");
@@ -371,9 +380,9 @@ fn a_search_on_a_small_card_says_which_is_enough() {
     let path = folder.join("cut.pickle");
     fs::write(&path, snapshot.to_pickle()).expect("the folder is there");
     let path = path.to_str().expect("its name is text");
-    let printed = succeed(&["replay", path, "--search", "--card", "2GiB"], 100);
-    assert!(printed.contains("None of these settings fits the card"), "{printed}");
-    assert!(printed.contains("The smallest card that is enough has "), "{printed}");
+    let printed = succeed(&["replay", path, "--search", "--gpu-memory", "2GiB"], 100);
+    assert!(printed.contains("None of these settings fits the GPU"), "{printed}");
+    assert!(printed.contains("The smallest GPU that is enough has "), "{printed}");
     assert!(
         printed.lines().filter(|line| line.contains(">=") && line.contains("yes")).count() >= 12,
         "{printed}"

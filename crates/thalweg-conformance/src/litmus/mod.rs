@@ -2,7 +2,7 @@
 //!
 //! A model of CUDA is only worth something if it is tested against CUDA. Each [`Program`] here is a handful of calls that
 //! probes one rule, together with the set of outcomes (the values of a few words at the end) that CUDA's documentation
-//! allows, and the derivation of that set. The same program runs on the simulator and on a card; on both, what is
+//! allows, and the derivation of that set. The same program runs on the simulator and on a GPU; on both, what is
 //! [observed](Observation) must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that
 //! a synchronisation does its work. A program with several is *racy*: it shows what happens without, and keeps a driver
 //! from promising more order than CUDA does where somebody tests against it.
@@ -18,7 +18,7 @@
 //!
 //! # What the runner varies
 //! Kernels wait for a random while before they touch memory, and host threads between their steps, from a seed. On a
-//! card and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. On a controlled
+//! GPU and on the simulator's threads the rest is left to chance: an allowed outcome need not show up. On a controlled
 //! simulator nothing is: [`explore`] runs a program under every schedule, and what it shows must be the allowed set exactly.
 
 mod programs;

@@ -1,4 +1,4 @@
-//! The conformance suite on the simulator, and on a card where one is asked for.
+//! The conformance suite on the simulator, and on a GPU where one is asked for.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use thalweg_conformance::{Report, Stop, simulator};
 use thalweg_driver::{CaptureMode, Code, Driver, EventFlags, FillPattern, Label, cuda::CudaDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
-/// The environment variable that asks for tests on a card: its value is then `cuda`.
+/// The environment variable that asks for tests on a GPU: its value is then `cuda`.
 pub(super) const TEST_DEVICE: &str = "THALWEG_TEST_DEVICE";
 
-/// The card, where the environment asks for it.
-pub(super) fn card() -> Option<Arc<dyn Driver>> {
+/// The GPU, where the environment asks for it.
+pub(super) fn gpu() -> Option<Arc<dyn Driver>> {
     if std::env::var(TEST_DEVICE).as_deref() != Ok("cuda") {
         println!("skipped: {TEST_DEVICE} is not `cuda`");
         return None;
     }
-    Some(CudaDriver::open().expect("the environment asks for a card"))
+    Some(CudaDriver::open().expect("the environment asks for a GPU"))
 }
 
 fn assert_success(report: &Report) {
@@ -70,7 +70,7 @@ fn a_simulator_is_lost_as_a_card_is() {
 
 #[test]
 fn a_card_conforms() {
-    if let Some(driver) = card() {
+    if let Some(driver) = gpu() {
         run(&driver, 0);
     }
 }
@@ -84,7 +84,7 @@ fn the_suite_tells_failures_and_panics_apart_from_success() {
     let report = Report {
         lines: vec![
             thalweg_conformance::Line { name: "a/b", stop: None },
-            thalweg_conformance::Line { name: "a/c", stop: Some(Stop::Skipped("no card".into())) },
+            thalweg_conformance::Line { name: "a/c", stop: Some(Stop::Skipped("no GPU".into())) },
             thalweg_conformance::Line { name: "a/d", stop: Some(Stop::Failed("expected 1, saw 2".into())) },
         ],
     };

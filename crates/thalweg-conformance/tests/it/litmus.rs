@@ -1,4 +1,4 @@
-//! The litmus programs on the simulator, and on a card where one is asked for.
+//! The litmus programs on the simulator, and on a GPU where one is asked for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_conformance::simulator;
 use thalweg_driver::Driver;
 
-use super::conformance::card;
+use super::conformance::gpu;
 
 fn run_all(driver: Arc<dyn Driver>, repetitions: u64, seed: u64) -> Vec<Observation> {
     let fixture = Fixture::new(driver, 0).expect("the kernels of the suite load");
@@ -79,7 +79,7 @@ fn four_workers_stay_inside_what_cuda_allows() {
 
 #[test]
 fn a_card_stays_inside_what_cuda_allows() {
-    if let Some(driver) = card() {
+    if let Some(driver) = gpu() {
         assert_allowed(&run_all(driver, 200, 4));
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that two processes share on a card, and that the simulator says it cannot share.
+//! Memory that two processes share on a GPU, and that the simulator says it cannot share.
 
 use std::fmt::Write;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use thalweg_driver::{
     PhysicalFlags, ShareableHandle, descriptor_of_process,
 };
 
-use super::conformance::card;
+use super::conformance::gpu;
 
 /// What the other process is told: the kind of device, the number of this process and of its descriptor, and an IPC handle.
 const SHARED: &str = "THALWEG_TEST_SHARED_MEMORY";
@@ -52,7 +52,7 @@ fn child_process_that_receives() {
     let mut field = || fields.next().expect("four fields");
     let (kind, process, descriptor, ipc) = (field(), field(), field(), field());
     let driver: Arc<dyn Driver> =
-        if kind == "cuda" { card().expect("the parent has one") } else { simulator(1, 1) };
+        if kind == "cuda" { gpu().expect("the parent has one") } else { simulator(1, 1) };
     let mut handle = IpcHandle([0; 64]);
     for (byte, digits) in handle.0.iter_mut().zip(ipc.as_bytes().chunks(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(digits).expect("digits"), 16).expect("digits");
@@ -111,7 +111,7 @@ fn share_with_child(driver: &dyn Driver) -> (DevicePointer, DevicePointer, Strin
 
 #[test]
 fn two_processes_share_memory_of_a_card() {
-    let Some(driver) = card() else { return };
+    let Some(driver) = gpu() else { return };
     let (plain, range, said) = share_with_child(&*driver);
     assert!(is_filled(&*driver, plain, 3), "what the child wrote to plain memory");
     assert!(said.contains("skipped: ") || is_filled(&*driver, range, 4), "what it wrote to mapped memory");

@@ -18,7 +18,7 @@ use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::command::LibraryLaunch;
-use crate::library::{CardCall, ComputeFormat, ElementFormat, MatmulCall, Matrix};
+use crate::library::{ComputeFormat, ElementFormat, GpuCall, MatmulCall, Matrix};
 use crate::{Code, Error, Result, StreamHandle};
 
 /// `cublasLtMatmulAlgo_t`.
@@ -434,7 +434,7 @@ impl CudaDriver {
     }
 
     pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        let CardCall::Matmul(call) = launch.card;
+        let GpuCall::Matmul(call) = launch.gpu;
         let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
         self.submit_on(&stream)?;
         let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;

@@ -1,4 +1,4 @@
-//! [`CudaDriver`]: the [`Driver`](crate::Driver) of real cards.
+//! [`CudaDriver`]: the [`Driver`](crate::Driver) of real GPUs.
 //!
 //! The trait is a list of CUDA's verbs; the modules beside this one implement them group by group. Here are the driver's
 //! state, how it is opened, and the list that ties the two together.

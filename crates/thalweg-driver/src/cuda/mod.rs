@@ -1,4 +1,4 @@
-//! Real cards: NVIDIA's driver and libraries, loaded at run time.
+//! Real GPUs: NVIDIA's driver and libraries, loaded at run time.
 //!
 //! Nothing of CUDA is needed to build or to start: [`CudaDriver::open`], [`Nvrtc::load`] and the rest look for their library
 //! when they are called ([`locate`]), and a machine without it gets an error that says where it was looked for.

@@ -1,4 +1,4 @@
-//! What the CUDA side does on whatever machine the tests run on: most have no card, some have no compiler either.
+//! What the CUDA side does on whatever machine the tests run on: most have no GPU, some have no compiler either.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! The product as a kernel of our own, for cards where cuBLASLt is absent.
+//! The product as a kernel of our own, for GPUs where cuBLASLt is absent.
 //!
 //! A block of 256 threads computes a tile of 64 × 64 elements of D. It walks along k in steps of 16: the block copies a
 //! tile of A and one of B to shared memory, widened to the type of the sums, then each thread multiplies 4 × 4 elements in
 //! registers. Sums run over k in order, one fused multiplication and addition a term, so a result depends neither on the
-//! grid nor on the card. Sizes are arguments: one kernel a dtype.
+//! grid nor on the GPU. Sizes are arguments: one kernel a dtype.
 //!
 //! It uses no tensor cores: it is there so that a program works without the library, and gives way to it otherwise.
 

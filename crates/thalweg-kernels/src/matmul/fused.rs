@@ -4,7 +4,7 @@
 //! D's shape: a linear layer, and the residual connection behind it. Beside D it can give the sums of op(A)'s rows: where D is
 //! the gradient of a layer's weight, they are the gradient of its bias.
 //!
-//! It is for products that are too small to fill a card ([`fits`]). There a launch costs as much as the work, and the order of
+//! It is for products that are too small to fill a GPU ([`fits`]). There a launch costs as much as the work, and the order of
 //! the day is few kernels, each with as many threads as it can use: the kernel ([`cuda`]) shares even one tile of D's terms
 //! among the warps of a block. Larger products are the vendor's library's.
 //!
@@ -24,7 +24,7 @@ pub const TILE_ROWS: u64 = 16;
 /// Columns of D that a block of threads computes.
 pub const TILE_COLUMNS: u64 = 32;
 
-/// How many multiprocessors a card is taken to have. A constant, so that a product is computed alike on every card.
+/// How many multiprocessors a GPU is taken to have. A constant, so that a product is computed alike on every GPU.
 const MULTI_PROCESSORS: u64 = 128;
 
 /// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
@@ -243,7 +243,7 @@ pub struct HostOperands<'e> {
     pub row_sums: &'e mut [f32],
 }
 
-/// Carries it out on the host. Sums of rows have the card's bits; products are [`host`](super::host)'s.
+/// Carries it out on the host. Sums of rows have the GPU's bits; products are [`host`](super::host)'s.
 ///
 /// # Errors
 /// If the description cannot be carried out ([`FusedMatmul::check`]) or an operand is too short.

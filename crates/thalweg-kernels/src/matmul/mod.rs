@@ -1,5 +1,5 @@
 //! [`Matmul`]: a batched matrix product as a value. It is no loop over a body, so that it can be what it is on each side:
-//! the vendor's library on a card, a well-kept CPU library on the host ([`host`]).
+//! the vendor's library on a GPU, a well-kept CPU library on the host ([`host`]).
 //!
 //! D = op(A) · op(B), or D += op(A) · op(B), for each matrix of a batch. Matrices are row-major; op transposes where the
 //! operand says so. Products of 16-bit floats are summed in f32 and rounded once, on storing.

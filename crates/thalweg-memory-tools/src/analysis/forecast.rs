@@ -16,7 +16,7 @@ use thalweg_memory::{settings::Backend, settings::Settings};
 use super::what_if::{self, ReplayFigures};
 use crate::replay::{RecordedProgram, StartState};
 
-/// The smallest card is looked for to this part of what is reserved at most.
+/// The smallest GPU is looked for to this part of what is reserved at most.
 const TOLERANCE: u64 = 128;
 /// It is a multiple of this, in bytes.
 const CARD_GRANULE_BYTES: u64 = 1 << 20;
@@ -36,7 +36,7 @@ pub struct Forecast {
     pub is_recorded: bool,
     /// What the whole program reserves at some moment at the least, in bytes.
     pub least_reserved_bytes: u64,
-    /// A card of so many bytes is enough, and one that is smaller by a hundredth is not; of the recorded part. `None` if that is
+    /// A GPU of so many bytes is enough, and one that is smaller by a hundredth is not; of the recorded part. `None` if that is
     /// not known.
     pub fits_from_bytes: Option<u64>,
 }
@@ -62,7 +62,7 @@ pub enum Answer {
 }
 
 impl Forecast {
-    /// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `is_recorded`: these settings led
+    /// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `is_recorded`: these settings led
     /// to the state in which the trace begins. `progress` is told now and then how many steps were served.
     ///
     /// # Errors
@@ -71,11 +71,11 @@ impl Forecast {
         program: &RecordedProgram,
         settings: &Settings,
         is_recorded: bool,
-        card_bytes: Option<u64>,
+        gpu_bytes: Option<u64>,
         mut progress: impl FnMut(usize),
     ) -> Result<Self, String> {
         let is_estimate = settings.backend() == Backend::CudaMallocAsync;
-        let mut run = |start| what_if::run(program, settings.clone(), start, card_bytes, &mut progress);
+        let mut run = |start| what_if::run(program, settings.clone(), start, gpu_bytes, &mut progress);
         let is_whole = program.older_blocks() == 0;
         let start = if is_whole { StartState::Recorded } else { StartState::LiveBlocks };
         let tidy = run(start)?;
@@ -90,7 +90,7 @@ impl Forecast {
         Ok(Self { tidy, worn, is_recorded, least_reserved_bytes, fits_from_bytes: None })
     }
 
-    /// Looks for the smallest card that is enough. It takes several replays.
+    /// Looks for the smallest GPU that is enough. It takes several replays.
     ///
     /// # Errors
     /// Those of [`what_if::run`].
@@ -104,10 +104,10 @@ impl Forecast {
             (None, _) | (Some(_), true) => &[StartState::Recorded],
             (Some(_), false) => &[StartState::LiveBlocks, StartState::Recorded],
         };
-        let fits = |card: Option<u64>| {
+        let fits = |gpu: Option<u64>| {
             let mut most = 0;
             for &start in starts {
-                let (fits, peak) = what_if::fits(program, settings.clone(), start, card)?;
+                let (fits, peak) = what_if::fits(program, settings.clone(), start, gpu)?;
                 most = peak.max(most);
                 if !fits {
                     return Ok((false, most));
@@ -121,7 +121,7 @@ impl Forecast {
         }
         let mut enough = most.next_multiple_of(CARD_GRANULE_BYTES);
         if !fits(Some(enough))?.0 {
-            // Garbage collection knows how large the card is.
+            // Garbage collection knows how large the GPU is.
             enough += enough / 4;
             if !fits(Some(enough))?.0 {
                 return Ok(());
@@ -191,7 +191,7 @@ impl Forecast {
 /// What to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recommendation {
-    /// None of the settings fits the card.
+    /// None of the settings fits the GPU.
     NoneFits,
     /// None is known to reserve less than the first.
     NoChange,

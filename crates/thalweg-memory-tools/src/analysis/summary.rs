@@ -149,7 +149,7 @@ pub struct OutOfMemoryEntry {
 }
 
 impl OutOfMemoryEntry {
-    /// What of a card of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that of
+    /// What of a GPU of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that of
     /// libraries, of other processes.
     pub fn outside_bytes(&self, total_bytes: u64) -> u64 {
         total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)

@@ -11,7 +11,7 @@ use thalweg_memory::{
 };
 use thalweg_snapshot::{Recording, SettingValue};
 
-/// The card of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
+/// The GPU of a replay that is not asked whether it fits is so many times as large as what is live at most: no request that makes
 /// sense fails on it. It is not larger than needed, since segments that grow have addresses for all of it.
 const ENDLESS_TIMES: u64 = 64;
 /// It has at least so much.
@@ -78,7 +78,7 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
     Ok(Settings::parse(conf)?.with_policy(policy))
 }
 
-/// Serves `program` under `settings` on a card of `card_bytes`, or on one that is never full. `start` says what is made of the
+/// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `start` says what is made of the
 /// state before the trace. `progress` is told now and then how many steps were served.
 ///
 /// # Errors
@@ -88,14 +88,14 @@ pub fn run(
     program: &RecordedProgram,
     settings: Settings,
     start: StartState,
-    card_bytes: Option<u64>,
+    gpu_bytes: Option<u64>,
     progress: impl FnMut(usize),
 ) -> Result<ReplayFigures, String> {
     if settings.backend() == Backend::CudaMallocAsync {
-        return estimate(program, card_bytes, progress);
+        return estimate(program, gpu_bytes, progress);
     }
-    // On a card without end there is nothing to learn from what was asked for in vain.
-    let mut replay = begin(program, settings, start, card_bytes, card_bytes.is_some());
+    // On a GPU without end there is nothing to learn from what was asked for in vain.
+    let mut replay = begin(program, settings, start, gpu_bytes, gpu_bytes.is_some());
     let (reserved, out_of_memory) = serve(&mut replay, progress)?;
     let statistics = replay.allocator().memory_stats();
     let statistic = |key: &str| {
@@ -120,23 +120,23 @@ fn begin(
     program: &RecordedProgram,
     settings: Settings,
     start: StartState,
-    card_bytes: Option<u64>,
+    gpu_bytes: Option<u64>,
     attempts: bool,
 ) -> Replay<'_> {
-    let card_bytes = card_bytes.unwrap_or_else(|| endless_bytes(program));
-    let upstream = Arc::new(ReplayUpstream::scripted(program, card_bytes));
+    let gpu_bytes = gpu_bytes.unwrap_or_else(|| endless_bytes(program));
+    let upstream = Arc::new(ReplayUpstream::scripted(program, gpu_bytes));
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
     let replay = Replay::without_tags(program, allocator, upstream).starting_with(start);
     if attempts { replay.with_attempts() } else { replay }
 }
 
-/// A card that is never full.
+/// A GPU that is never full.
 fn endless_bytes(program: &RecordedProgram) -> u64 {
     let needed = program.peak_live_bytes().saturating_mul(ENDLESS_TIMES).max(program.recorded_bytes());
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
 
-/// Whether the program runs to its end on a card, with what it asked for in vain; and what it reserves at most.
+/// Whether the program runs to its end on a GPU, with what it asked for in vain; and what it reserves at most.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -144,9 +144,9 @@ pub(super) fn fits(
     program: &RecordedProgram,
     settings: Settings,
     start: StartState,
-    card_bytes: Option<u64>,
+    gpu_bytes: Option<u64>,
 ) -> Result<(bool, u64), String> {
-    let mut replay = begin(program, settings, start, card_bytes, true);
+    let mut replay = begin(program, settings, start, gpu_bytes, true);
     match replay.run() {
         Ok(()) => Ok((true, replay.figures().reserved_peak_bytes)),
         Err(error) => out_of_memory(&error).map(|()| (false, replay.figures().reserved_peak_bytes)),
@@ -224,7 +224,7 @@ fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
 /// What can be said of the driver's own allocator: its peak, and nothing of its calls.
 fn estimate(
     program: &RecordedProgram,
-    card_bytes: Option<u64>,
+    gpu_bytes: Option<u64>,
     progress: impl FnMut(usize),
 ) -> Result<ReplayFigures, String> {
     let mut replay = stream_ordered_estimate(program, endless_bytes(program));
@@ -237,7 +237,7 @@ fn estimate(
         driver_allocations: 0,
         driver_frees: 0,
         retries: 0,
-        out_of_memory: out_of_memory || card_bytes.is_some_and(|card| peak_reserved_bytes > card),
+        out_of_memory: out_of_memory || gpu_bytes.is_some_and(|gpu| peak_reserved_bytes > gpu),
         address_mismatches: 0,
         is_estimate: true,
         reserved: thin(reserved, program),

@@ -59,7 +59,7 @@ pub struct ReplayUpstream {
     /// What is out, in segments and pages.
     taken_bytes: AtomicU64,
     total_bytes: u64,
-    /// Whether more may be taken than there is: while the state before the trace is made, which was on another card.
+    /// Whether more may be taken than there is: while the state before the trace is made, which was on another GPU.
     is_endless: AtomicBool,
 }
 

@@ -36,7 +36,7 @@ fn device(device: &DevicePage) -> Value {
         "findings": device.findings,
         "stages": device.stages.iter().map(stage).collect::<Vec<_>>(),
         "settings": device.settings,
-        "cardBytes": device.card_bytes,
+        "gpuBytes": device.gpu_bytes,
     })
 }
 

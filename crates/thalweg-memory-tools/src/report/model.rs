@@ -64,8 +64,8 @@ pub struct DevicePage {
     pub figures: Vec<Figure>,
     /// Sentences for people: what ate the memory, what to change, what the page cannot know.
     pub findings: Vec<String>,
-    /// The size of the card, in bytes, if it is known: a line in the chart.
-    pub card_bytes: Option<u64>,
+    /// The size of the GPU, in bytes, if it is known: a line in the chart.
+    pub gpu_bytes: Option<u64>,
     /// The stages that the program marked.
     pub stages: Vec<StageRow>,
     /// How the allocator was set when this was recorded: names and values.

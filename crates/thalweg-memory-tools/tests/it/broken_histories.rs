@@ -146,7 +146,7 @@ fn replay(recording: &Recording) {
         summarise(recording, device);
         lives(recording, device);
         let Ok(program) = RecordedProgram::from_recording(recording, device) else { continue };
-        for (policy, conf, is_recorded, card) in [
+        for (policy, conf, is_recorded, gpu) in [
             (Policy::PyTorch, "", true, None),
             (Policy::PyTorch, "", true, Some(1 << 29)),
             (Policy::PyTorch, "expandable_segments:True", false, Some(1 << 30)),
@@ -154,7 +154,7 @@ fn replay(recording: &Recording) {
             (Policy::Thalweg, "expandable_segments:True", false, None),
         ] {
             let settings = what_if::settings(policy, conf).expect("they are settings");
-            let _ = Forecast::of(&program, &settings, is_recorded, card, |_| {});
+            let _ = Forecast::of(&program, &settings, is_recorded, gpu, |_| {});
         }
     }
 }

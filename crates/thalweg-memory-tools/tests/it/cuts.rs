@@ -17,18 +17,18 @@ fn cut(name: &str, percent: usize) -> RecordedProgram {
     RecordedProgram::from_recording(&recording, 0).expect("the rest is whole")
 }
 
-/// The settings that a search without a card tries.
+/// The settings that a search without a GPU tries.
 fn confs() -> Vec<&'static str> {
     CANDIDATES.iter().copied().filter(|conf| !conf.contains("garbage")).collect()
 }
 
-fn forecast(program: &RecordedProgram, conf: &str, card: Option<u64>) -> Forecast {
+fn forecast(program: &RecordedProgram, conf: &str, gpu: Option<u64>) -> Forecast {
     let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
-    Forecast::of(program, &settings, conf.is_empty(), card, |_| {}).expect("want of memory is no error")
+    Forecast::of(program, &settings, conf.is_empty(), gpu, |_| {}).expect("want of memory is no error")
 }
 
-fn forecasts(program: &RecordedProgram, card: Option<u64>) -> Vec<Forecast> {
-    confs().into_iter().map(|conf| forecast(program, conf, card)).collect()
+fn forecasts(program: &RecordedProgram, gpu: Option<u64>) -> Vec<Forecast> {
+    confs().into_iter().map(|conf| forecast(program, conf, gpu)).collect()
 }
 
 /// What the whole came to under each setting: PyTorch's own figure where there is one.
@@ -86,7 +86,7 @@ fn nothing_is_claimed_of_what_was_lost() {
     assert!(saved >= 6, "{saved}");
 }
 
-/// A card that is smaller than what was reserved when the trace begins is a card like others: the program dies on it or not.
+/// A GPU that is smaller than what was reserved when the trace begins is a GPU like others: the program dies on it or not.
 #[test]
 fn a_card_smaller_than_the_beginning_is_answered() {
     let program = cut("gpt_train", 60);
@@ -99,7 +99,7 @@ fn a_card_smaller_than_the_beginning_is_answered() {
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
         found.find_card(&program, &settings).expect("want of memory is no error");
-        let enough = found.fits_from_bytes.expect("some card is enough");
+        let enough = found.fits_from_bytes.expect("some GPU is enough");
         assert!(enough >= found.least_reserved_bytes.min(program.least_reserved_bytes(&settings)), "{conf}");
         assert!(enough < recorded, "{conf}: what is cached can go back");
         assert_eq!(forecast(&program, conf, Some(enough)).out_of_memory(), Answer::No, "{conf}");
@@ -107,7 +107,7 @@ fn a_card_smaller_than_the_beginning_is_answered() {
     }
 }
 
-/// Of a whole program the smallest card is one on which it really runs.
+/// Of a whole program the smallest GPU is one on which it really runs.
 #[test]
 fn the_smallest_card_is_found() {
     for (name, conf) in [("gpt_train", ""), ("gpt_train", "expandable_segments:True"), ("resnet_sizes", "")] {
@@ -115,8 +115,8 @@ fn the_smallest_card_is_found() {
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
         found.find_card(&program, &settings).expect("want of memory is no error");
-        let enough = found.fits_from_bytes.expect("some card is enough");
-        let dies = |card| forecast(&program, conf, Some(card)).out_of_memory() == Answer::Yes;
+        let enough = found.fits_from_bytes.expect("some GPU is enough");
+        let dies = |gpu| forecast(&program, conf, Some(gpu)).out_of_memory() == Answer::Yes;
         assert!(!dies(enough) && dies(enough / 100 * 97), "{name} {conf}: {enough}");
     }
 }

@@ -23,8 +23,8 @@ const KINDS: [Kind; 4] = [
 ];
 
 /// What PyTorch would do with a program.
-fn run(program: &[Op], conf: &Conf, driver: Driver, card: u64, fraction: f64) -> Oracle {
-    let mut oracle = Oracle::new(conf, driver, card, fraction);
+fn run(program: &[Op], conf: &Conf, driver: Driver, gpu: u64, fraction: f64) -> Oracle {
+    let mut oracle = Oracle::new(conf, driver, gpu, fraction);
     oracle.run(program);
     oracle
 }

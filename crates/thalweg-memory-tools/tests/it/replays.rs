@@ -13,7 +13,7 @@ use thalweg_snapshot::{Action, Event, Recording};
 
 use crate::traces::{self, Truth};
 
-/// The card that the traces were recorded on.
+/// The GPU that the traces were recorded on.
 const TOTAL_BYTES: u64 = 85_017_493_504;
 
 /// The figures that a row of PyTorch's native allocator is compared by.

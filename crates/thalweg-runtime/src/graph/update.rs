@@ -1,6 +1,6 @@
 //! Another capture for the same executable: told to it where it can be, instantiated again where it cannot.
 //!
-//! To instantiate a graph costs a card several microseconds a node. Where the shape of the graph is the same, an executable can
+//! To instantiate a graph costs a GPU several microseconds a node. Where the shape of the graph is the same, an executable can
 //! be told what is different, for less: all of it at once, or single kernels. Which is possible and which is cheapest is
 //! decided here, in this order:
 //!

@@ -1,7 +1,7 @@
 //! Addresses apart from memory: the driver's virtual memory as the allocators ask for it.
 //!
 //! These calls are allowed in every capture and are a part of none, so nothing is wrapped here. A page is one piece of
-//! physical memory, made so that it can be shared with another process, and registered with a network card (GPUDirect RDMA), where
+//! physical memory, made so that it can be shared with another process, and registered with a network adapter (GPUDirect RDMA), where
 //! the device can do that, as plain memory can: making it so costs nothing, and memory that was made otherwise never can.
 
 use std::sync::PoisonError;
@@ -28,7 +28,7 @@ impl DriverUpstream {
                 .map_err(|error| (mapped, error))?;
             mapped += page_bytes;
         }
-        // One call for all: on a card it costs half of what a call a page does.
+        // One call for all: on a GPU it costs half of what a call a page does.
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         for device in std::iter::once(self.device).chain(peers.iter().copied()) {
             self.driver
@@ -67,7 +67,7 @@ impl VirtualMemory for DriverUpstream {
         // The lock is held meanwhile: once the page is gone, its number may be another's.
         let mut descriptors = lock(&self.descriptors);
         self.driver.physical_release(PhysicalHandle::from_raw(page.raw())).map_err(upstream_error)?;
-        // An exported file keeps the memory alive on a card.
+        // An exported file keeps the memory alive on a GPU.
         if descriptors.remove(&page).is_some() {
             self.serial.fetch_add(1, Ordering::Relaxed);
         }

@@ -114,7 +114,7 @@ impl Buffer {
 
 impl Device {
     /// Opens memory of this device that another process shared (`getIpcDevPtr`), or finds it open already. May block. The
-    /// buffer there must still live. A card does not open plain memory of the process itself, and the simulator opens no
+    /// buffer there must still live. A GPU does not open plain memory of the process itself, and the simulator opens no
     /// memory of others.
     ///
     /// The bytes may come from anywhere: what is no handle, or stands for memory that is gone or elsewhere, is an error, and so
@@ -128,7 +128,7 @@ impl Device {
         let decoded =
             MemoryHandle::decode(bytes).map_err(|error| Error::invalid(format!("{self}: {error}")))?;
         let memory = self.allocator().open_shared(&decoded).map_err(|error| {
-            let advice = "whoever shared it, another process on a card and this one on a simulated device, must still \
+            let advice = "whoever shared it, another process on a GPU and this one on a simulated device, must still \
                           have it, on this device";
             in_context(self, error, format!("{self}: opening {size_bytes} bytes that were shared ({advice})"))
         })?;

@@ -94,7 +94,7 @@ fn a_region_without_obstacles_runs_and_is_counted() {
     };
     assert_eq!(*report.counts(), expected);
     assert_eq!(report.counts().commands(), 5);
-    assert_eq!(report.savings(), None, "the simulator measures no card");
+    assert_eq!(report.savings(), None, "the simulator measures no GPU");
     assert!(!stream.is_capturing().unwrap());
     assert_eq!(read(&stream, &buffer), [7.0], "the region ran, once");
 }

@@ -1,4 +1,4 @@
-//! Work that fails later. All on simulated devices: a card's context would be lost to the tests that follow.
+//! Work that fails later. All on simulated devices: a GPU's context would be lost to the tests that follow.
 
 use thalweg_driver::DevicePointer;
 use thalweg_runtime::{Buffer, CaptureOptions, Device, Environment, Error, Graph, Label, Stream};

@@ -1,4 +1,4 @@
-//! Memory that is shared: within one process as the simulator does it, and with another process as a card does.
+//! Memory that is shared: within one process as the simulator does it, and with another process as a GPU does.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -290,7 +290,7 @@ fn child_process_that_opens() {
     }
 }
 
-/// On a card both processes see both kinds of memory. The simulator answers `NotSupported` to the other process.
+/// On a GPU both processes see both kinds of memory. The simulator answers `NotSupported` to the other process.
 #[test]
 fn another_process_opens_the_memory_of_a_card() {
     let device = device();

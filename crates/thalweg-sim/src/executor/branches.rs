@@ -17,7 +17,7 @@ use crate::objects::graph::Node;
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
 
-/// How often a node may run its body in one launch. A card would go on for ever.
+/// How often a node may run its body in one launch. A GPU would go on for ever.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 /// The value that a node reads. Each executable has its own.
@@ -135,7 +135,7 @@ impl Executor {
             Conditional::While if value != 0 && round.number == MOST_ROUNDS => {
                 let detail = format!(
                     "`{}`: the body of a while node has run {MOST_ROUNDS} times in one launch, and its condition is \
-                     still {value}: a card would run it for ever",
+                     still {value}: a GPU would run it for ever",
                     branch.label
                 );
                 self.lose(&[branch.device], &Refusal::new(Code::LaunchTimeout, detail));

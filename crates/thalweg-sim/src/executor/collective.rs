@@ -2,7 +2,7 @@
 //!
 //! A rank's part is a command of its stream. It *arrives* when its stream reaches it, and then it is neither complete nor
 //! ready: it holds its stream up. When all parts of a *meeting* have arrived, one command runs in the place of the first, over
-//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a card's may be: who relies
+//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a GPU's may be: who relies
 //! on a broadcast's root, or on a sender, that does not wait finds out here.
 //!
 //! # What goes wrong

@@ -1,4 +1,4 @@
-//! Faults on request: what a card does on a bad day, at a place in the run that the caller chooses.
+//! Faults on request: what a GPU does on a bad day, at a place in the run that the caller chooses.
 //!
 //! A fault is *fair*: it is something that CUDA may answer to this very call, with the code that CUDA has for it, and it
 //! leaves the machine in the state in which CUDA would. So what a program must keep under each is not a matter of taste:

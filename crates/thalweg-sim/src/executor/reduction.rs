@@ -1,7 +1,7 @@
 //! The arithmetic of collectives: from what the ranks gave to what each gets.
 //!
 //! Elements are reduced in the order of the ranks, so the result is the same in every run. Floats of 16 bits are reduced in 32
-//! bits and rounded once; a card may round in between, and its order is its own. The inputs are copies, so a rank may get its
+//! bits and rounded once; a GPU may round in between, and its order is its own. The inputs are copies, so a rank may get its
 //! result where its input was.
 
 use half::{bf16, f16};

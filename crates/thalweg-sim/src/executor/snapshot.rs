@@ -1,6 +1,6 @@
 //! A kernel that reads early and writes late.
 //!
-//! Two kernels on a card overlap: both may read before either writes, and one update is lost. One command at a time never
+//! Two kernels on a GPU overlap: both may read before either writes, and one update is lost. One command at a time never
 //! shows that. So a controlled machine can run a kernel that updates memory in two halves: at its beginning it takes a copy
 //! of all that the kernel declares, and at its end the kernel works on the copy, and the bytes that it changed go to the
 //! real memory. In between other commands run.

@@ -2,7 +2,7 @@
 //!
 //! A pool takes segments from its device and divides them. An allocation has its addresses at once and its memory in stream
 //! order; a free is a command without work, and when it is reached the memory is free in the pool again. Until then it
-//! stays touchable, as on a card.
+//! stays touchable, as on a GPU.
 //!
 //! Invariants: a pool's free ranges and its allocations make up its segments exactly, and its usage says how much; a destroyed pool has at least one
 //! allocation, and goes with the last.

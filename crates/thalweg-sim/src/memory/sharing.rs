@@ -2,9 +2,9 @@
 //!
 //! What is exported is a *token*: which process, which machine, and a number that the machine gives a meaning. A file
 //! descriptor is an anonymous file with the token in it, a fabric or an IPC handle is the token itself. So the logic above
-//! can be run in one process as on a card in two. Another process, or another machine, has no such memory and says so.
+//! can be run in one process as on a GPU in two. Another process, or another machine, has no such memory and says so.
 //!
-//! Unlike on a card, an exported file does not keep the memory alive: a handle or a mapping does.
+//! Unlike on a GPU, an exported file does not keep the memory alive: a handle or a mapping does.
 
 use std::fs::File;
 use std::io::Write;
@@ -257,7 +257,7 @@ impl Memory {
         self.area.release(Range { start: offset, bytes });
     }
 
-    /// Memory that somebody has open cannot be freed. (On a card that is undefined.)
+    /// Memory that somebody has open cannot be freed. (On a GPU that is undefined.)
     pub(crate) fn check_not_open(&self, origin: u64) -> CallResult<()> {
         match self.opened.iter().find(|(_, opened)| opened.origin == origin) {
             Some((address, _)) => Err(Refusal::new(

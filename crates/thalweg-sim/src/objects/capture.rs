@@ -358,7 +358,7 @@ impl MachineState {
         }
     }
 
-    /// Whether a capture that is ended now gives a graph. (A card, too, ends the capture when the wrong thread asks.)
+    /// Whether a capture that is ended now gives a graph. (A GPU, too, ends the capture when the wrong thread asks.)
     fn verdict(&self, capture: &Capture) -> CallResult<()> {
         if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
             return Err(Refusal::new(

@@ -37,7 +37,7 @@ impl MachineState {
         let Image::Host(code) = image else {
             return Err(Refusal::new(
                 Code::InvalidImage,
-                "a simulated device runs host functions (Image::Host); machine code and PTX need a card",
+                "a simulated device runs host functions (Image::Host); machine code and PTX need a GPU",
             ));
         };
         Ok(self.modules.insert(Module { device, code: code.clone(), functions: Vec::new() }))

@@ -2,7 +2,7 @@
 //!
 //! On a capturing stream an allocation is a node and so is a free. The address is known at once and is the same in every
 //! launch. Here the memory behind it is taken when it is captured and belongs to the graph and its executables until the
-//! last of them is gone and its launches are over: the nodes say who comes after whom, and move no bytes. (A card gives
+//! last of them is gone and its launches are over: the nodes say who comes after whom, and move no bytes. (A GPU gives
 //! graphs memory from a pool of its own, and shares it between graphs that do not run at once.)
 //!
 //! Invariant: an address of a graph is an allocation of a pool for as long as the graph is listed here.

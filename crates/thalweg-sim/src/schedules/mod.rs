@@ -11,7 +11,7 @@
 //! - [`Random`] and [`PriorityChange`] explore, from a seed; [`RoundRobin`] is fair.
 //! - [`Replay`] repeats a trace. [`Exhaustive`] goes through all runs of a small program.
 //!
-//! Schedules see commands and threads, never the program's data: they cannot know more than a card's hardware does.
+//! Schedules see commands and threads, never the program's data: they cannot know more than a GPU's hardware does.
 
 mod exhaustive;
 mod priority;

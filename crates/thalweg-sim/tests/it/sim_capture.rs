@@ -99,7 +99,7 @@ fn a_graph_launch_is_one_piece_of_its_stream() {
     append(&driver, other, value, 3);
     gate.open();
     assert_eq!(read(&driver, other, value), 123);
-    // A card refuses to launch a graph into a capture, and so does the simulator.
+    // A GPU refuses to launch a graph into a capture, and so does the simulator.
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
     assert_eq!(code(driver.graph_launch(executable, stream)), Code::StreamCaptureUnsupported);
     assert_eq!(code(driver.stream_end_capture(stream)), Code::StreamCaptureInvalidated);

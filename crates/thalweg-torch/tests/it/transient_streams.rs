@@ -1,4 +1,4 @@
-//! Streams that PyTorch did not make, whose owners destroy them without a word: a card's driver does not survive it to be named one
+//! Streams that PyTorch did not make, whose owners destroy them without a word: a GPU's driver does not survive it to be named one
 //! then, and the simulated one counts.
 
 use std::sync::Arc;

@@ -10,8 +10,8 @@
 //! The answers come as tables, as one HTML page with charts, and as JSON lines: the same figures in all three. Each part states
 //! what must hold; the exit status says whether it does.
 //!
-//! On the simulated GPU the host computes what a card would: its times compare ways of submitting work on this host, and say
-//! nothing of a card.
+//! On the simulated GPU the host computes what a GPU would: its times compare ways of submitting work on this host, and say
+//! nothing of a GPU.
 
 mod allocations;
 mod chart;

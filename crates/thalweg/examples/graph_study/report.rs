@@ -90,7 +90,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether it tells times, which the simulated GPU's are not a card's.
+    /// Whether it tells times, which the simulated GPU's are not a GPU's.
     pub fn is_of_times(&self) -> bool {
         let mut figures = self.rows.iter().flat_map(|row| &row.figures);
         figures.any(|figure| figure.unit == Unit::Microseconds)

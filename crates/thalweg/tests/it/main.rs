@@ -55,7 +55,7 @@ fn digits_repeats_its_losses_captured_or_not() {
     assert!(first.starts_with("device: "), "the first line names the device:\n{first}");
     let memory = line(&first, "memory: peak allocated ");
     if first.contains(", simulated, ") {
-        // Pages are few, so it is the same on a card.
+        // Pages are few, so it is the same on a GPU.
         let (_, reserved) = memory.split_once(", ").expect("the line has two figures");
         let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
         let readme = readme.expect("it is text");

@@ -157,14 +157,14 @@ class Chart {
   }
 
   drawCard(context) {
-    const { cardBytes } = this.page.device;
-    if (cardBytes === null) return;
-    const y = this.toY(cardBytes);
+    const { gpuBytes } = this.page.device;
+    if (gpuBytes === null) return;
+    const y = this.toY(gpuBytes);
     context.fillStyle = css(this.page.theme.bad);
     context.fillRect(this.plot.left, y - 1, this.plot.width, 1.5);
     context.textAlign = "left";
     context.textBaseline = "bottom";
-    context.fillText(`the card: ${bytesText(cardBytes)}`, this.plot.left + 6, y - 3);
+    context.fillText(`the GPU: ${bytesText(gpuBytes)}`, this.plot.left + 6, y - 3);
   }
 
   /** Draws a curve in steps, as bars: a path of a thousand corners takes many times as long. */

@@ -180,8 +180,8 @@ class Page {
   get wholeHeight() {
     const curves = this.device.curves.map((curve) => curve.bytes.reduce((most, bytes) => Math.max(most, bytes), 0));
     const most = Math.max(this.profile.peakLive, this.profile.peakReserved, ...curves, 1);
-    const card = this.device.cardBytes;
-    return Math.max(most, card !== null && card < 1.5 * most ? card : 0) * 1.05;
+    const gpu = this.device.gpuBytes;
+    return Math.max(most, gpu !== null && gpu < 1.5 * most ? gpu : 0) * 1.05;
   }
 
   showAll() {

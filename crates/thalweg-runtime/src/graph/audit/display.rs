@@ -60,7 +60,7 @@ impl Audit {
         match &self.savings {
             Some(savings) => format!("Predicted: {savings}."),
             None if self.is_simulated => {
-                "What a graph would save is measured on a card; the simulator only counts.".to_owned()
+                "What a graph would save is measured on a GPU; the simulator only counts.".to_owned()
             }
             None => "No savings: the region submits nothing.".to_owned(),
         }

@@ -86,7 +86,7 @@ impl Audit {
         &self.counts
     }
 
-    /// What a graph would save; `None` on the simulator, whose times are not a card's, and for a region that submits nothing.
+    /// What a graph would save; `None` on the simulator, whose times are not a GPU's, and for a region that submits nothing.
     pub fn savings(&self) -> Option<&Savings> {
         self.savings.as_ref()
     }
@@ -100,7 +100,7 @@ impl Audit {
 /// Runs a region once, eagerly, and tells what stands in the way of `Graph::capture` with the same options. A pool among the options
 /// is not used: the region allocates like any other.
 ///
-/// *Blocks* until the device is idle, before and after the region. On a card it then measures what a replay costs.
+/// *Blocks* until the device is idle, before and after the region. On a GPU it then measures what a replay costs.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] where `Graph::capture` answers so: the stream is the default stream, or captures, or belongs to

@@ -1,4 +1,4 @@
-//! [`Savings`]: what capturing a region would save on a card, predicted from how fast it was submitted.
+//! [`Savings`]: what capturing a region would save on a GPU, predicted from how fast it was submitted.
 //!
 //! ```text
 //! saved = commands × (host time a command) − one replay − staging copies × (host time a command)
@@ -57,7 +57,7 @@ impl SubmissionTimes {
     }
 }
 
-/// What capturing a region would save a run, predicted on a card.
+/// What capturing a region would save a run, predicted on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Savings {
     /// Host time of all the region's commands, one by one.
